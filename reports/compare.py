@@ -1,42 +1,43 @@
-"""Whether two runs differ by more than chance: a block bootstrap over requests, in order of their intended sends.
+"""Whether two runs differ by more than chance: a 95 % interval for each metric of their steady parts.
 
-Neighbouring requests share a queue and a batch, so their latencies are alike, and a bootstrap of single requests would
-be far too sure. Blocks of consecutive requests are drawn instead (Kuensch 1989, without overlap). Their length doubles
-until the means of neighbouring blocks are no longer correlated (lag-1 correlation below 0.2: Law and Carson's batch
-means, 1979), with 20 blocks at least. If they still are with 20, the run drifts, as with a queue that only grows; the
-interval is then too narrow, and the page says so.
+Ramp-up and drain are left out (`steady.py`); how far a figure of what is left would change by chance is estimated from
+the run itself (`spread.py`).
 
-Runs of the same workload (same requests at the same times) are compared in pairs: the same blocks are drawn of both, so
-that what the workload does to both cancels. Other runs are drawn independently. The interval holds the middle 95 % of
-1,000 draws of the difference; draws are seeded, so a page comes out the same each time. Quantiles of a draw come from
-counts in 512 bins per run, at its own quantiles, denser in the tail: 0.4 % of rank, 0.04 % above p90.
+Runs that had the same requests, by position in the workload, are compared in pairs, even if they sent them at other
+times, as closed loops do: the influence values of each request are subtracted, so that what the workload does to both
+cancels. Other runs are independent, and their variances add up. Tokens/s are paired where the sends had the same times,
+in equal parts of the time that both runs were in a steady state.
 
-A metric needs 100 requests in each run, and a quantile ten beyond it.
+A metric needs 100 requests in each run, a quantile ten beyond it, and a steady part of eight mean E2E times; else there
+is no interval. Without a steady part that is long enough, the figures are those of the whole runs. The share of failed
+requests always is.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.reports.figures import at_ranks, quantiles
+from lorrery.reports.figures import quantiles
 from lorrery.reports.requests import Requests
+from lorrery.reports.spread import degrees_of_difference, influence, spread, student
+from lorrery.reports.steady import LEAST_E2E, Steady, steady
+from lorrery.reports.timeline import tokens_between
 
-__all__ = ["Difference", "compare", "is_same_workload"]
+__all__ = ["Comparison", "Difference", "compare"]
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
-NUM_DRAWS = 1000
 FEWEST = 100
-_FEWEST_BLOCKS, _MOST_BLOCKS = 20, 200
-_CORRELATED = 0.2
-_RANKS = np.concatenate([np.linspace(0, 0.9, 256, endpoint=False), np.linspace(0.9, 1, 257)])
-_NUM_TIMES = 200
-"""Parts of a run's duration, for its throughput."""
-_SAME_DURATION = 0.02
-"""Share by which the durations of runs may differ whose throughput is compared in pairs."""
+_MOST_COSINES = 12
+_E2E_PER_COSINE = 2.0
+"""Half a period of the fastest cosine is at least so many mean E2E times."""
+_NUM_TIMES = 240
+"""Parts of the steady time, for throughput."""
+_SAME_TIME = 1e-5
+"""Seconds by which sends at the same time differ at most: files have microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,22 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """What two runs differ by.
+
+    Attributes:
+        parts: steady part of each; None: one of them has none that is long enough.
+        same_requests: whether the runs had the same requests.
+        same_times: and sent them at the same times.
+    """
+
+    differences: list[Difference]
+    parts: tuple[Steady, Steady] | None
+    same_requests: bool
+    same_times: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Series:
     """A value of each request, and what is computed of it: by name the level of a quantile, or None for the mean."""
 
@@ -82,183 +99,162 @@ class _Series:
     statistics: Mapping[str, float | None]
 
 
-_SERIES = (
+_LATENCIES = (
     _Series("TTFT", "s", lambda run: run.ttft, {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}),
     _Series("TPOT", "s", lambda run: run.tpot, {"p50": 0.5, "p99": 0.99}),
     _Series("E2E", "s", lambda run: run.e2e, {"p50": 0.5, "p99": 0.99}),
     _Series("queue", "s", lambda run: np.where(run.completed, run["queue_seconds"], np.nan), {"mean": None}),
-    _Series("failed", "%", lambda run: np.where(run.failed, 100.0, 0.0), {"requests": None}),
 )
+_FAILED = _Series("failed", "%", lambda run: np.where(run.failed, 100.0, 0.0), {"requests": None})
 
 
-def is_same_workload(base: Requests, other: Requests) -> bool:
-    """Tell whether two runs had the same requests at the same intended times."""
-    return (
-        len(base) == len(other)
-        and bool(np.array_equal(base["prompt_tokens"], other["prompt_tokens"]))
-        and bool(np.allclose(base["intended_seconds"], other["intended_seconds"], rtol=0, atol=1e-5, equal_nan=True))
-    )
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run, with what of it counts.
+
+    Attributes:
+        rows: of the requests that count, in order of their sends, or of the other run's.
+        cosines: for its spread; 0: it is too short to tell.
+    """
+
+    requests: Requests
+    rows: npt.NDArray[np.int64]
+    cosines: int
 
 
-def compare(base: Requests, other: Requests) -> list[Difference]:
+def compare(base: Requests, other: Requests) -> Comparison:
     """Compare each metric of two runs."""
-    paired = is_same_workload(base, other)
-    found = [_throughput(base, other, paired=paired)]
-    for series in _SERIES:
-        found += _compare(series, base, other, paired=paired)
+    parts = steady(base), steady(other)
+    place = _same_requests(base, other)
+    same_times = place is not None and _same_times(base, other, place)
+    whole = _runs(base, other, place, None, None)
+    if parts[0] is None or parts[1] is None or min(one.lengths for one in parts if one) < LEAST_E2E:
+        found, both, counted = [_whole_throughput(base, other)], None, whole
+    else:
+        both = parts[0], parts[1]
+        found, counted = [_throughput(base, other, *both, paired=same_times)], _runs(base, other, place, *both)
+    for series in _LATENCIES:
+        found += _compare(series, *counted, paired=place is not None)
+    cosines = 0 if both is None else min(_num_cosines(one) for one in both)
+    found += _compare(_FAILED, *(replace(one, cosines=cosines) for one in whole), paired=place is not None)
     kept = [one for one in found if not (np.isnan(one.base) and np.isnan(one.other))]
-    return [one for one in kept if not (one.unit == "%" and one.base == one.other == 0)]
+    kept = [one for one in kept if not (one.unit == "%" and one.base == one.other == 0)]
+    return Comparison(kept, both, place is not None, same_times)
 
 
-def _compare(series: _Series, base: Requests, other: Requests, *, paired: bool) -> list[Difference]:
-    each = series.values(base), series.values(other)
+def _same_requests(base: Requests, other: Requests) -> npt.NDArray[np.int64] | None:
+    """Find the row of each of the first run's requests in the second one; None: they had not the same requests.
+
+    The same have the same index, prompt length, adapter and, where both completed, output length.
+    """
+    if len(base) != len(other):
+        return None
+    place = np.arange(len(base))
+    if base.has("index") and other.has("index"):
+        place = np.empty(len(base), np.int64)
+        place[np.argsort(base["index"], kind="stable")] = np.argsort(other["index"], kind="stable")
+        if not np.array_equal(base["index"], other["index"][place]):
+            return None
+    completed = base.completed & other.completed[place]
+    adapters = [np.array(run.names["adapter_id"])[run.codes["adapter_id"]] for run in (base, other)]
+    are_same = (
+        np.array_equal(base["prompt_tokens"], other["prompt_tokens"][place])
+        and np.array_equal(base["output_tokens"][completed], other["output_tokens"][place][completed])
+        and np.array_equal(adapters[0], adapters[1][place])
+    )
+    return place if are_same else None
+
+
+def _same_times(base: Requests, other: Requests, place: npt.NDArray[np.int64]) -> bool:
+    times = base["intended_seconds"], other["intended_seconds"][place]
+    return bool(np.allclose(*times, rtol=0, atol=_SAME_TIME, equal_nan=True))
+
+
+def _num_cosines(part: Steady) -> int:
+    return min(_MOST_COSINES, int(part.lengths / _E2E_PER_COSINE))
+
+
+def _runs(
+    base: Requests, other: Requests, place: npt.NDArray[np.int64] | None, first: Steady | None, second: Steady | None
+) -> tuple[_Run, _Run]:
+    """Choose what counts: the steady part of each run; in pairs what is in both."""
+    which = [np.ones(len(run), np.bool_) if one is None else one.sent for run, one in ((base, first), (other, second))]
+    cosines = [0 if one is None else _num_cosines(one) for one in (first, second)]
+    if place is None:
+        rows = [np.flatnonzero(one) for one in which]
+    else:
+        common = np.flatnonzero(which[0] & which[1][place])
+        rows, cosines = [common, place[common]], [min(cosines)] * 2
+    return _Run(base, rows[0], cosines[0]), _Run(other, rows[1], cosines[1])
+
+
+def _compare(series: _Series, base: _Run, other: _Run, *, paired: bool) -> list[Difference]:
+    each = [series.values(run.requests)[run.rows] for run in (base, other)]
     known = [one[np.isfinite(one)] for one in each]
-    both = np.isfinite(each[0]) & np.isfinite(each[1]) if paired else np.empty(0, np.bool_)
-    is_equal = paired and len(known[0]) == len(known[1]) and np.array_equal(each[0][both], each[1][both])
-    drawn: tuple[_Draws, _Draws] | None = None
+    is_equal = paired and np.array_equal(each[0], each[1], equal_nan=True)
     found = []
     for name, level in series.statistics.items():
         shown = [_statistic(values, level) for values in known]
         result = Difference(f"{series.name} {name}", series.unit, True, shown[0], shown[1])
         fewest = FEWEST if level is None else max(FEWEST, round(10 / (1 - level)))
         if min(map(len, known)) < fewest:
-            found.append(_with(result, doubt=f"fewer than {fewest:,} requests"))
+            found.append(replace(result, doubt=f"fewer than {fewest:,} requests"))
         elif is_equal:
-            found.append(_with(result, low=0.0, high=0.0))
+            found.append(replace(result, low=0.0, high=0.0))
+        elif min(base.cosines, other.cosines) == 0:
+            found.append(replace(result, doubt="too short"))
         else:
-            trend = np.where(both, each[1] - each[0], np.nan) if paired else None
-            drawn = drawn or _draw_both(each, trend)
-            found.append(_judged(result, drawn, level))
+            influences = [influence(one, level)[1] for one in each]
+            found.append(_judged(result, (influences[0], influences[1]), (base.cosines, other.cosines), paired=paired))
     return found
 
 
-def _throughput(base: Requests, other: Requests, *, paired: bool) -> Difference:
-    """Compare output tokens per second, by equal parts of each run's duration."""
-    shown, series = [], []
-    for run in (base, other):
-        done = run.completed
-        tokens, ends = run["output_tokens"][done], run["last_token_seconds"][done]
-        edges = np.linspace(run.end - run.duration, run.end, _NUM_TIMES + 1)
-        per_second = _NUM_TIMES / run.duration if run.duration > 0 else np.nan
-        shown.append(float(tokens.sum()) / run.duration if run.duration > 0 else np.nan)
-        series.append(np.histogram(ends, edges, weights=tokens)[0] * per_second)
+def _throughput(base: Requests, other: Requests, first: Steady, second: Steady, *, paired: bool) -> Difference:
+    """Compare output tokens per second, by equal parts of the steady time."""
+    spans = [(one.first, one.full_until) for one in (first, second)]
+    cosines = _num_cosines(first), _num_cosines(second)
+    if paired:
+        spans = [(max(first.first, second.first), min(first.full_until, second.full_until))] * 2
+        cosines = min(cosines), min(cosines)
+    rates = []
+    for run, (begin, end) in zip((base, other), spans, strict=True):
+        edges = np.linspace(begin, end, _NUM_TIMES + 1)
+        rates.append(tokens_between(edges, run, ~run.failed) / (edges[1] - edges[0]))
+    result = Difference("output tokens/s", "tokens/s", False, float(rates[0].mean()), float(rates[1].mean()))
+    if min(int(run.completed.sum()) for run in (base, other)) < FEWEST:
+        return replace(result, doubt=f"fewer than {FEWEST:,} requests")
+    if paired and np.array_equal(rates[0], rates[1]):
+        return replace(result, low=0.0, high=0.0)
+    return _judged(result, (rates[0] - rates[0].mean(), rates[1] - rates[1].mean()), cosines, paired=paired)
+
+
+def _whole_throughput(base: Requests, other: Requests) -> Difference:
+    shown = [_tokens_per_second(run) for run in (base, other)]
     result = Difference("output tokens/s", "tokens/s", False, shown[0], shown[1])
-    if min(int(run.completed.sum()) for run in (base, other)) < FEWEST or np.isnan(shown).any():
-        return _with(result, doubt=f"fewer than {FEWEST:,} requests")
-    as_long = abs(base.duration - other.duration) <= _SAME_DURATION * base.duration
-    trend = series[1] - series[0] if paired and as_long else None
-    return _judged(result, _draw_both((series[0], series[1]), trend), None)
+    if min(int(run.completed.sum()) for run in (base, other)) < FEWEST:
+        return replace(result, doubt=f"fewer than {FEWEST:,} requests")
+    return replace(result, doubt="too short")
 
 
-def _judged(result: Difference, drawn: "tuple[_Draws, _Draws]", level: float | None) -> Difference:
-    differences = drawn[1].statistic(level) - drawn[0].statistic(level)
-    low, high = quantiles(differences, 0.025, 0.975)
-    return _with(result, low=low, high=high, doubt="drifts" if drawn[0].drifts or drawn[1].drifts else "")
+def _tokens_per_second(run: Requests) -> float:
+    return float(run["output_tokens"][run.completed].sum()) / run.duration if run.duration > 0 else float("nan")
 
 
-def _draw_both(series: tuple[Floats, Floats], trend: Floats | None) -> "tuple[_Draws, _Draws]":
-    """Draw blocks of two series: the same ones, chosen by their differences' trend, or without one each by itself."""
-    rng = np.random.default_rng(1)
-    if trend is None:
-        first, second = (_Draws(one, *_num_blocks(one), rng) for one in series)
-        return first, second
-    blocks, drifts = _num_blocks(trend)
-    first = _Draws(series[0], blocks, drifts, rng)
-    return first, _Draws(series[1], blocks, drifts, rng, first.draws)
-
-
-class _Draws:
-    """Draws of a series' blocks.
-
-    Attributes:
-        draws: shape (draws, blocks), how often each block is in each draw.
-        drifts: whether even these blocks are like their neighbours.
-    """
-
-    def __init__(
-        self,
-        series: Floats,
-        blocks: int,
-        drifts: bool,
-        rng: np.random.Generator,
-        draws: npt.NDArray[np.float32] | None = None,
-    ) -> None:
-        known = np.isfinite(series)
-        self._values, self._block, self._blocks = series[known], _block_of(len(series), blocks)[known], blocks
-        self.drifts = drifts
-        self.draws = (
-            rng.multinomial(blocks, np.full(blocks, 1 / blocks), NUM_DRAWS).astype(np.float32)
-            if draws is None
-            else draws
-        )
-
-    def statistic(self, level: float | None) -> Floats:
-        """Compute the mean, or a quantile, of each draw; shape (draws,)."""
-        if level is None:
-            counts = np.bincount(self._block, minlength=self._blocks)
-            sums = np.bincount(self._block, weights=self._values, minlength=self._blocks)
-            means: Floats = self.draws @ sums / np.maximum(self.draws @ counts, 1)
-            return means
-        edges, below = self._counted
-        target = level * below[:, -1:]
-        at = (below < target).sum(axis=1).clip(max=len(edges) - 1)
-        rows = np.arange(len(below))
-        under = np.where(at > 0, below[rows, np.maximum(at - 1, 0)], 0.0)
-        inside = (target[:, 0] - under) / np.maximum(below[rows, at] - under, 1e-9)
-        lower = edges[np.maximum(at - 1, 0)]
-        found: Floats = lower + (edges[at] - lower) * inside.clip(0, 1)
-        return found
-
-    @cached_property
-    def _counted(self) -> tuple[Floats, npt.NDArray[np.float32]]:
-        """The bins' upper edges, and of each draw how many values are below each."""
-        edges = at_ranks(np.sort(self._values), _RANKS)
-        edges = edges[np.concatenate(([True], np.diff(edges) > 0))]
-        bins = np.searchsorted(edges, self._values, side="left")
-        table = np.bincount(self._block * len(edges) + bins, minlength=self._blocks * len(edges))
-        each = table.reshape(self._blocks, len(edges)).astype(np.float32)
-        return edges, np.cumsum(self.draws @ each, axis=1)
-
-
-def _with(
-    difference: Difference, *, low: float = float("nan"), high: float = float("nan"), doubt: str = ""
-) -> Difference:
-    one = difference
-    return Difference(one.name, one.unit, one.less_is_better, one.base, one.other, low, high, doubt)
+def _judged(result: Difference, each: tuple[Floats, Floats], cosines: tuple[int, int], *, paired: bool) -> Difference:
+    """Give a difference its interval, from the influence values of both runs."""
+    alone = spread(result.base, each[0], cosines[0]), spread(result.other, each[1], cosines[1])
+    if paired:
+        together = spread(result.other - result.base, each[1] - each[0], min(cosines))
+        variance, degrees = together.variance, together.degrees
+    else:
+        variance, degrees = alone[0].variance + alone[1].variance, degrees_of_difference(*alone)
+    half = student(0.95, degrees) * variance**0.5
+    change = result.other - result.base
+    doubt = "drifts" if alone[0].drifts or alone[1].drifts else ""
+    return replace(result, low=change - half, high=change + half, doubt=doubt)
 
 
 def _statistic(values: Floats, level: float | None) -> float:
     if not len(values):
         return float("nan")
     return float(values.mean() if level is None else quantiles(values, level)[0])
-
-
-def _num_blocks(series: Floats) -> tuple[int, bool]:
-    """Choose how many blocks a series is cut into; and whether even the longest are like their neighbours."""
-    size = len(series)
-    length = max(1, round(size ** (1 / 3)), -(-size // _MOST_BLOCKS))
-    while size // length >= _FEWEST_BLOCKS:
-        means = _block_means(series, size // length)
-        if _lag_one(means[np.isfinite(means)]) < _CORRELATED:
-            return size // length, False
-        length *= 2
-    means = _block_means(series, _FEWEST_BLOCKS)
-    return _FEWEST_BLOCKS, _lag_one(means[np.isfinite(means)]) >= _CORRELATED
-
-
-def _block_of(size: int, blocks: int) -> npt.NDArray[np.int64]:
-    return np.arange(size) * blocks // max(size, 1)
-
-
-def _block_means(series: Floats, blocks: int) -> Floats:
-    known = np.isfinite(series)
-    which = _block_of(len(series), blocks)[known]
-    counts = np.bincount(which, minlength=blocks)
-    with np.errstate(invalid="ignore"):
-        return np.bincount(which, weights=series[known], minlength=blocks) / counts
-
-
-def _lag_one(means: Floats) -> float:
-    centred = means - means.mean() if len(means) else means
-    spread = float((centred * centred).sum())
-    return float((centred[:-1] * centred[1:]).sum()) / spread if spread > 0 else 0.0

@@ -10,10 +10,11 @@ from markupsafe import Markup
 
 from lorrery.chassis.version import VERSION
 from lorrery.reports import chart, run_charts, run_tables
-from lorrery.reports.compare import NUM_DRAWS, Difference, compare, is_same_workload
+from lorrery.reports.compare import Comparison, Difference, compare
 from lorrery.reports.facts import differing, facts, headline, options_of
 from lorrery.reports.read import Run
 from lorrery.reports.scaling_charts import scaling_charts
+from lorrery.reports.steady import LEAST_E2E, LEFT_OUT_E2E, Steady
 from lorrery.reports.sweep import Sweep
 from lorrery.reports.sweep_section import sweep_section
 from lorrery.reports.table import Column, Table, cut
@@ -64,7 +65,6 @@ def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
         facts=[(cut(run.name), facts(run), run_tables.tiles(run)) for run in runs],
         differing=_differing(runs),
         comparisons=[_comparison(runs[0], other) for other in runs[1:]],
-        num_draws=NUM_DRAWS,
         latency=run_charts.latency_charts(runs),
         latency_table=run_tables.latency_table(runs),
         lengths=run_charts.length_charts(runs),
@@ -93,23 +93,44 @@ def _all_options(runs: Sequence[Run]) -> Table:
 
 
 def _comparison(base: Run, other: Run) -> _Comparison:
-    paired = is_same_workload(base.requests, other.requests)
-    method = (
-        "the same requests at the same times, compared in pairs"
-        if paired
-        else "different requests or times, drawn independently"
-    )
-    differences = compare(base.requests, other.requests)
+    compared = compare(base.requests, other.requests)
+    differences = compared.differences
     shares = [_relative(one, bound) for one in differences for bound in (one.low, one.high)]
     limit = min(1.0, max((abs(one) for one in shares if math.isfinite(one)), default=0.0))
     rows = [_row(one, limit) for one in differences]
     notes = []
     if any(one.doubt == "drifts" for one in differences):
         notes.append(
-            "+ latency drifts over the whole run, as with a queue that only grows: even a twentieth of the run is like"
-            " the one before, so the interval is too narrow. Run longer, or at a rate that the cluster keeps up with."
+            "+ drifts over the whole steady part, as with a queue that only grows, or a closed loop whose first wave is"
+            " still felt: a longer run would have another figure. The interval takes the drift for chance, and is wide."
+            " Run longer, or at a rate that the cluster keeps up with."
         )
-    return _Comparison(cut(other.name), method, rows, notes)
+    return _Comparison(cut(other.name), _method(compared), rows, notes)
+
+
+def _method(compared: Comparison) -> str:
+    """Say what was compared, and how."""
+    if compared.same_requests:
+        when = "at the same times" if compared.same_times else "at other times"
+        how = f"the same requests {when}, compared in pairs"
+    else:
+        how = "different requests, compared as independent runs"
+    if compared.parts is None:
+        needed = LEAST_E2E + 2 * LEFT_OUT_E2E
+        return (
+            f"{how}; figures are of the whole runs, and there is no interval: one of them sends for less than"
+            f" {needed:g} mean E2E times, of which ramp-up and drain take {2 * LEFT_OUT_E2E:g}. Run longer"
+        )
+    first, second = (_span(one) for one in compared.parts)
+    spans = first if first == second else f"{first} and {second}"
+    return (
+        f"{how}; figures are of requests sent from {spans}: {LEFT_OUT_E2E:g} mean E2E times at either end are left out,"
+        " as ramp-up and drain. Failures are counted in the whole runs"
+    )
+
+
+def _span(part: Steady) -> str:
+    return f"{chart.seconds(part.first)} to {chart.seconds(part.last)}"
 
 
 def _relative(one: Difference, value: float) -> float:

@@ -25,6 +25,8 @@ PHASES = ("queue_seconds", "adapter_load_seconds", "prefill_seconds", "decode_se
 """Columns whose sum is a request's time in the scheduler. Older files have the first of them only."""
 _TIMES = ("intended_seconds", "sent_seconds", "first_token_seconds", "last_token_seconds", "end_seconds")
 _COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens", "num_requeues")
+_INDEX = "index"
+_DOUBLES = (*_TIMES, _INDEX)
 _NAMES = ("status", "adapter_id", "tenant_id", "worker_id")
 _NEEDED = ("status", *_TIMES, "prompt_tokens", "output_tokens")
 _OK, _INTERRUPTED = "OK", "INTERRUPTED"
@@ -137,7 +139,7 @@ def read_requests(path: Path, warnings: list[str]) -> Requests:
                     f"{path}: no column {', '.join(missing)}; expected what `lorrery load --out` or `lorrery simulate"
                     " --out` writes"
                 )
-            number_names = [*_TIMES, *PHASES, *_COUNTS]
+            number_names = [*_TIMES, *PHASES, *_COUNTS, _INDEX]
             numbers: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in number_names}
             codes: dict[str, list[Ints]] = {name: [] for name in _NAMES}
             names: dict[str, dict[str, int]] = {name: {} for name in _NAMES}
@@ -147,7 +149,7 @@ def read_requests(path: Path, warnings: list[str]) -> Requests:
                 for name in number_names:
                     column = rows.floats(header.index(name)) if name in header else np.full(len(rows), np.nan)
                     column[~np.isfinite(column)] = np.nan
-                    numbers[name].append(column if name in _TIMES else column.astype(np.float32))
+                    numbers[name].append(column if name in _DOUBLES else column.astype(np.float32))
                 for name in _NAMES:
                     column_codes = (
                         rows.codes(header.index(name), names[name])

@@ -21,7 +21,7 @@ from lorrery.reports.figures import quantiles
 from lorrery.reports.requests import Requests
 from lorrery.vocabulary.units import PS_PER_SECOND
 
-__all__ = ["Bins", "StepBins", "read_steps", "timeline"]
+__all__ = ["Bins", "StepBins", "read_steps", "timeline", "tokens_between"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -81,18 +81,11 @@ def timeline(requests: Requests) -> Bins:
     edges = np.linspace(start, end if end > start else start + 1.0, num_bins + 1)
     width = float(edges[1] - edges[0])
     sent, ended = requests["sent_seconds"], requests["end_seconds"]
-    first, last = requests["first_token_seconds"], requests["last_token_seconds"]
+    first = requests["first_token_seconds"]
     admitted = np.minimum(sent + requests["queue_seconds"], ended)
     # Where nobody says when a request was admitted, waiting and running are not told apart.
     told = requests.has("queue_seconds")
     waited_until = np.where(np.isnan(admitted), np.where(np.isnan(first), ended, sent), admitted) if told else sent
-    stops = np.where(np.isnan(last), ended, np.fmin(last, ended))
-    gaps = requests["output_tokens"] - 1
-    has_stream = np.isfinite(first) & np.isfinite(stops) & (stops > first) & (gaps > 0)
-    tokens = _integral(edges, first[has_stream], stops[has_stream], gaps[has_stream] / (stops - first)[has_stream])
-    produced = np.isfinite(first) & (requests["output_tokens"] > 0)
-    at_once = np.where(has_stream, 1.0, requests["output_tokens"])[produced]
-    tokens += np.histogram(first[produced], edges, weights=at_once)[0]
     ttft_at, ttft50, ttft99 = _ttft_over_time(edges, requests)
     arrived = np.isfinite(sent)
     failed = requests.failed & np.isfinite(ended)
@@ -103,11 +96,27 @@ def timeline(requests: Requests) -> Bins:
         running=_integral(edges, waited_until, ended) / width,
         arrivals=np.histogram(sent[arrived], edges)[0] / width,
         failed=np.histogram(ended[failed], edges)[0] / width,
-        output_tokens=tokens / width,
+        output_tokens=tokens_between(edges, requests, np.ones(len(requests), np.bool_)) / width,
         ttft_at=ttft_at - start,
         ttft50=ttft50,
         ttft99=ttft99,
     )
+
+
+def tokens_between(edges: Floats, requests: Requests, which: npt.NDArray[np.bool_]) -> Floats:
+    """Count output tokens of some requests between neighbouring edges, in seconds; shape (edges - 1,).
+
+    The first token of a request comes at its time, the others evenly from then to the last.
+    """
+    first, last, ended = (requests[name] for name in ("first_token_seconds", "last_token_seconds", "end_seconds"))
+    stops = np.where(np.isnan(last), ended, np.fmin(last, ended))
+    gaps = requests["output_tokens"] - 1
+    has_stream = which & np.isfinite(first) & np.isfinite(stops) & (stops > first) & (gaps > 0)
+    tokens = _integral(edges, first[has_stream], stops[has_stream], gaps[has_stream] / (stops - first)[has_stream])
+    produced = which & np.isfinite(first) & (requests["output_tokens"] > 0)
+    at_once = np.where(has_stream, 1.0, requests["output_tokens"])[produced]
+    tokens += np.histogram(first[produced], edges, weights=at_once)[0]
+    return tokens
 
 
 def _integral(edges: Floats, starts: Floats, ends: Floats, heights: Floats | None = None) -> Floats:

@@ -3,7 +3,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from lorrery.reports.compare import compare
 from lorrery.reports.figures import by_length, failures, groups, phases, quantiles
 from lorrery.reports.requests import read_requests
 from lorrery.reports.timeline import read_steps, timeline
@@ -102,57 +101,3 @@ def test_prompt_lengths_fall_into_classes(tmp_path):
     assert 8 <= len(found) <= 12
     assert 1900 < sum(one.count for one in found) <= 2000  # a class of fewer than 20 is left out
     assert all(one.low <= one.high < after.low for one, after in pairwise(found))
-
-
-def by_name(differences):
-    return {one.name: one for one in differences}
-
-
-def test_the_same_run_twice_is_equal_and_a_slower_one_is_higher(tmp_path):
-    base = requests(tmp_path / "a", poisson(1500))
-    assert {one.verdict for one in compare(base, base) if not one.doubt} <= {"equal", "within noise"}
-    assert by_name(compare(base, base))["TTFT p99"].verdict == "equal"
-    slower = by_name(compare(base, requests(tmp_path / "b", poisson(1500, ttft=0.12))))
-    assert slower["TTFT p50"].verdict == "higher"
-    assert slower["TTFT p50"].low < 0.02 * 1.1 < slower["TTFT p50"].high * 1.5
-    assert slower["E2E p50"].other > slower["E2E p50"].base
-
-
-def test_runs_that_differ_by_chance_alone_are_mostly_within_noise(tmp_path):
-    runs = [requests(tmp_path / str(seed), poisson(600, seed=seed)) for seed in range(8)]
-    told = [
-        one.verdict
-        for base, other in zip(runs[::2], runs[1::2], strict=True)
-        for one in compare(base, other)
-        if one.name in ("TTFT mean", "TTFT p50", "TTFT p90") and one.verdict
-    ]
-    assert len(told) == 12
-    assert told.count("within noise") >= 10
-
-
-def test_correlated_requests_make_wider_intervals_than_independent_ones(tmp_path):
-    """A bootstrap of single requests would call this difference certain: both runs are one and the same slow wave."""
-    rng = np.random.default_rng(5)
-    wave = lambda: np.repeat(rng.lognormal(0, 0.8, 50), 40)  # noqa: E731  two draws of it
-    runs = []
-    for number in range(2):
-        times = wave()
-        rows = [row(i, i * 0.1 + number * 0.01, ttft=0.1 * times[i] + 0.06) for i in range(2000)]
-        runs.append(requests(tmp_path / str(number), rows))
-    shuffled = []
-    for number, one in enumerate(runs):
-        ttft = rng.permutation(one.ttft)
-        shuffled.append(
-            requests(tmp_path / f"s{number}", [row(i, i * 0.1 + number * 0.01, ttft=ttft[i]) for i in range(2000)])
-        )
-    width = [by_name(compare(*pair))["TTFT mean"] for pair in (runs, shuffled)]
-    assert width[0].high - width[0].low > 3 * (width[1].high - width[1].low)
-
-
-def test_a_queue_that_only_grows_leaves_a_doubt_and_few_requests_no_interval(tmp_path):
-    growing = [row(i, i * 0.1, ttft=0.1 + 0.01 * i) for i in range(1000)]
-    faster = [row(i, i * 0.1, ttft=0.1 + 0.005 * i) for i in range(1000)]
-    found = by_name(compare(requests(tmp_path / "a", growing), requests(tmp_path / "b", faster)))
-    assert (found["TTFT p50"].verdict, found["TTFT p50"].doubt) == ("lower", "drifts")
-    few = by_name(compare(requests(tmp_path / "c", poisson(50)), requests(tmp_path / "d", poisson(50, seed=2))))
-    assert (few["TTFT p50"].verdict, few["TTFT p50"].doubt) == ("", "fewer than 100 requests")

@@ -118,7 +118,7 @@ def test_several_runs_have_differences_and_what_was_asked_differently(tmp_path, 
         "vtc_fair",
         "c/b",
         "compared in pairs",
-        "drawn independently",
+        "independent runs",
     ):
         assert expected in text
 
