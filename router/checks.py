@@ -49,7 +49,7 @@ def check_text(field: str, text: str, tokenizer: Tokenizer, max_req_input_len: i
     """Check that a text may fit into `max_req_input_len` tokens, by its size alone.
 
     Raises:
-        InvalidRequest: even if it were made of the longest tokens only, it would not fit.
+        NeverFits: even if it were made of the longest tokens only, it would not fit.
     """
     longest = tokenizer.longest_token_bytes
     most = max_req_input_len * longest
@@ -57,12 +57,14 @@ def check_text(field: str, text: str, tokenizer: Tokenizer, max_req_input_len: i
     if 4 * len(text) <= most:
         return
     if (size := len(text.encode())) > most:
-        raise InvalidRequest(
+        raise NeverFits(
             f"{field} has {size} bytes; max_req_input_len is {max_req_input_len} tokens, which are {most} bytes at most"
             f" (the longest token has {longest}); give a shorter one",
             field=field,
             value=size,
             limit=most,
+            least_prompt_tokens=-(-size // longest),
+            max_req_input_len=max_req_input_len,
         )
 
 

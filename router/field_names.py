@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from lorrery.chassis.errors import RequestError
+from lorrery.chassis.errors import InjectedFault, NeverFits, RequestError
+from lorrery.router.context_length import FAULT_STATUS, as_vllm_tells, fault_as_vllm_tells
 
 EMPTY = "prompt is empty; give text or token_ids"
 _MENTIONED = ("ListAdapters", EMPTY, "max_new_tokens")
@@ -18,10 +19,12 @@ class Names(NamedTuple):
     Attributes:
         words: for messages, where they are about that field or always write it as a name, and for `param`.
         params: for `param` alone, where a message means the word.
+        max_model_len: most tokens of a prompt and its output, where the client reads vLLM's words on those; else None.
     """
 
     words: Mapping[str, str]
     params: Mapping[str, str] = {}
+    max_model_len: int | None = None
 
     def param(self, field: str) -> str:
         """Return what the client calls a field; an element's index stays."""
@@ -36,6 +39,12 @@ def named(names: Names) -> Iterator[None]:
         yield
     except RequestError as error:
         told = _renamed(error, names)
+        found = error if told is None else told
+        if names.max_model_len is not None:
+            if isinstance(found, NeverFits):
+                told = as_vllm_tells(found, names.max_model_len, names.param("text"), names.param("max_new_tokens"))
+            elif isinstance(found, InjectedFault) and found.status == FAULT_STATUS:
+                told = fault_as_vllm_tells(found, names.max_model_len, names.param("text"))
         if told is None:
             raise
         raise told from error

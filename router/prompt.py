@@ -75,7 +75,8 @@ async def encode_chat(
     """Return the tokens of a conversation; a long one does not hold the event loop.
 
     Raises:
-        InvalidRequest: the chat template refuses it, or it is too long.
+        InvalidRequest: the chat template refuses it.
+        NeverFits: it is too long.
         UnicodeEncodeError: it is no Unicode text.
     """
 

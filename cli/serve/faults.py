@@ -12,7 +12,7 @@ from lorrery.chassis.errors import SettingsError
 KINDS = {
     "rate_limit": "RESOURCE_EXHAUSTED",
     "invalid_api_key": "UNAUTHENTICATED",
-    "context_length": "INVALID_ARGUMENT",
+    "context_length": "OUT_OF_RANGE",
     "server_error": "INTERNAL",
     "invalid_request": "INVALID_ARGUMENT",
     "model_not_found": "NOT_FOUND",

@@ -33,7 +33,12 @@ _TYPES = {
 }
 
 BODY_TOO_LONG = "body_too_long"
-_MODEL_NOT_FOUND = (Reason.UNKNOWN_MODEL, Reason.UNKNOWN_ADAPTER)
+_CODES = {
+    Reason.UNKNOWN_MODEL: "model_not_found",
+    Reason.UNKNOWN_ADAPTER: "model_not_found",
+    Reason.NEVER_FITS: "context_length_exceeded",
+}
+"""Where OpenAI has a code of its own; any other is the reason in lower case."""
 
 
 def http_status(error: RequestError) -> HTTPStatus:
@@ -43,7 +48,7 @@ def http_status(error: RequestError) -> HTTPStatus:
 
 def error_body(error: RequestError) -> dict[str, Any]:
     """Return the body that a client sees."""
-    code = "model_not_found" if error.reason in _MODEL_NOT_FOUND else error.reason.lower()
+    code = _CODES.get(error.reason, error.reason.lower())
     return body(http_status(error), public_text(error), code, error.facts.get("field"))
 
 

@@ -36,7 +36,7 @@ def routes(edge: Edge) -> APIRouter:
     async def chat(request: ChatRequest, http: Request) -> Response:
         """Answer a conversation, as a stream or in one piece."""
         request.check()
-        with named(CHAT):
+        with named(CHAT._replace(max_model_len=edge.max_model_len)):
             prompt = await edge.handler.encode_chat(
                 request.turns,
                 lambda: edge.caller(http),
@@ -84,7 +84,7 @@ async def _answer(
 ) -> Response:
     n = request.n or 1
     messages = request.messages(prompts, request_id, edge.tenant(request.user))
-    names = _names(request)
+    names = [one._replace(max_model_len=edge.max_model_len) for one in _names(request)]
     details = await _details(edge, request, http, list(zip(messages, names, strict=True)))
     shown = shape(request_id, request.model or edge.model, n, request.include_usage, details)
     its_names = [one for one in names for _ in range(n)]

@@ -115,7 +115,7 @@ async def test_fields_that_are_unknown_or_null_are_passed_over(cluster: LocalClu
     [
         ("completions", {"model": "nobody", "prompt": PROMPT}, 404, "model_not_found", "model"),
         ("completions", {"model": "no body", "prompt": PROMPT}, 404, "model_not_found", "model"),
-        ("completions", {"prompt": PROMPT, "max_tokens": 5000}, 400, "never_fits", None),
+        ("completions", {"prompt": PROMPT, "max_tokens": 5000}, 400, "context_length_exceeded", "max_tokens"),
         ("completions", {"prompt": []}, 400, "invalid_value", "prompt"),
         ("completions", {"prompt": {"a": 1}}, 400, "invalid_value", "prompt"),
         ("chat/completions", {"messages": [{"role": 5}]}, 400, "invalid_value", "messages[0].role"),
@@ -162,7 +162,11 @@ async def test_errors_before_a_stream_have_a_status_and_openai_s_shape(
         ("completions", {"prompt": PROMPT, "stop": ["", "a"]}, "stop[0] is empty; "),
         ("completions", {"prompt": PROMPT, "stop": ""}, "stop is empty; "),
         ("completions", {"prompt": [999_999_999]}, "prompt[0] is 999999999; the vocabulary has "),
-        ("completions", {"prompt": PROMPT, "max_tokens": 5000}, " max_tokens is 5000"),
+        (
+            "completions",
+            {"prompt": PROMPT, "max_tokens": 5000},
+            "This model's maximum context length is 4096 tokens and ",
+        ),
         (
             "load_lora_adapter",
             {"lora_name": "Llama-3-8B", "rank": 8},
