@@ -79,7 +79,7 @@ class FinishOrder:
 
     __slots__ = ("_candidates", "_group_of", "_rates", "_slowdowns", "groups")
 
-    def __init__(self, candidates: list[ReplicaCandidate]) -> None:
+    def __init__(self, candidates: tuple[ReplicaCandidate, ...]) -> None:
         self._candidates = candidates
         by_pace: dict[Pace, OfOnePace] = {}
         self._group_of: list[OfOnePace] = []

@@ -39,7 +39,7 @@ class ManyWorkers:
     """See the module.
 
     Args:
-        candidates: the workers, by number; the list must not change.
+        candidates: the workers, by number.
         adapter_holders: of the same workers.
 
     Attributes:
@@ -48,7 +48,7 @@ class ManyWorkers:
         have_prefix_caches: whether any of them has one.
     """
 
-    def __init__(self, candidates: list[ReplicaCandidate], adapter_holders: AdapterHolders) -> None:
+    def __init__(self, candidates: tuple[ReplicaCandidate, ...], adapter_holders: AdapterHolders) -> None:
         self.candidates = candidates
         self.adapter_holders = adapter_holders
         self.have_prefix_caches = any(candidate.has_prefix_cache for candidate in candidates)

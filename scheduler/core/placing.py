@@ -16,7 +16,9 @@ from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.many_workers import FEW, ManyWorkers
 from lorrery.scheduler.core.member import Member, class_name
+from lorrery.scheduler.core.placement_answers import choice_of
 from lorrery.scheduler.core.placements.base import Candidate, Placement
+from lorrery.scheduler.core.policy_answers import is_ours
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.waiting_room import WaitingRoom
 from lorrery.scheduler.core.watched_candidate import Figures, WatchedCandidate
@@ -61,6 +63,7 @@ class Placing:
         self._at_ps = 0
         self.room = WaitingRoom()
         self._placement = placement
+        self._is_ours = is_ours(placement)
         self._wait_seconds = rules.worker_wait_seconds
         self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * PS_PER_SECOND)
         self._notes_figures = notes_figures
@@ -181,9 +184,12 @@ class Placing:
         if self._notes_figures:
             watched = [WatchedCandidate(candidate) for candidate in candidates]
             figures = {candidate.name: candidate.read for candidate in watched}
-            candidates = watched
+            candidates = tuple(watched)
         try:
-            choice = self._placement.place(sequence, candidates)
+            if self._is_ours:
+                choice = self._placement.place(sequence, candidates)
+            else:
+                choice = choice_of(self._placement, sequence, candidates)
             member = fitting.of(choice.candidate)
         except Exception as error:
             message = f"placement {class_name(self._placement)} raised {type(error).__name__}: {error}"
@@ -192,7 +198,7 @@ class Placing:
 
 
 class _Fitting:
-    """Workers among which a placement chooses; the lists stay as they are.
+    """Workers among which a placement chooses.
 
     Attributes:
         members: in order of attaching.
@@ -201,7 +207,7 @@ class _Fitting:
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
-        self.candidates: list[ReplicaCandidate] = [member.candidate for member in members]
+        self.candidates: tuple[ReplicaCandidate, ...] = tuple([member.candidate for member in members])
         self._by_name = {member.name: member for member in members}
 
     def of(self, candidate: Candidate) -> Member:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lorrery.scheduler.core.placement_answers import fields_of, put_back
 from lorrery.scheduler.core.placements.base import Choice, Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.plugins import in_words
@@ -112,10 +113,15 @@ def _play(make: Callable[[np.random.Generator], Placement], seed: int, number: i
         prompt, most = int(rng.integers(1, 4_000)), int(rng.integers(1, 1_000))
         sequence = Sequence(handle, prompt, most, arrived_ps=handle * PS_PER_SECOND, adapter=adapter)
         before = [(one.name, one.load, one.kv_tokens) for one in fleet]
-        choice = placement.place(sequence, list(fleet))
+        given = fields_of(sequence)
+        choice = placement.place(sequence, tuple(fleet))
+        if changed := put_back(sequence, given):
+            raise PolicyFault(
+                f"request {handle}: `place` changed the request's {', '.join(changed)}; it may only look at it"
+            )
         _check(choice, handle, fleet)
-        if [(one.name, one.load, one.kv_tokens) for one in fleet] != before or sequence.input_tokens != prompt:
-            raise PolicyFault(f"request {handle}: `place` changed the request or a candidate; it may only look")
+        if [(one.name, one.load, one.kv_tokens) for one in fleet] != before:
+            raise PolicyFault(f"request {handle}: `place` changed a candidate; it may only look")
         placed.append(choice.candidate.name)
         chosen = next(one for one in fleet if one is choice.candidate)
         chosen.num_waiting += 1

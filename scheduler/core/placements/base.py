@@ -127,7 +127,10 @@ class Placement(Protocol):
     """
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
-        """Choose one of the candidates, of which there is at least one, in order of attaching."""
+        """Choose one of the candidates, of which there is at least one, in order of attaching.
+
+        It may only look at what it is handed, and changes nothing but its own state.
+        """
         ...
 
 

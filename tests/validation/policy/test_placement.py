@@ -45,6 +45,13 @@ def test_faults_are_told_in_words():
         candidates[0].num_waiting += 1
         return Choice(candidates[0], "first")
 
+    def rename(sequence: Any, candidates: Sequence[Candidate]) -> Choice:
+        sequence.handle = 99
+        return Choice(candidates[0], "first")
+
+    def take_out(_sequence: Any, candidates: Any) -> Choice:
+        return Choice(candidates.pop(), "last")
+
     def by_chance(_sequence: Any, candidates: Sequence[Candidate]) -> Choice:
         return Choice(chance.choice(list(candidates)), f"drawn {next(numbers)}")
 
@@ -53,7 +60,10 @@ def test_faults_are_told_in_words():
     )
     assert "the reason of the Choice is None" in fault_of(lambda _, candidates: Choice(candidates[0], None))  # type: ignore[arg-type]
     assert "`place` raised ZeroDivisionError" in fault_of(lambda _, candidates: 1 // 0)
-    assert "changed the request or a candidate" in fault_of(fill)
+    assert "`place` changed a candidate; it may only look" in fault_of(fill)
+    assert "`place` changed the request's handle; it may only look" in fault_of(rename)
+    assert "`place` raised AttributeError: 'tuple' object has no attribute 'pop'" in fault_of(take_out)
+    assert "`place` answered None; it must be a Choice(candidate, why) of one of worker-" in fault_of(lambda *_: None)
     assert "is no candidate; there are worker-" in fault_of(remember, seconds=0.5)
     assert "when all was played again with the same generator" in fault_of(by_chance, seconds=0.5)
     assert fault_of(lambda _, candidates: Choice(least_loaded(candidates), "least")) == ""
