@@ -39,10 +39,19 @@ class WebServer:
         app: answers.
         address: HOST:PORT to listen at; port 0 takes a free one.
         setting: where `address` comes from, for messages.
+        handshake_seconds: how long a TLS handshake may take.
         options: more for uvicorn.
     """
 
-    def __init__(self, app: ASGIApp, address: str, setting: str, **options: Any) -> None:  # noqa: ANN401  uvicorn checks them
+    def __init__(
+        self,
+        app: ASGIApp,
+        address: str,
+        setting: str,
+        *,
+        handshake_seconds: float = REQUEST_SECONDS,
+        **options: Any,  # noqa: ANN401  uvicorn checks them
+    ) -> None:
         self._address, self._setting = address, setting
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each request that is none
         config = uvicorn.Config(
@@ -57,7 +66,7 @@ class WebServer:
             timeout_graceful_shutdown=_CLOSE_SECONDS,
             **{"http": _Connection, **options},
         )
-        self._server = _Server(config)
+        self._server = _Server(config, handshake_seconds)
         self._socket: socket.socket | None = None
 
     def listen(self) -> str:
@@ -134,7 +143,39 @@ class _Connection(UpgradeBlindProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves the process's signals alone."""
+    """uvicorn's server, which leaves the process's signals alone, and bounds the time of TLS handshakes.
+
+    Args:
+        config: of uvicorn.
+        handshake_seconds: how long a TLS handshake may take.
+    """
+
+    def __init__(self, config: Config, handshake_seconds: float) -> None:
+        super().__init__(config)
+        self._handshake_seconds = handshake_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; uvicorn's own has no way to say how long a handshake may take."""
+        config, loop = self.config, asyncio.get_running_loop()
+        tls = config.ssl
+
+        def connection() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        self.servers = [
+            await loop.create_server(
+                connection,
+                sock=one,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else self._handshake_seconds,
+                backlog=config.backlog,
+            )
+            for one in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -41,6 +41,7 @@ def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> 
         bounded(make_app(handler, registry), max_bytes, handler.traces),
         address,
         "router.http",
+        handshake_seconds=router.http_request_seconds,
         http=connection_class(router, max_bytes),
         timeout_keep_alive=router.http_idle_seconds,
         ssl_context_factory=None if tls is None else lambda *_: tls,

@@ -82,3 +82,11 @@ async def test_certificates_and_authority_are_read_again(
     mixed = client(new, None)
     mixed.load_cert_chain(old / "client.pem", old / "client.key")
     assert not await served(router, mixed)
+
+
+async def test_a_handshake_that_does_not_end_is_cut(start_http: StartHttp, folders: tuple[Path, Path]) -> None:
+    folder, _ = folders
+    tls = {"cert": folder / "router.pem", "key": folder / "router.key"}
+    router = await start_http(server_tls=tls, router={"http_request_seconds": 0.2})
+    for begun in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"):
+        assert await router.exchange(begun) == b""
