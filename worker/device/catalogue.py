@@ -13,7 +13,17 @@ from typing import TypeVar
 
 from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.engine import Engine
-from lorrery.worker.device.entries import Table, build, build_engine, build_fit, build_link
+from lorrery.worker.device.entries import (
+    Table,
+    build_engine,
+    build_fit,
+    build_gpu,
+    build_link,
+    build_model,
+    check_tables,
+    names_in,
+    shown,
+)
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
 
@@ -26,7 +36,6 @@ PACKAGE = "lorrery.worker.device"
 """Whose folder `data` holds the shipped tables."""
 
 _ENDING = re.compile(r"(-(hf|chat|instruct|base|it|v\d[\d.]*))+$", re.IGNORECASE)
-_MAX_SHOWN = 100  # characters of a name that is not known, in a message
 _LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce")
 
 _Record = TypeVar("_Record", Gpu, Model)
@@ -59,7 +68,9 @@ class Catalogue:
             gpus += [(where, entry) for entry in table.get("gpu", ())]
         # Last, so that a GPU has the fit and the links of the latest table that has them.
         for where, entry in gpus:
-            self._enter("gpu", self._gpus, self._gpu_names, _plain, entry, self._gpu(where, entry))
+            at = f"{where}: gpu {entry.get('name')!r}"
+            gpu, aliases = self._gpu(entry, at), names_in(entry, "aliases", at)
+            self._enter("gpu", self._gpus, self._gpu_names, _plain, gpu, aliases, entry)
 
     @property
     def gpus(self) -> Mapping[str, Gpu]:
@@ -90,7 +101,7 @@ class Catalogue:
         known = self._gpu_names.get(_plain(name))
         if known is None:
             near = _nearest(_plain(name), self._gpu_names)
-            raise CatalogueError(f"GPU {_shown(name)} is not known{near}; known: {', '.join(self._gpus)}")
+            raise CatalogueError(f"GPU {shown(name)} is not known{near}; known: {', '.join(self._gpus)}")
         return self._gpus[known]
 
     def model(self, name: str) -> Model:
@@ -105,7 +116,7 @@ class Catalogue:
             if (why := self._not_modelled.get(_plain_model(name))) is not None:
                 raise CatalogueError(f"model {name!r} is not modelled: {why}")
             near = _nearest(_plain_model(name), self._model_names)
-            raise CatalogueError(f"model {_shown(name)} is not known{near}; known: {', '.join(self._models)}")
+            raise CatalogueError(f"model {shown(name)} is not known{near}; known: {', '.join(self._models)}")
         return self._models[known]
 
     def engine(self, name: str, gpu: Gpu | None = None) -> Engine:
@@ -118,7 +129,7 @@ class Catalogue:
             if f"{name}-{fit_name}" in self._engines:
                 return self._engines[f"{name}-{fit_name}"]
         if name not in self._engines:
-            raise CatalogueError(f"engine {_shown(name)} is not known; known: {', '.join(self._engines)}")
+            raise CatalogueError(f"engine {shown(name)} is not known; known: {', '.join(self._engines)}")
         return self._engines[name]
 
     def _add(self, where: str, table: Table) -> None:
@@ -126,6 +137,7 @@ class Catalogue:
             raise CatalogueError(f"{where}: format {table.get('format')!r} is not known; this version reads {FORMAT}")
         if unknown := table.keys() - {"format", "fits", "links", "engines", "gpu", "model", "not_modelled"}:
             raise CatalogueError(f"{where}: {', '.join(sorted(unknown))} has no meaning here")
+        check_tables(table, where)
         for name, entry in table.get("fits", {}).items():
             self._fits[name] = build_fit(entry, f"{where}: fits.{name}")
             self.sources[f"fit {name}"] = str(entry.get("source", ""))
@@ -138,8 +150,9 @@ class Catalogue:
         for name, why in table.get("not_modelled", {}).items():
             self._not_modelled[_plain_model(name)] = str(why)
         for entry in table.get("model", ()):
-            model = build(Model, entry, f"{where}: model {entry.get('name')!r}", name=entry.get("name"))
-            self._enter("model", self._models, self._model_names, _plain_model, entry, model)
+            at = f"{where}: model {entry.get('name')!r}"
+            model, aliases = build_model(entry, at), names_in(entry, "aliases", at)
+            self._enter("model", self._models, self._model_names, _plain_model, model, aliases, entry)
 
     def _enter(
         self,
@@ -147,16 +160,16 @@ class Catalogue:
         records: dict[str, _Record],
         names: dict[str, str],
         plain: Callable[[str], str],
-        entry: Table,
         record: _Record,
+        aliases: Iterable[str],
+        entry: Table,
     ) -> None:
         records[record.name] = record
         self.sources[f"{kind} {record.name}"] = str(entry.get("source", ""))
-        for alias in (record.name, *entry.get("aliases", ())):
+        for alias in (record.name, *aliases):
             names[plain(alias)] = record.name
 
-    def _gpu(self, where: str, entry: Table) -> Gpu:
-        at = f"{where}: gpu {entry.get('name')!r}"
+    def _gpu(self, entry: Table, at: str) -> Gpu:
         fit_name = entry.get("fit", DEFAULT_FIT)
         modern_name = entry.get("modern_fit", fit_name if "fit" in entry else DEFAULT_MODERN_FIT)
         for key, name in (("fit", fit_name), ("modern_fit", modern_name)):
@@ -170,8 +183,7 @@ class Catalogue:
             if link is not None:
                 links[key] = self._links[link]
         figures = {key: value for key, value in entry.items() if key not in {"fit", "modern_fit", *_LINKS}}
-        return build(
-            Gpu,
+        return build_gpu(
             figures,
             at,
             name=entry.get("name"),
@@ -181,11 +193,6 @@ class Catalogue:
             modern_fit_name=modern_name,
             **links,
         )
-
-
-def _shown(name: str) -> str:
-    """Return a name for a message, cut where it is long."""
-    return repr(name) if len(name) <= _MAX_SHOWN else f"{name[:_MAX_SHOWN]!r}..."
 
 
 def _plain(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Records from a catalogue's entries, with every figure checked: known, there, of its type, not negative."""
+"""Records from a catalogue's entries, with every figure checked: known, there, of its type, within its range."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -36,11 +36,16 @@ _FLAT = {
 """Constants that a fit may give for all types at once -> (the table of types, the constants there)."""
 _DIVISORS = {
     "flops", "bandwidth", "elementwise_bandwidth", "decode_bandwidth", "prefill_flops", "gb_per_second", "tflops",
-    "fp8_tflops",
+    "fp8_tflops", "pcie_gb_per_second", "activation_bandwidth", "prefill_lora_flops", "memory_gb", "usable_memory_gb",
 }  # fmt: skip
-"""Figures that may not be 0."""
+"""Figures that may not be 0, nor less than `_LEAST`."""
+_LEAST, _LARGEST, _MOST_COUNT = 0.001, 1e6, 100_000_000
+"""Of figures that divide, of all figures, and of counts: far beyond what exists, and step times are still numbers."""
 _MOST = {"overlap": 16.0}
 """Figures that may not be larger: a power of so many tokens is still a number."""
+_LABEL = 1.1
+"""What a device reports may be more than its label says by the difference between GiB and GB, 7 %."""
+_MOST_SHOWN = 100  # characters of a value in a message
 _FIT_WORDS = {"source", "basis", "gpus", "assumed"}
 _ENGINE_CHOICES = {
     "attention": ("split", "unified"),
@@ -75,19 +80,96 @@ def build(record: type[_Record], entry: Table, at: str, **given: Any) -> _Record
             if field.default is MISSING:
                 raise CatalogueError(f"{at}: {name} is missing")
             continue
-        value = values[name]
-        if field.type is bool or field.type is str:
-            right = isinstance(value, field.type)
-        elif field.type is int or (field.type == int | None and value is not None):
-            right = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        elif name in figures and field.type in (float, float | None):
-            right = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-            right = right and (value > 0 or name not in _DIVISORS) and value <= _MOST.get(name, value)
-        else:
-            right = True
-        if not right:
-            raise CatalogueError(f"{at}: {name} cannot be {value!r}")
+        rule = _rule(name, field.type, values[name], is_figure=name in figures)
+        if rule:
+            raise CatalogueError(f"{at}: {name} cannot be {shown(values[name])}; it must be {rule}")
     return record(**values)
+
+
+def build_model(entry: Table, at: str) -> Model:
+    """Make a model, whose shapes go together.
+
+    Raises:
+        CatalogueError: as `build`.
+    """
+    model = build(Model, entry, at, name=entry.get("name"))
+    if model.num_heads % model.num_kv_heads:
+        raise CatalogueError(
+            f"{at}: num_kv_heads cannot be {model.num_kv_heads}; it must divide num_heads, {model.num_heads}"
+        )
+    if model.experts_per_token > model.num_experts:
+        raise CatalogueError(
+            f"{at}: experts_per_token cannot be {model.experts_per_token}; it must be at most num_experts,"
+            f" {model.num_experts}"
+        )
+    return model
+
+
+def build_gpu(entry: Table, at: str, **given: object) -> Gpu:
+    """Make a GPU; `given`: its name, fits and links.
+
+    Raises:
+        CatalogueError: as `build`.
+    """
+    gpu = build(Gpu, entry, at, **given)
+    if gpu.usable_memory_gb is not None and gpu.usable_memory_gb > _LABEL * gpu.memory_gb:
+        raise CatalogueError(
+            f"{at}: usable_memory_gb cannot be {gpu.usable_memory_gb:g}; it must be at most {_LABEL:g} x memory_gb,"
+            f" {_LABEL * gpu.memory_gb:g}"
+        )
+    return gpu
+
+
+def names_in(entry: Table, key: str, at: str) -> tuple[str, ...]:
+    """Return the names that an entry lists; none where it does not.
+
+    Raises:
+        CatalogueError: something else.
+    """
+    names = entry.get(key, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CatalogueError(f"{at}: {key} cannot be {shown(names)}; it must be a list of names")
+    return tuple(names)
+
+
+def check_tables(table: Table, where: str) -> None:
+    """Check that the parts of a table are lists of entries, or entries by name.
+
+    Raises:
+        CatalogueError: one is not.
+    """
+    for key in ("gpu", "model"):
+        entries = table.get(key, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+            raise CatalogueError(f"{where}: {key} cannot be {shown(entries)}; entries begin with [[{key}]]")
+    for key in ("fits", "links", "engines", "not_modelled"):
+        named = table.get(key, {})
+        if not isinstance(named, Mapping):
+            raise CatalogueError(f"{where}: {key} cannot be {shown(named)}; it must be a table")
+        for name, entry in () if key == "not_modelled" else named.items():
+            if not isinstance(entry, Mapping):
+                raise CatalogueError(f"{where}: {key}.{name} cannot be {shown(entry)}; it must be a table")
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _rule(name: str, kind: object, value: object, *, is_figure: bool) -> str:
+    """Return what a field must be, where a value is not that; empty where it is."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is bool or kind is str:
+        return "" if isinstance(value, kind) else {bool: "true or false", str: "text"}[kind]
+    if kind is int or (kind == int | None and value is not None):
+        right = number and isinstance(value, int) and 0 < value <= _MOST_COUNT
+        return "" if right else f"a whole number from 1 to {_MOST_COUNT:,}"
+    if is_figure and kind in (float, float | None):
+        least, most = _LEAST if name in _DIVISORS else 0.0, _MOST.get(name, _LARGEST)
+        right = isinstance(value, int | float) and number and least <= value <= most
+        return "" if right else f"a number from {least:g} to {most:,.0f}"
+    return ""
 
 
 def build_fit(entry: Table, at: str) -> KernelFit:
@@ -129,8 +211,8 @@ def build_fit(entry: Table, at: str) -> KernelFit:
         moe={name: build(MoeFit, table, f"{at}.moe.{name}") for name, table in tables["moe"].items()},
         basis=_basis(entry, at),
         source=str(entry.get("source", "")),
-        gpus=_names(entry, "gpus", at),
-        assumed=_names(entry, "assumed", at),
+        gpus=names_in(entry, "gpus", at),
+        assumed=names_in(entry, "assumed", at),
     )
 
 
@@ -144,9 +226,10 @@ def build_link(entry: Table, at: str) -> AllReduce:
     by_degree: dict[int, float] = {}
     if isinstance(table := figures.get("gb_per_second"), Mapping):
         for degree, value in table.items():
-            right = str(degree).isdecimal() and isinstance(value, int | float) and value > 0
-            if not right or isinstance(value, bool):
-                raise CatalogueError(f"{at}: gb_per_second.{degree} cannot be {value!r}")
+            rule = _rule("gb_per_second", float, value, is_figure=True)
+            if rule or not str(degree).isdecimal():
+                rule = rule or "named by a number of GPUs"
+                raise CatalogueError(f"{at}: gb_per_second.{degree} cannot be {shown(value)}; it must be {rule}")
             by_degree[int(degree)] = float(value)
         if not by_degree:
             raise CatalogueError(f"{at}: gb_per_second is missing")
@@ -168,7 +251,7 @@ def build_engine(name: str, entry: Table, at: str) -> Engine:
         CatalogueError: as `build`.
     """
     figures = {key: value for key, value in entry.items() if key not in {"source", "basis", "gpus"}}
-    source, gpus = str(entry.get("source", "")), _names(entry, "gpus", at)
+    source, gpus = str(entry.get("source", "")), names_in(entry, "gpus", at)
     engine = build(Engine, figures, at, name=name, basis=_basis(entry, at), source=source, gpus=gpus)
     for key, choices in _ENGINE_CHOICES.items():
         if (value := getattr(engine, key)) not in choices:
@@ -181,13 +264,6 @@ def _all_there(flat: Table, part: str, at: str) -> None:
     for key, (of, constant, *_) in _FLAT.items():
         if of == part and constant != "tile" and constant not in flat:
             raise CatalogueError(f"{at}: {key} is missing")
-
-
-def _names(entry: Table, key: str, at: str) -> tuple[str, ...]:
-    names = entry.get(key, [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CatalogueError(f"{at}: {key} cannot be {names!r}; it is a list of names")
-    return tuple(names)
 
 
 def _basis(entry: Table, at: str) -> Basis:

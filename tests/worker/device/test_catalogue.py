@@ -1,5 +1,7 @@
 """GPUs, models and engines by name, tables of one's own, and what fits."""
 
+import math
+
 import pytest
 
 from lorrery.chassis.tables import read_tables
@@ -21,6 +23,10 @@ OWN_FIT = {
     "attention_us": 9,
 }
 OWN_GPU = {"name": "X1", "tflops": 100, "memory_gb": 10.5, "gb_per_second": 500, "num_sms": 50}
+OWN_MODEL = {
+    "name": "M", "num_layers": 2, "hidden": 64, "num_heads": 16, "num_kv_heads": 4, "head_size": 4, "ffn": 128,
+    "vocabulary": 100,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -166,12 +172,43 @@ def test_an_own_fit_or_link_changes_the_shipped_gpus_that_name_it():
         ),
         (
             {"format": FORMAT, "fits": {"f": {**OWN_FIT, "gpus": "H100"}}},
-            r"fits\.f: gpus cannot be 'H100'; it is a list",
+            r"fits\.f: gpus cannot be 'H100'; it must be a list",
         ),
         ({"format": FORMAT, "fits": {"f": {**OWN_FIT, "basis": "felt"}}}, r"fits\.f: basis is 'felt'; it may be"),
         ({"format": FORMAT, "links": {"l": {"us": 1, "gb_per_second": {"x": 1}}}}, r"gb_per_second\.x cannot be 1"),
         ({"format": FORMAT, "gpu": [{**OWN_GPU, "modern_fit": "z"}]}, r"gpu 'X1': modern_fit 'z' is not known"),
         ({"format": FORMAT, "engines": {"e": {"kernels": "new"}}}, r"engines\.e: kernels is 'new'; it may be"),
+        *(
+            ({"format": FORMAT, "gpu": [{**OWN_GPU, **wrong}]}, rf"^own\.toml: gpu 'X1': {message}")
+            for wrong, message in (
+                ({"gb_per_second": 1e-300}, r"gb_per_second cannot be 1e-300; it must be a number from 0\.001 to"),
+                ({"tflops": math.inf}, r"tflops cannot be inf; it must be a number from 0\.001 to 1,000,000"),
+                ({"pcie_gb_per_second": 0}, "pcie_gb_per_second cannot be 0; it must be a number from 0.001"),
+                (
+                    {"memory_gb": 48, "usable_memory_gb": 300},
+                    r"usable_memory_gb cannot be 300; .* at most 1\.1 x",
+                ),
+                ({"num_sms": 10**30}, "num_sms cannot be 10*; it must be a whole number from 1 to 100,000,000"),
+                ({"aliases": "X"}, "aliases cannot be 'X'; it must be a list of names"),
+            )
+        ),
+        *(
+            ({"format": FORMAT, "model": [{**OWN_MODEL, **wrong}]}, rf"^own\.toml: model 'M': {message}")
+            for wrong, message in (
+                (
+                    {"num_experts": 2, "experts_per_token": 4},
+                    "experts_per_token cannot be 4; .* num_experts, 2",
+                ),
+                ({"num_kv_heads": 32}, "num_kv_heads cannot be 32; it must divide num_heads, 16"),
+                ({"num_kv_heads": 5}, "num_kv_heads cannot be 5; it must divide num_heads, 16"),
+                ({"gated": 1}, "gated cannot be 1; it must be true or false"),
+                ({"aliases": [1]}, "aliases cannot be .1.; it must be a list"),
+            )
+        ),
+        ({"format": FORMAT, "gpu": 5}, r"own\.toml: gpu cannot be 5; entries begin with \[\[gpu\]\]"),
+        ({"format": FORMAT, "model": {"name": "M"}}, r"own\.toml: model cannot be .*; entries begin with"),
+        ({"format": FORMAT, "fits": 3}, r"own\.toml: fits cannot be 3; it must be a table"),
+        ({"format": FORMAT, "links": {"l": 3}}, r"own\.toml: links\.l cannot be 3; it must be a table"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_by_name(table, message):
