@@ -2,14 +2,16 @@
 
 The two have the same messages under two package names, hence the same bytes on the wire. grpcio-reflection offers
 v1alpha only. So its servicer answers for both, and the descriptor of v1, which clients may ask for, is v1alpha's under
-the other name.
+the other name. Its pool finds files by messages, fields and services; here by methods and values of enums too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FileDescriptor
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -22,7 +24,8 @@ SERVICE_NAMES = (f"{_V1}.{_SERVICE}", f"{_V1ALPHA}.{_SERVICE}")
 def enable_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
     """Let clients ask for the descriptors of the services `names`, of health, and of reflection itself."""
     _add_v1_descriptor()
-    servicer = reflection.aio.ReflectionServicer([*names, health.SERVICE_NAME, *SERVICE_NAMES])
+    all_names = [*names, health.SERVICE_NAME, *SERVICE_NAMES]
+    servicer = reflection.aio.ReflectionServicer(all_names, _Pool(all_names))
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -44,3 +47,53 @@ def _add_v1_descriptor() -> None:
         method.input_type = method.input_type.replace(_V1ALPHA, _V1)
         method.output_type = method.output_type.replace(_V1ALPHA, _V1)
     descriptor_pool.Default().AddSerializedFile(file.SerializeToString())
+
+
+class _Pool:
+    """The default pool of descriptors, which finds the files of methods and of values of enums as well.
+
+    Args:
+        services: whose methods, and the enums of their files and of all that these import.
+    """
+
+    def __init__(self, services: Sequence[str]) -> None:
+        self._inner = descriptor_pool.Default()
+        self._files: dict[str, FileDescriptor] = {}
+        seen: set[str] = set()
+        for name in services:
+            try:
+                service = self._inner.FindServiceByName(name)
+            except KeyError:  # one that is served without a descriptor
+                continue
+            self._files |= {method.full_name: service.file for method in service.methods}
+            self._add_enums(service.file, seen)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  what the pool has
+        return getattr(self._inner, name)
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:  # noqa: N802  its name in protobuf
+        """Return the file of a symbol.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        found = self._files.get(symbol)
+        return self._inner.FindFileContainingSymbol(symbol) if found is None else found
+
+    def _add_enums(self, file: FileDescriptor, seen: set[str]) -> None:
+        if file.name in seen:
+            return
+        seen.add(file.name)
+        enums = [*file.enum_types_by_name.values(), *_enums_within(file.message_types_by_name.values())]
+        for enum in enums:
+            scope = enum.full_name.rpartition(".")[0]  # values are their enum's siblings
+            for value in enum.values:
+                self._files |= {f"{scope}.{value.name}": file, f"{enum.full_name}.{value.name}": file}
+        for imported in file.dependencies:
+            self._add_enums(imported, seen)
+
+
+def _enums_within(messages: Iterable[Descriptor]) -> Iterator[EnumDescriptor]:
+    for message in messages:
+        yield from message.enum_types
+        yield from _enums_within(message.nested_types)

@@ -127,6 +127,24 @@ async def test_reflection_describes_itself_under_the_name_of_its_version(tmp_pat
     assert types == {"", f".grpc.reflection.{version}"}
 
 
+async def test_reflection_finds_methods_and_values_of_enums(tmp_path: Path):
+    async with reflection(tmp_path, "v1") as ask:
+        for symbol, file in (
+            ("grpc.health.v1.Health.Check", "grpc_health/v1/health.proto"),
+            ("grpc.health.v1.HealthCheckResponse.SERVING", "grpc_health/v1/health.proto"),
+            ("grpc.health.v1.HealthCheckResponse.ServingStatus.SERVING", "grpc_health/v1/health.proto"),
+            ("grpc.health.v1.HealthCheckResponse.status", "grpc_health/v1/health.proto"),
+            ("grpc.reflection.v1.ServerReflection.ServerReflectionInfo", "grpc_reflection/v1/reflection.proto"),
+        ):
+            answer = await ask(file_containing_symbol=symbol)
+            found = descriptor_pb2.FileDescriptorProto.FromString(
+                answer.file_descriptor_response.file_descriptor_proto[0]
+            )
+            assert found.name == file, symbol
+        answer = await ask(file_containing_symbol="grpc.health.v1.Health.Other")
+        assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
+
+
 async def test_messages_of_the_size_that_a_service_takes_pass_and_no_larger_ones(tmp_path: Path):
     async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
         echo = channel.unary_unary(ECHO)
