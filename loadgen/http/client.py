@@ -209,7 +209,7 @@ class HttpClient:
             answer.fail(CONNECTION_FAILED, str(error))
         else:
             if response.status != _OK:
-                answer.fail(f"HTTP_{response.status}", error_text(_parsed(response)))
+                answer.fail(f"HTTP_{response.status}", _why(response))
 
     async def _exchange(self, message: bytes, response: Response) -> None:
         connection: Connection = await self._pool.take()
@@ -225,6 +225,13 @@ class HttpClient:
 def _collect(response: Response, piece: bytes) -> None:
     if len(response.body) < _MOST_ERROR_BYTES or response.status == _OK:
         response.body += piece
+
+
+def _why(response: Response) -> str:
+    text = error_text(_parsed(response))
+    if location := response.headers.get("location"):
+        return f"{text} (it redirects to {location}; redirects are not followed)".strip()
+    return text
 
 
 def _parsed(response: Response) -> object:

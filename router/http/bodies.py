@@ -49,8 +49,15 @@ class JsonRequest(Request):
         """Return the body.
 
         Raises:
-            HTTPException: it announces another kind of content, or is too long.
+            HTTPException: it announces another kind of content, or is compressed or too long.
         """
+        coding = self.headers.get("content-encoding", "").strip().lower()
+        if coding not in ("", "identity"):
+            raise HTTPException(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                f"content-encoding is {coding[:_MAX_QUOTED]!r}; bodies are not decompressed here; send it as it is",
+                {"accept-encoding": "identity"},
+            )
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise HTTPException(

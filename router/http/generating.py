@@ -162,9 +162,10 @@ class GeneratingRequest(BaseModel):
         n = self.n or 1
         if num_prompts * n > MAX_CHOICES:
             raise InvalidRequest(
-                f"{num_prompts} prompts with n = {n} are {num_prompts * n} outputs; at most {MAX_CHOICES}; send less",
-                field="n",
-                value=n,
+                f"{num_prompts} prompts with n = {n} are {num_prompts * n} outputs; at most {MAX_CHOICES}; send several"
+                " requests",
+                field="n" if n > 1 else "prompt",
+                value=n if n > 1 else num_prompts,
                 limit=MAX_CHOICES,
             )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from lorrery.router.field_names import Names, named
 from lorrery.router.http.bodies import json_route
@@ -51,6 +51,11 @@ def routes(edge: Edge) -> APIRouter:
         known = (await edge.handler.list_adapters(edge.caller(http))).adapters
         cards = [base_card(name) for name in edge.models] + [adapter_card(adapter.adapter_id) for adapter in known]
         return json_response({"object": "list", "data": cards})
+
+    @router.get("/models/", include_in_schema=False)
+    async def models_with_slash(http: Request) -> Response:
+        """Redirect, as other routes do; the next one would take it for a model without a name."""
+        return RedirectResponse(http.url.replace(path=http.url.path.rstrip("/")))
 
     @router.get("/models/{name:path}")
     async def model(name: str, http: Request) -> Response:

@@ -122,6 +122,7 @@ async def test_fields_that_are_unknown_or_null_are_passed_over(cluster: LocalClu
         ("completions", {"prompt": PROMPT, "top_p": 3}, 400, "invalid_value", "top_p"),
         ("completions", {"prompt": PROMPT, "n": 1000}, 400, "invalid_value", "n"),
         ("completions", {"prompt": [PROMPT] * 100, "n": 2}, 400, "invalid_value", "n"),
+        ("completions", {"prompt": [PROMPT] * 129}, 400, "invalid_value", "prompt"),
         ("completions", {"prompt": [2**40]}, 400, "invalid_value", None),
         ("completions", {"prompt": PROMPT, "stop": [""]}, 400, "invalid_value", "stop[0]"),
         ("completions", {"prompt": PROMPT, "stop": ""}, 400, "invalid_value", "stop"),

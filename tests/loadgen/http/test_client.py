@@ -127,6 +127,7 @@ EVENT = chunk({"choices": [{"index": 0, "text": " a", "finish_reason": None}]})
 
 ANSWERS = {
     "refused": ([error(429, "slow down", **{"retry-after": 1})], "HTTP_429", "slow down", False),
+    "redirected": ([error(307, "", location="http://a/b")], "HTTP_307", "it redirects to http://a/b;", False),
     "an error after the first token": ([HEAD, EVENT, chunk({"error": {"message": "boom"}})], "STREAM_ERROR", "boom", 1),
     "cut": ([HEAD, EVENT], "CONNECTION_LOST", "closed the connection", True),
     "never answered": ([], "CONNECTION_LOST", "closed the connection", False),

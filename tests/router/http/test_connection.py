@@ -189,6 +189,26 @@ async def test_only_json_is_read(start_http: StartHttp) -> None:
         assert b"200 OK" in await router.exchange(sent)
 
 
+async def test_a_compressed_body_is_refused_by_its_header(start_http: StartHttp) -> None:
+    router = await start_http()
+    sent = WHOLE.replace(b"host: x", b"host: x\r\nconnection: close\r\ncontent-encoding: gzip")
+    answer = await router.exchange(sent)
+    assert code_of(answer) == (415, "unsupported_media_type")
+    assert b"content-encoding is 'gzip'; " in answer
+    assert b"\r\naccept-encoding: identity\r\n" in answer
+    assert b"200 OK" in await router.exchange(sent.replace(b"gzip", b"identity"))
+
+
+async def test_a_slash_behind_a_route_is_redirected(start_http: StartHttp) -> None:
+    router = await start_http()
+    get = GET.replace(b"/version", b"/v1/models/?a=b").replace(b"host: x", b"host: x\r\nconnection: close")
+    post = get.replace(b"GET /v1/models/", b"POST /v1/completions/")
+    for sent, location in ((get, b"http://x/v1/models?a=b"), (post, b"http://x/v1/completions?a=b")):
+        answer = await router.exchange(sent)
+        assert answer.startswith(b"HTTP/1.1 307 ")
+        assert b"\r\nlocation: " + location + b"\r\n" in answer
+
+
 async def test_every_answer_has_an_id_the_client_s_own_if_there_is_one(start_http: StartHttp) -> None:
     router = await start_http()
     async with router.connection() as (reader, writer):
