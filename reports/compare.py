@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from lorrery.reports.figures import quantiles
 from lorrery.reports.requests import Requests
-from lorrery.reports.spread import degrees_of_difference, influence, spread, student
+from lorrery.reports.spread import degrees_of_difference, drifts, influence, spread, student
 from lorrery.reports.steady import LEAST_E2E, Steady, steady
 from lorrery.reports.timeline import tokens_between
 
@@ -31,9 +31,9 @@ Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 FEWEST = 100
-_MOST_COSINES = 12
-_E2E_PER_COSINE = 2.0
-"""Half a period of the fastest cosine is at least so many mean E2E times."""
+_FEWEST_COSINES, _MOST_COSINES = 4, 12
+_E2E_PER_COSINE = 4.0
+"""Half a period of the fastest cosine in mean E2E times, unless that leaves fewer than four cosines."""
 _NUM_TIMES = 240
 """Parts of the steady time, for throughput."""
 _SAME_TIME = 1e-5
@@ -171,7 +171,7 @@ def _same_times(base: Requests, other: Requests, place: npt.NDArray[np.int64]) -
 
 
 def _num_cosines(part: Steady) -> int:
-    return min(_MOST_COSINES, int(part.lengths / _E2E_PER_COSINE))
+    return min(_MOST_COSINES, max(_FEWEST_COSINES, int(part.lengths / _E2E_PER_COSINE)))
 
 
 def _runs(
@@ -205,8 +205,14 @@ def _compare(series: _Series, base: _Run, other: _Run, *, paired: bool) -> list[
             found.append(replace(result, doubt="too short"))
         else:
             influences = [influence(one, level)[1] for one in each]
-            found.append(_judged(result, (influences[0], influences[1]), (base.cosines, other.cosines), paired=paired))
+            judged = _judged(result, (influences[0], influences[1]), (base.cosines, other.cosines), paired=paired)
+            found.append(replace(judged, doubt=_doubt(each, (base.cosines, other.cosines))))
     return found
+
+
+def _doubt(each: list[Floats], cosines: tuple[int, int]) -> str:
+    has_trend = [drifts(influence(one, None)[1], count) for one, count in zip(each, cosines, strict=True)]
+    return "drifts" if any(has_trend) else ""
 
 
 def _throughput(base: Requests, other: Requests, first: Steady, second: Steady, *, paired: bool) -> Difference:
@@ -225,7 +231,30 @@ def _throughput(base: Requests, other: Requests, first: Steady, second: Steady, 
         return replace(result, doubt=f"fewer than {FEWEST:,} requests")
     if paired and np.array_equal(rates[0], rates[1]):
         return replace(result, low=0.0, high=0.0)
-    return _judged(result, (rates[0] - rates[0].mean(), rates[1] - rates[1].mean()), cosines, paired=paired)
+    widths = [one.e2e * _NUM_TIMES / (end - begin) for one, (begin, end) in zip((first, second), spans, strict=True)]
+    if paired:
+        widths = [max(widths)] * 2
+    each = [_smoothed(rate, width) for rate, width in zip(rates, widths, strict=True)]
+    doubt = "drifts" if any(drifts(one, count) for one, count in zip(each, cosines, strict=True)) else ""
+    return replace(_judged(result, (each[0], each[1]), cosines, paired=paired), doubt=doubt)
+
+
+def _smoothed(rates: Floats, width: float) -> Floats:
+    """Average over a bell two E2E times wide: requests that end together make waves, which average out over a run.
+
+    Waves end somewhere in the last bell, and its cut would look like a slow fluctuation: only whole bells count. What
+    is left is scaled, so that its mean has the variance of the longer series.
+
+    Args:
+        rates: shape (n,).
+        width: of an E2E time, in parts.
+    """
+    half = max(1, round(width))
+    bell = np.hanning(2 * half + 1)[1:-1]
+    found: Floats = np.convolve(rates - rates.mean(), bell / bell.sum(), "valid")
+    found -= found.mean()
+    found *= (len(found) / len(rates)) ** 0.5
+    return found
 
 
 def _whole_throughput(base: Requests, other: Requests) -> Difference:
@@ -242,16 +271,15 @@ def _tokens_per_second(run: Requests) -> float:
 
 def _judged(result: Difference, each: tuple[Floats, Floats], cosines: tuple[int, int], *, paired: bool) -> Difference:
     """Give a difference its interval, from the influence values of both runs."""
-    alone = spread(result.base, each[0], cosines[0]), spread(result.other, each[1], cosines[1])
     if paired:
         together = spread(result.other - result.base, each[1] - each[0], min(cosines))
         variance, degrees = together.variance, together.degrees
     else:
+        alone = spread(result.base, each[0], cosines[0]), spread(result.other, each[1], cosines[1])
         variance, degrees = alone[0].variance + alone[1].variance, degrees_of_difference(*alone)
     half = student(0.95, degrees) * variance**0.5
     change = result.other - result.base
-    doubt = "drifts" if alone[0].drifts or alone[1].drifts else ""
-    return replace(result, low=change - half, high=change + half, doubt=doubt)
+    return replace(result, low=change - half, high=change + half)
 
 
 def _statistic(values: Floats, level: float | None) -> float:

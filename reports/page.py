@@ -122,7 +122,7 @@ def _method(compared: Comparison) -> str:
             f" {needed:g} mean E2E times, of which ramp-up and drain take {2 * LEFT_OUT_E2E:g}. Run longer"
         )
     first, second = (_span(one) for one in compared.parts)
-    spans = first if first == second else f"{first} and {second}"
+    spans = first if first == second else f"{first}, in the other run from {second}"
     return (
         f"{how}; figures are of requests sent from {spans}: {LEFT_OUT_E2E:g} mean E2E times at either end are left out,"
         " as ramp-up and drain. Failures are counted in the whole runs"

@@ -13,8 +13,8 @@ recommended by Lazarus, Lewis, Stock and Watson, "HAR Inference: Recommendations
     c_j = sqrt(2)/n * sum_i influence_i * cos(pi * j * (i + 1/2) / n)        variance of the statistic = mean_j c_j^2
 
 The estimate has B degrees of freedom, so an interval takes Student's t with B of them, and few cosines make an interval
-wider, not wrong. A half period of the fastest is two mean E2E times or more (B = the steady part / two mean E2E times,
-12 at most): faster fluctuations average out, and their power says nothing about the slow ones.
+wider, not wrong. Half a period of the fastest should be four mean E2E times or more: faster fluctuations average out,
+and their power says nothing about the slow ones.
 """
 
 from dataclasses import dataclass
@@ -41,13 +41,11 @@ class Estimate:
     Attributes:
         variance: of the value, over runs that differ by chance alone.
         degrees: of freedom that the variance has.
-        drifts: whether the run has a trend that chance does not explain.
     """
 
     value: float
     variance: float
     degrees: float
-    drifts: bool = False
 
 
 def influence(values: Floats, level: float | None) -> tuple[float, Floats]:
@@ -78,12 +76,17 @@ def influence(values: Floats, level: float | None) -> tuple[float, Floats]:
 
 def spread(value: float, each: Floats, cosines: int) -> Estimate:
     """Estimate the variance of a statistic from its influence values, in order of time."""
+    return Estimate(value, float(_powers(each, cosines).mean()), cosines)
+
+
+def drifts(each: Floats, cosines: int) -> bool:
+    """Tell whether a mean has a trend: the slowest cosine has more power than the others explain, at 1 %.
+
+    Args:
+        each: influence values of the mean, in order of time; a percentile's turn a trend into a step.
+        cosines: 2 or more.
+    """
     powers = _powers(each, cosines)
-    return Estimate(value, float(powers.mean()), cosines, drifts(powers))
-
-
-def drifts(powers: Floats) -> bool:
-    """Tell whether the slowest cosine, which a trend is like, has more power than the others explain, at 1 %."""
     others = float(powers[1:].mean())
     return bool(powers[0] > student(0.99, len(powers) - 1) ** 2 * others)
 

@@ -91,6 +91,9 @@ def test_an_open_loop_with_the_same_requests_is_told_apart_by_3_percent():
     found = by_name(single_server(3), single_server(3, factor=1.03))
     assert found["TTFT mean"].verdict == found["E2E p50"].verdict == "higher"
     assert by_name(single_server(3), single_server(4, factor=1.03))["TTFT mean"].verdict == "within noise"
+    much_slower = by_name(single_server(3), single_server(3, factor=1.7))
+    assert much_slower["TTFT p99"].verdict == "higher"
+    assert much_slower["output tokens/s"].verdict == "within noise"
 
 
 def test_a_run_is_equal_to_itself_and_to_one_in_another_order_of_sends(tmp_path):
