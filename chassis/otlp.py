@@ -8,6 +8,7 @@ resource attributes, limits of a span).
 import logging
 import os
 import socket
+import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.log import get_logger
 from lorrery.chassis.sections import TracingSettings
 from lorrery.chassis.span import Kind, Span
 from lorrery.chassis.trace_context import TraceContext
@@ -27,6 +29,9 @@ from lorrery.chassis.version import VERSION
 _HTTP_PORT = 4318
 _BATCH_SPANS = 512
 _SEND_AFTER_MS = 1000.0
+_TELL_EVERY_SECONDS = 60.0
+"""A collector that is away would have a line with each batch."""
+_log = get_logger("chassis.otlp")
 _KINDS = {kind: trace.SpanKind[kind.value] for kind in Kind}
 
 
@@ -48,7 +53,7 @@ class OtlpExporter:
         self._ids = _PresetIds()
         self._exporter = _exporter(settings, endpoint, self.protocol)
         self._processor = BatchSpanProcessor(
-            _Counting(self._exporter, self),
+            _Counting(self._exporter, self, endpoint),
             max_queue_size=max(settings.max_queued_spans, _BATCH_SPANS),
             max_export_batch_size=min(settings.max_queued_spans, _BATCH_SPANS),
             schedule_delay_millis=_SEND_AFTER_MS,
@@ -63,7 +68,7 @@ class OtlpExporter:
         provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False)
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("lorrery", VERSION)
-        # A collector that is away would have a line with each batch; what is lost is counted.
+        # Its own words for what `_Counting` tells.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
     def put(self, span: Span) -> None:
@@ -107,10 +112,11 @@ class _PresetIds(IdGenerator):
 
 
 class _Counting(SpanExporter):
-    """Counts what an exporter takes, in its thread."""
+    """Counts what an exporter takes, in its thread, and tells of what no collector takes."""
 
-    def __init__(self, inner: SpanExporter, counts: OtlpExporter) -> None:
-        self._inner, self._counts = inner, counts
+    def __init__(self, inner: SpanExporter, counts: OtlpExporter, endpoint: str) -> None:
+        self._inner, self._counts, self._endpoint = inner, counts, endpoint
+        self._told = -_TELL_EVERY_SECONDS
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch, and count it once it is sent or given up."""
@@ -119,9 +125,22 @@ class _Counting(SpanExporter):
             result = self._inner.export(spans)
         finally:
             if result is not SpanExportResult.SUCCESS:
+                self._tell(self._counts.num_failed + len(spans))
                 self._counts.num_failed += len(spans)
             self._counts.num_taken += len(spans)
         return result
+
+    def _tell(self, num_failed: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= _TELL_EVERY_SECONDS:
+            self._told = now
+            _log.warning(
+                "spans_not_taken",
+                endpoint=self._endpoint,
+                protocol=self._counts.protocol,
+                num_failed=num_failed,
+                hint="see tracing.endpoint and tracing.protocol",
+            )
 
     def shutdown(self) -> None:
         """End the exporter."""

@@ -2,16 +2,22 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.sdk.trace.export import SpanExportResult
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import TracingSettings
 from lorrery.chassis.span import Span, SpanEvent
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.chassis.tracing import Tracer, open_tracer
+from tests.cluster.harness import wait_until
 from tests.collector import Collector
 
 CONTEXT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True, "other=1")
@@ -83,6 +89,29 @@ async def test_what_finds_no_room_is_dropped_and_counted(monkeypatch: pytest.Mon
     assert spans(registry, "dropped") == 3
     async with asyncio.timeout(10):
         await tracer.close()  # gives up, since there is no collector
+
+
+async def test_a_collector_that_takes_nothing_is_told_once_a_minute(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(GrpcExporter, "export", lambda *_: SpanExportResult.FAILURE)
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("lorrery.chassis.otlp.time", SimpleNamespace(monotonic=lambda: clock.now))
+    registry = CollectorRegistry()
+    tracer = open_tracer(TracingSettings(endpoint="127.0.0.1:11", max_queued_spans=1), "router", registry)
+    assert tracer is not None
+    with capture_logs() as lines:
+        for num_failed, clock.now in ((1, 100.0), (2, 159.0), (3, 161.0)):
+            tracer.end(made())
+            await wait_until(partial(spans_are, registry, num_failed))
+        await tracer.close()
+    told = [line for line in lines if line.get("endpoint") == "127.0.0.1:11"]
+    assert [(line["event"], line["protocol"], line["num_failed"]) for line in told] == [
+        ("spans_not_taken", "grpc", 1),
+        ("spans_not_taken", "grpc", 3),
+    ]
+
+
+async def spans_are(registry: CollectorRegistry, num_failed: int) -> bool:
+    return (spans(registry, "failed"), spans(registry, "exported")) == (num_failed, 0)  # both have been counted
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host:1", "http://", "http://host:0", "http://host:x", "host:99999"])
