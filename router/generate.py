@@ -17,7 +17,7 @@ from lorrery.router import wire
 from lorrery.router.access import Access, taken_back
 from lorrery.router.faults import Injector
 from lorrery.router.keys import ApiKey
-from lorrery.router.logprobs import LogprobModel
+from lorrery.router.logprobs import LogprobModel, OutputLogprobs
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest, WriteNow
 from lorrery.router.output import Output
@@ -61,6 +61,13 @@ class Call(Protocol):
     @property
     def write_now(self) -> WriteNow | None:
         """What sends a message without waiting, where that can be done at all."""
+        ...
+
+    def take_logprobs(self, logprobs: OutputLogprobs, /) -> bool:
+        """Take what says how likely tokens are, to ask it once they are shown; False: the messages have to say so.
+
+        They follow from a token and its place, take fifty times as much memory, and are a client's who reads no gRPC.
+        """
         ...
 
     def time_remaining(self) -> float | None:
@@ -137,6 +144,8 @@ class Generation:
         stalls, cut = list(faults.stalls), faults.cut
         output = Output(request, self._tokenizer)
         logprobs = None if request.top_logprobs is None else self._logprobs.of(request)
+        if logprobs is not None and call.take_logprobs(logprobs):
+            logprobs = None
 
         def make_message(
             token_ids: list[int], finish: Finish | None, time_scale: float, frame_at: float | None

@@ -8,6 +8,7 @@ from lorrery.chassis import status
 from lorrery.chassis.credentials import metadata_values
 from lorrery.chassis.errors import RequestError
 from lorrery.router.faults import METADATA_KEY
+from lorrery.router.logprobs import OutputLogprobs
 from lorrery.v1 import router_pb2
 
 FAREWELL_SECONDS = 5.0
@@ -41,6 +42,10 @@ class GrpcCall:
     def fault_rules(self) -> Sequence[str]:
         """See `Call`."""
         return metadata_values(self._context, METADATA_KEY)
+
+    def take_logprobs(self, logprobs: OutputLogprobs) -> bool:
+        """See `Call`: a client of gRPC reads them in messages."""
+        return False
 
     def time_remaining(self) -> float | None:
         """See `Call`."""

@@ -68,6 +68,7 @@ class Handler:
 
     Attributes:
         tokenizer: of all its clients.
+        logprobs: of tokens of its.
         traces: of the calls that its edges serve.
 
     Raises:
@@ -78,6 +79,7 @@ class Handler:
         self.settings = settings
         self.traces = CallTraces(tracer)
         self.tokenizer = open_tokenizer(settings.router.tokenizer)
+        self.logprobs = LogprobModel(settings.worker.output.mode, self.tokenizer)
         self._access = Access(settings)
         self._metrics = metrics
         self._placement = Placement(settings, metrics)
@@ -87,7 +89,7 @@ class Handler:
             self._access,
             RequestReader(settings, self.tokenizer, self._access),
             self.tokenizer,
-            LogprobModel(settings.worker.output.mode, self.tokenizer),
+            self.logprobs,
             self._placement,
             self._injector,
             metrics,

@@ -13,6 +13,7 @@ from functools import cached_property
 from math import log
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.request import Request
@@ -33,12 +34,14 @@ class TokenLogprobs:
     Attributes:
         token_id: which it is.
         logprob: natural logarithm of its probability.
-        top: the likeliest tokens there, each with its own, the likeliest first.
+        top_token_ids: the likeliest tokens there, the likeliest first.
+        top_logprobs: their own.
     """
 
     token_id: int
     logprob: float
-    top: Sequence[tuple[int, float]]
+    top_token_ids: Sequence[int]
+    top_logprobs: Sequence[float]
 
 
 class LogprobModel:
@@ -60,6 +63,10 @@ class LogprobModel:
             context = context_of(request.adapter_id, request.prompt_token_ids_u32)
         return OutputLogprobs(self.words, request.seed, request.eos_id, context, certain=self._mode == "echo")
 
+    def of_prompt(self, seed: int) -> "OutputLogprobs":
+        """Return how likely the tokens of a prompt are."""
+        return OutputLogprobs(self.words, seed, self._tokenizer.eos_id)
+
     @cached_property
     def words(self) -> "Words":
         """The words of the output."""
@@ -71,19 +78,26 @@ class Words:
 
     Args:
         ids: see `Tokenizer.word_ids`.
+
+    Attributes:
+        ids: as a list.
+        index: of each in it.
+        uniform: the logarithm of each word's share, where the model's words are drawn alike often. In a vocabulary
+            with fewer words some stand for more of the model's than others.
     """
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self.ids = ids
+        self.ids = list(ids)
         self.index = {token_id: index for index, token_id in enumerate(ids)}
+        each, more = divmod(NUM_WORDS, len(ids))
+        rare, often = (log(max(1, num_words) / NUM_WORDS) for num_words in (each, each + 1))
+        self.uniform = [often] * more + [rare] * (len(ids) - more)
+        self._twice = self.ids * 2, self.uniform * 2
 
-    def uniform(self, index: int) -> float:
-        """Return the logarithm of a word's share, where the model's words are drawn alike often.
-
-        In a vocabulary with fewer words some stand for more of the model's than others.
-        """
-        each, more = divmod(NUM_WORDS, len(self.ids))
-        return log((each + (index < more)) / NUM_WORDS)
+    def some(self, first: int, num_words: int) -> tuple[list[int], list[float]]:
+        """Return so many words, at most all, from one on, and their `uniform`; behind the last comes the first."""
+        ids, uniform = self._twice
+        return ids[first : first + num_words], uniform[first : first + num_words]
 
 
 class OutputLogprobs:
@@ -118,7 +132,7 @@ class OutputLogprobs:
             return self._spread(position, token_id, NEVER, num_top)
         if self._context is not None and position >= 0:
             return self._from_logits(position, index, num_top)
-        return self._spread(position, token_id, self._words.uniform(index), num_top)
+        return self._spread(position, token_id, self._words.uniform[index], num_top)
 
     def _from_logits(self, position: int, index: int, num_top: int) -> TokenLogprobs:
         ids = self._words.ids
@@ -126,21 +140,37 @@ class OutputLogprobs:
         logits = model_logits(self._context, position, len(ids))
         logprobs = logits - logits.max()
         logprobs -= np.log(np.exp(logprobs).sum())
-        likeliest = np.argsort(-logprobs, kind="stable")[:num_top].tolist()
-        return TokenLogprobs(ids[index], float(logprobs[index]), [(ids[at], float(logprobs[at])) for at in likeliest])
+        best = likeliest(logprobs, num_top)
+        top = [ids[at] for at in best.tolist()]
+        return TokenLogprobs(ids[index], float(logprobs[index]), top, logprobs[best].tolist())
 
     def _spread(self, position: int, token_id: int, logprob: float, num_top: int) -> TokenLogprobs:
         """Return a token's own, and those of others that follow from seed and position."""
-        ids = self._words.ids
-        top = [(token_id, logprob)] if num_top and logprob > NEVER else []
-        word = (self._seed + (position + 1) * _STRIDE) >> 16
-        for _ in range(len(ids)):
-            if len(top) >= num_top:
-                break
-            index, word = word % len(ids), word + 1
-            if ids[index] != token_id:
-                top.append((ids[index], NEVER if logprob == 0.0 else self._words.uniform(index)))
-        return TokenLogprobs(token_id, logprob, top)
+        if not num_top:
+            return TokenLogprobs(token_id, logprob, (), ())
+        words = self._words
+        first = ((self._seed + (position + 1) * _STRIDE) >> 16) % len(words.ids)
+        top, logprobs = words.some(first, min(num_top, len(words.ids)))
+        if token_id in top:
+            at = top.index(token_id)
+            del top[at], logprobs[at]
+        if logprob == 0.0:
+            logprobs = [NEVER] * len(top)
+        if logprob > NEVER:
+            top.insert(0, token_id)
+            logprobs.insert(0, logprob)
+        return TokenLogprobs(token_id, logprob, top[:num_top], logprobs[:num_top])
+
+
+def likeliest(logprobs: NDArray[np.float64], num_top: int) -> NDArray[np.intp]:
+    """Return where the highest are, the highest first, of equal ones the first.
+
+    To sort them all would take five times as long.
+    """
+    num_top = min(num_top, len(logprobs))
+    high = np.flatnonzero(logprobs >= np.partition(logprobs, -num_top)[-num_top]) if num_top else np.empty(0, np.intp)
+    best: NDArray[np.intp] = high[np.argsort(-logprobs[high], kind="stable")][:num_top]
+    return best
 
 
 def check_top_logprobs(num_top: int) -> None:

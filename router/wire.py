@@ -125,11 +125,7 @@ def generate_response(token_ids: Sequence[int], text: str) -> router_pb2.Generat
 def add_logprobs(message: router_pb2.GenerateResponse, logprobs: Iterable[TokenLogprobs]) -> None:
     """Add how likely its tokens were to a message."""
     for one in logprobs:
-        message.logprobs.add(
-            logprob=one.logprob,
-            top_token_ids=[token_id for token_id, _ in one.top],
-            top_logprobs=[logprob for _, logprob in one.top],
-        )
+        message.logprobs.add(logprob=one.logprob, top_token_ids=one.top_token_ids, top_logprobs=one.top_logprobs)
 
 
 def last_response(token_ids: Sequence[int], text: str, finish: Finish) -> router_pb2.GenerateResponse:

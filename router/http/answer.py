@@ -7,15 +7,20 @@ late. A client that goes ends its generations.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lorrery.chassis.errors import RequestError
-from lorrery.router.http.errors import error_response, json_response
+from lorrery.chassis.turns import Turns
+from lorrery.router.http.errors import error_response
+from lorrery.router.http.pieces import send_json
+from lorrery.router.logprobs import OutputLogprobs
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 
@@ -47,8 +52,12 @@ class Shape(Protocol):
     @property
     def media_type(self) -> str: ...  # noqa: D102  above
 
-    def event(self, index: int, message: router_pb2.GenerateResponse) -> bytes:
-        """Return the event of one message of a choice."""
+    def echo(self, index: int) -> Iterable[bytes]:
+        """Return the events that come before a choice's first message; made as they are asked for."""
+        ...
+
+    def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
+        """Return the event of one message of a choice; `logprobs`: say how likely its tokens were, if that is asked."""
         ...
 
     def last_events(self, usages: Sequence[types_pb2.Usage]) -> bytes:
@@ -59,18 +68,25 @@ class Shape(Protocol):
         """Return what tells of an error after the stream has begun."""
         ...
 
-    def whole(self, choices: "Sequence[Collected]") -> object:
-        """Return the body of an answer that is not streamed, for JSON."""
+    def whole(self, choices: "Sequence[Collected]") -> Iterable[str]:
+        """Return the body of an answer that is not streamed, JSON in parts; made as they are asked for."""
         ...
 
 
 @dataclass
 class Collected:
-    """The whole output of one choice."""
+    """The whole output of one choice, some ten bytes a token.
 
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[router_pb2.TokenLogprobs] = field(default_factory=list)
+    Attributes:
+        text: of it.
+        token_ids: its tokens.
+        logprobs: say how likely they were; None: that is not asked.
+        finish: set at its end.
+    """
+
+    text: StringIO = field(default_factory=StringIO)
+    token_ids: "array[int]" = field(default_factory=lambda: array("I"))
+    logprobs: OutputLogprobs | None = None
     finish: router_pb2.Finish | None = None
 
     @property
@@ -96,9 +112,13 @@ class ChoiceCall:
         write: takes each message, in order.
         write_now: takes it without waiting, if it can.
         fault_rules: that the request asks for.
+
+    Attributes:
+        logprobs: say how likely its tokens are, if that is asked.
     """
 
     aborted = complete = False
+    logprobs: OutputLogprobs | None = None
 
     def __init__(
         self,
@@ -109,6 +129,11 @@ class ChoiceCall:
         self.write = write
         self.write_now = write_now
         self.fault_rules = fault_rules
+
+    def take_logprobs(self, logprobs: OutputLogprobs) -> bool:
+        """See `generate.Call`."""
+        self.logprobs = logprobs
+        return True
 
     def time_remaining(self) -> float | None:
         """Return None: HTTP has no deadlines."""
@@ -125,6 +150,7 @@ class Answer(Response):
     Args:
         choices: each serves one, in order.
         shape: what the client wants to see.
+        turns: of all answers that are long.
         stream: as events, or in one piece.
         fault_rules: that the request asks for.
     """
@@ -133,6 +159,7 @@ class Answer(Response):
         self,
         choices: Sequence[Generate],
         shape: Shape,
+        turns: Turns,
         *,
         stream: bool,
         fault_rules: Sequence[str] = (),
@@ -140,6 +167,7 @@ class Answer(Response):
         super().__init__()
         self._choices = choices
         self._shape = shape
+        self._turns = turns
         self._stream = stream
         self._fault_rules = fault_rules
         self._begun = False
@@ -149,6 +177,7 @@ class Answer(Response):
         task = asyncio.current_task()
         assert task is not None
         gone = False
+        refused: Response | None = None
 
         async def watch() -> None:
             nonlocal gone
@@ -159,12 +188,15 @@ class Answer(Response):
 
         watcher = asyncio.create_task(watch(), name="http disconnect")
         try:
-            answer = await (self._events(send, scope["state"].get(WRITER)) if self._stream else self._whole())
+            if self._stream:
+                await self._events(send, scope["state"].get(WRITER))
+            else:
+                await self._whole(scope, send)
         except RequestError as error:
             if self._begun:
                 await self._send(send, self._shape.error_events(error), last=True)
                 return
-            answer = error_response(error)
+            refused = error_response(error)
         except asyncio.CancelledError:
             if not gone or task.uncancel() > 0:
                 raise
@@ -173,51 +205,65 @@ class Answer(Response):
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
-        if answer is not None:
-            await answer(scope, receive, send)
+        if refused is not None:
+            await refused(scope, receive, send)
 
-    async def _whole(self) -> Response:
+    async def _whole(self, scope: Scope, send: Send) -> None:
         choices = [Collected() for _ in self._choices]
 
         def collect(index: int) -> ChoiceCall:
             choice = choices[index]
 
             def write_now(message: router_pb2.GenerateResponse) -> bool:
-                choice.text.append(message.text)
+                choice.text.write(message.text)
                 choice.token_ids.extend(message.token_ids)
-                choice.logprobs.extend(message.logprobs)
                 return True
 
             async def write(message: router_pb2.GenerateResponse) -> None:
                 write_now(message)
                 if message.HasField("finish"):
-                    choice.finish = message.finish
+                    choice.finish, choice.logprobs = message.finish, call.logprobs
 
-            return ChoiceCall(write, write_now, self._fault_rules)
+            call = ChoiceCall(write, write_now, self._fault_rules)
+            return call
 
         await self._run(collect)
-        return json_response(self._shape.whole(choices))
+        await send_json(scope, send, self._shape.whole(choices), self._turns)
 
     async def _events(self, send: Send, writer: BodyWriter | None) -> None:
         usages = [types_pb2.Usage()] * len(self._choices)
         event = self._shape.event
 
         def stream(index: int) -> ChoiceCall:
+            begun = False
+
             async def write(message: router_pb2.GenerateResponse) -> None:
+                nonlocal begun
+                if not begun:
+                    begun = True
+                    await self._echo(send, index)
                 if message.HasField("finish"):
                     usages[index] = message.finish.usage
-                await self._send(send, event(index, message))
+                await self._send(send, event(index, message, call.logprobs))
 
             def write_now(message: router_pb2.GenerateResponse) -> bool:
-                if not self._begun or writer is None or not writer.is_ready:
+                if not begun or writer is None or not writer.is_ready:
                     return False  # before the event is made: shapes count what they have shown
-                writer.write_now(event(index, message))
+                writer.write_now(event(index, message, call.logprobs))
                 return True
 
-            return ChoiceCall(write, write_now, self._fault_rules)
+            call = ChoiceCall(write, write_now, self._fault_rules)
+            return call
 
         await self._run(stream)
         await self._send(send, self._shape.last_events(usages), last=True)
+
+    async def _echo(self, send: Send, index: int) -> None:
+        turn = self._turns.begin()
+        for event in self._shape.echo(index):
+            await self._send(send, event)
+            if turn.is_over:
+                await turn.pass_on()
 
     async def _run(self, call_of: Callable[[int], ChoiceCall]) -> None:
         if len(self._choices) == 1:

@@ -7,6 +7,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from lorrery.chassis.errors import Unauthenticated
+from lorrery.chassis.turns import Turns
 from lorrery.router.checks import check_length
 from lorrery.router.faults import METADATA_KEY
 from lorrery.router.field_names import Names, named
@@ -14,6 +15,7 @@ from lorrery.router.generate import Call
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import Answer, Shape
 from lorrery.router.http.field_names import COMPLETION
+from lorrery.router.http.token_json import TokenTexts
 from lorrery.router.keys import ApiKey
 from lorrery.v1 import router_pb2
 
@@ -31,6 +33,8 @@ class Edge:
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
+        self.turns = Turns()
+        self.texts = TokenTexts(handler.tokenizer)
         self.models = handler.settings.served_model_names
         self.model = self.models[0]
         self.max_model_len = handler.settings.scheduler.max_req_total_len
@@ -81,7 +85,7 @@ class Edge:
                 await self.handler.generate(message, lambda: self.caller(http), call)
 
         choices = [partial(generate, *one) for one in zip(messages, names, strict=True)]
-        return Answer(choices, shape, stream=bool(stream), fault_rules=http.headers.getlist(METADATA_KEY))
+        return Answer(choices, shape, self.turns, stream=bool(stream), fault_rules=http.headers.getlist(METADATA_KEY))
 
     async def check_model(self, http: Request, model: str | None) -> None:
         """Check that a request names the base model, be it by naming none, or an adapter that the caller may know of.

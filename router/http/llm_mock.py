@@ -5,13 +5,16 @@ and a NUL behind it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import Collected
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.openai_requests import CompletionRequest
+from lorrery.router.http.pieces import array
+from lorrery.router.logprobs import OutputLogprobs
 from lorrery.v1 import router_pb2, types_pb2
 
 
@@ -34,7 +37,11 @@ class LlmMockShape:
     def __init__(self, prompt: str, n: int) -> None:
         self._texts = [prompt] * n
 
-    def event(self, index: int, message: router_pb2.GenerateResponse) -> bytes:
+    def echo(self, index: int) -> Iterable[bytes]:
+        """See `Shape`."""
+        return ()
+
+    def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
         """See `Shape`."""
         self._texts[index] += message.text
         return _chunk({"text": self._texts})
@@ -47,9 +54,13 @@ class LlmMockShape:
         """See `Shape`."""
         return _chunk(error_body(error))
 
-    def whole(self, choices: Sequence[Collected]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Collected]) -> Iterator[str]:
         """See `Shape`."""
-        return {"text": [text + "".join(choice.text) for text, choice in zip(self._texts, choices, strict=True)]}
+        yield '{"text": '
+        yield from array(
+            quoted(text + choice.text.getvalue()) for text, choice in zip(self._texts, choices, strict=True)
+        )
+        yield "}"
 
 
 def _chunk(content: dict[str, Any]) -> bytes:

@@ -1,6 +1,7 @@
 """OpenAI's routes, as vLLM answers them."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,6 +16,8 @@ from lorrery.router.http.generating import GeneratingRequest, outputs
 from lorrery.router.http.openai_details import Details, Prompt
 from lorrery.router.http.openai_requests import ChatRequest, CompletionRequest
 from lorrery.router.http.openai_shapes import ChatShape, CompletionShape, unix_seconds
+from lorrery.router.http.pieces import JsonParts, array_of
+from lorrery.router.http.token_json import LogprobsJson
 from lorrery.v1 import router_pb2
 
 _EITHER: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
@@ -49,8 +52,8 @@ def routes(edge: Edge) -> APIRouter:
     async def models(http: Request) -> Response:
         """List the base model, then the adapters."""
         known = (await edge.handler.list_adapters(edge.caller(http))).adapters
-        cards = [base_card(name) for name in edge.models] + [adapter_card(adapter.adapter_id) for adapter in known]
-        return json_response({"object": "list", "data": cards})
+        cards = chain(map(base_card, edge.models), (adapter_card(adapter.adapter_id) for adapter in known))
+        return JsonParts(chain(('{"object": "list", "data": ',), array_of(cards), "}"), edge.turns)
 
     @router.get("/models/", include_in_schema=False)
     async def models_with_slash(http: Request) -> Response:
@@ -114,6 +117,7 @@ async def _details(
     if not of_prompts and request.top_logprobs is None:
         return None
     prompts: list[Prompt] = []
+    logprobs = edge.handler.logprobs.of_prompt(request.seed or 0)
     if of_prompts:
         for message, names in messages:
             whole = message.text if not message.HasField("truncate_prompt_tokens") else ""
@@ -121,15 +125,13 @@ async def _details(
                 token_ids = await edge.handler.prompt_token_ids(message, lambda: edge.caller(http))
             message.ClearField("prompt")
             message.token_ids.ids.extend(token_ids)
-            prompts.append(Prompt(whole or edge.handler.detokenize(token_ids), token_ids))
+            prompts.append(Prompt(whole or edge.handler.detokenize(token_ids), token_ids, logprobs))
     return Details(
-        edge.handler.tokenizer,
+        LogprobsJson(edge.texts, as_token_ids=bool(request.return_tokens_as_token_ids)),
         request.n or 1,
         prompts,
-        seed=request.seed or 0,
         top_logprobs=request.top_logprobs,
         prompt_logprobs=request.prompt_logprobs,
-        as_token_ids=bool(request.return_tokens_as_token_ids),
         token_ids=bool(request.return_token_ids),
         echo=echo,
         output=not (isinstance(request, CompletionRequest) and request.echoes_only),

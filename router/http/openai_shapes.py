@@ -7,7 +7,7 @@ is `[DONE]`.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
@@ -15,6 +15,7 @@ from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import DONE, EVENT_STREAM, Collected, data, finish_word
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.openai_details import Details, Piece
+from lorrery.router.logprobs import OutputLogprobs
 from lorrery.v1 import router_pb2, types_pb2
 
 
@@ -32,6 +33,8 @@ class CompletionShape:
     media_type = EVENT_STREAM
     kind = "text_completion"
     chunk_kind = "text_completion"
+    prompt_in_choice = True
+    """Whether what is shown of a prompt is in each choice, or beside them."""
 
     def __init__(
         self, request_id: str, model: str, n: int, include_usage: bool, details: Details | None = None
@@ -43,36 +46,43 @@ class CompletionShape:
         self._prefix = f'data: {head}, "model": {json.dumps(model)}, "choices": [{{"index": '
         self._include_usage = include_usage
 
-    def event(self, index: int, message: router_pb2.GenerateResponse) -> bytes:
+    def echo(self, index: int) -> Iterator[bytes]:
         """See `Shape`."""
         if self._details is not None:
-            return self._detailed_event(self._details, index, message)
+            for piece in self._details.echoed(index):
+                yield self._detailed_event(self._details, index, piece, None)
+
+    def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
+        """See `Shape`."""
         finish = finish_word(message)
-        reason = "null" if finish is None else f'"{finish}"'
+        if self._details is not None:
+            piece = self._details.take(index, message.text, message.token_ids, logprobs)
+            return self._detailed_event(self._details, index, piece, finish)
         return (
             f"{self._prefix}{index}, {self._delta(index, quoted(message.text))},"
-            f' "logprobs": null, "finish_reason": {reason}}}]}}\n\n'
+            f' "logprobs": null, "finish_reason": {_word(finish)}}}]}}\n\n'
         ).encode()
 
-    def _detailed_event(self, details: Details, index: int, message: router_pb2.GenerateResponse) -> bytes:
-        piece = details.take(index, message.text, message.token_ids, message.logprobs)
-        choice, about = self._detailed(
-            index, json.loads(f"{{{self._delta(index, quoted(piece.text))}}}"), piece, finish_word(message)
-        )
-        return data(json.dumps(self._content(self.chunk_kind, [choice]) | about))
+    def _detailed_event(self, details: Details, index: int, piece: Piece, finish: str | None) -> bytes:
+        delta = self._delta(index, quoted(piece.text))
+        choice = "".join(self._detailed(details, delta, piece, finish))
+        return f"{self._prefix}{index}, {choice}}}]{''.join(self._beside(details, piece))}}}\n\n".encode()
 
-    def _detailed(
-        self, index: int, text: dict[str, Any], piece: Piece, finish: str | None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a choice with its details, and what stands beside the choices."""
-        return {
-            "index": index,
-            **text,
-            "logprobs": piece.completion_logprobs(),
-            "finish_reason": finish,
-            **piece.own,
-            **piece.about_prompt,
-        }, {}
+    def _detailed(self, details: Details, text: str, piece: Piece, finish: str | None) -> Iterator[str]:
+        """Return the fields of a choice with its details."""
+        yield f'{text}, "logprobs": '
+        yield from self._logprobs(details, piece)
+        yield f', "finish_reason": {_word(finish)}'
+        yield from details.own(piece)
+        if self.prompt_in_choice:
+            yield from details.about_prompt(piece)
+
+    def _beside(self, details: Details, piece: Piece) -> Iterator[str]:
+        """Return what stands beside the choices."""
+        return iter(()) if self.prompt_in_choice else details.about_prompt(piece)
+
+    def _logprobs(self, details: Details, piece: Piece) -> Iterator[str]:
+        return details.completion_logprobs(piece)
 
     def _delta(self, index: int, text: str) -> str:
         return f'"text": {text}'
@@ -88,27 +98,32 @@ class CompletionShape:
         """See `Shape`."""
         return data(json.dumps(error_body(error))) + DONE
 
-    def whole(self, choices: Sequence[Collected]) -> object:
+    def whole(self, choices: Sequence[Collected]) -> Iterator[str]:
         """See `Shape`."""
-        listed: list[dict[str, Any]] = []
-        beside: dict[str, Any] = {}
+        yield f'{json.dumps(self._head | {"object": self.kind})[:-1]}, "choices": ['
+        beside: list[tuple[Details, Piece]] = []
         for index, choice in enumerate(choices):
-            text, finish = "".join(choice.text), _word(choice)
+            assert choice.finish is not None
+            finish = finish_word(router_pb2.GenerateResponse(finish=choice.finish))
+            yield f'{", " if index else ""}{{"index": {index}, '
             if self._details is None:
-                whole = {"index": index, **self._whole_delta(text), "logprobs": None, "finish_reason": finish}
+                text = self._whole_text(quoted(choice.text.getvalue()))
+                yield f'{text}, "logprobs": null, "finish_reason": {_word(finish)}'
             else:
-                piece = self._details.take(index, text, choice.token_ids, choice.logprobs)
-                whole, about = self._detailed(index, self._whole_delta(piece.text), piece, finish)
-                beside |= about
-            listed.append(whole)
-        usage = self._usage([choice.usage for choice in choices])
-        return self._content(self.kind, listed) | beside | {"usage": usage}
+                piece = self._details.take(index, choice.text.getvalue(), choice.token_ids, choice.logprobs)
+                yield from self._detailed(self._details, self._whole_text(quoted(piece.text)), piece, finish)
+                beside.append((self._details, piece))
+            yield "}"
+        yield "]"
+        for details, piece in beside[-1:]:
+            yield from self._beside(details, piece)
+        yield f', "usage": {json.dumps(self._usage([choice.usage for choice in choices]))}}}'
 
     def _usage(self, usages: Sequence[types_pb2.Usage]) -> dict[str, Any]:
         return usage_of(usages, self._n, output=self._details is None or self._details.output)
 
-    def _whole_delta(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _whole_text(self, text: str) -> str:
+        return f'"text": {text}'
 
     def _content(self, kind: str, choices: list[Any]) -> dict[str, Any]:
         return {**self._head, "object": kind, "choices": choices}
@@ -119,6 +134,7 @@ class ChatShape(CompletionShape):
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+    prompt_in_choice = False
 
     def __init__(
         self, request_id: str, model: str, n: int, include_usage: bool, details: Details | None = None
@@ -132,19 +148,15 @@ class ChatShape(CompletionShape):
         self._introduced.add(index)
         return f'"delta": {{"role": "assistant", "content": {text}}}'
 
-    def _whole_delta(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
+    def _whole_text(self, text: str) -> str:
+        return f'"message": {{"role": "assistant", "content": {text}}}'
 
-    def _detailed(
-        self, index: int, text: dict[str, Any], piece: Piece, finish: str | None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        choice = {"index": index, **text, "logprobs": piece.chat_logprobs(), "finish_reason": finish, **piece.own}
-        return choice, piece.about_prompt
+    def _logprobs(self, details: Details, piece: Piece) -> Iterator[str]:
+        return details.chat_logprobs(piece)
 
 
-def _word(choice: Collected) -> str | None:
-    assert choice.finish is not None
-    return finish_word(router_pb2.GenerateResponse(finish=choice.finish))
+def _word(finish: str | None) -> str:
+    return "null" if finish is None else f'"{finish}"'
 
 
 def usage_of(usages: Sequence[types_pb2.Usage], n: int, *, output: bool = True) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Events are `data:` without a blank, in Python's own JSON spacing; the last one h
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -20,6 +20,8 @@ from lorrery.router.http.errors import error_body
 from lorrery.router.http.field_names import COMPLETION, SLORA
 from lorrery.router.http.generating import LENIENT, Texts, outputs
 from lorrery.router.http.llm_mock import LlmMockRequest, LlmMockShape
+from lorrery.router.http.pieces import array_of
+from lorrery.router.logprobs import OutputLogprobs
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2, types_pb2
 
@@ -78,15 +80,22 @@ class SloraShape:
     def __init__(self, tokenizer: Tokenizer, *, return_details: bool) -> None:
         self._tokenizer = tokenizer
         self._return_details = return_details
+        self._num_shown = 0
 
-    def event(self, index: int, message: router_pb2.GenerateResponse) -> bytes:
+    def echo(self, index: int) -> Iterable[bytes]:
+        """See `Shape`."""
+        return ()
+
+    def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
         """See `Shape`."""
         token_ids = message.token_ids
+        self._num_shown += len(token_ids)
+        last = logprobs.at(self._num_shown - 1, token_ids[-1], 0) if token_ids and logprobs is not None else None
         content = {
             "token": {
                 "id": token_ids[-1] if token_ids else None,
                 "text": message.text,
-                "logprob": message.logprobs[-1].logprob if message.logprobs else None,
+                "logprob": None if last is None else last.logprob,
                 "special": False,
             },
             "generated_text": None,
@@ -103,24 +112,25 @@ class SloraShape:
         """See `Shape`."""
         return f"data:{json.dumps(error_body(error))}\n\n".encode()
 
-    def whole(self, choices: Sequence[Collected]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Collected]) -> Iterator[str]:
         """See `Shape`."""
         (choice,) = choices
-        answer = {"generated_text": ["".join(choice.text)], "count_output_tokens": len(choice.token_ids)}
-        if not self._return_details:
-            return answer
-        prompt_tokens = choice.usage.prompt_tokens
-        return answer | {
-            "tokens": [
-                {
-                    "id": token_id,
-                    "logprob": one.logprob,
-                    "prompt_tokens": prompt_tokens,
-                    "text": self._tokenizer.detokenizer().push((token_id,)),
-                }
-                for token_id, one in zip(choice.token_ids, choice.logprobs, strict=False)
-            ]
-        }
+        yield f'{{"generated_text": [{json.dumps(choice.text.getvalue())}],'
+        yield f' "count_output_tokens": {len(choice.token_ids)}'
+        if self._return_details:
+            yield ', "tokens": '
+            yield from array_of(self._listed(choice))
+        yield "}"
+
+    def _listed(self, choice: Collected) -> Iterator[dict[str, Any]]:
+        assert choice.logprobs is not None
+        for at, token_id in enumerate(choice.token_ids):
+            yield {
+                "id": token_id,
+                "logprob": choice.logprobs.at(at, token_id, 0).logprob,
+                "prompt_tokens": choice.usage.prompt_tokens,
+                "text": self._tokenizer.detokenizer().push((token_id,)),
+            }
 
 
 def _kind(body: object) -> str:

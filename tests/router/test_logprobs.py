@@ -2,11 +2,12 @@
 
 from math import exp, log
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.router.logprobs import NEVER, LogprobModel, OutputLogprobs
+from lorrery.router.logprobs import NEVER, LogprobModel, OutputLogprobs, likeliest
 from lorrery.router.request import Request
 from lorrery.router.sampling import SamplingParams
 from lorrery.tokenizer.base import BOS_ID, EOS_ID, FIRST_WORD_ID, NUM_WORDS
@@ -25,24 +26,25 @@ def logprobs(seed: int = 1, mode: str = "random", tokenizer=BUILTIN) -> OutputLo
 def test_a_word_is_one_of_the_likeliest_which_are_words_too(seed: int, at: int, word: int, num_top: int) -> None:
     one = logprobs(seed).at(at, FIRST_WORD_ID + word, num_top)
     assert one.logprob == -log(NUM_WORDS)
-    assert [token_id for token_id, _ in one.top[:1]] == [one.token_id][:num_top]
-    assert len({token_id for token_id, _ in one.top}) == num_top
-    assert all(FIRST_WORD_ID <= token_id < FIRST_WORD_ID + NUM_WORDS for token_id, _ in one.top)
-    assert sum(exp(logprob) for _, logprob in one.top) <= 1
+    assert list(one.top_token_ids[:1]) == [one.token_id][:num_top]
+    assert len(set(one.top_token_ids)) == len(one.top_logprobs) == num_top
+    assert all(FIRST_WORD_ID <= token_id < FIRST_WORD_ID + NUM_WORDS for token_id in one.top_token_ids)
+    assert sum(map(exp, one.top_logprobs)) <= 1
     assert one == logprobs(seed).at(at, FIRST_WORD_ID + word, num_top)
 
 
 def test_the_end_is_certain_and_what_the_model_never_says_is_not_listed() -> None:
     end = logprobs().at(5, EOS_ID, 3)
-    assert end.top[0] == (EOS_ID, 0.0)
-    assert [logprob for _, logprob in end.top[1:]] == [NEVER, NEVER]
+    assert end.top_token_ids[0] == EOS_ID
+    assert list(end.top_logprobs) == [0.0, NEVER, NEVER]
     foreign = logprobs().at(-4, BOS_ID, 2)
     assert foreign.logprob == NEVER
-    assert [logprob for _, logprob in foreign.top] == [pytest.approx(-log(NUM_WORDS))] * 2
+    assert list(foreign.top_logprobs) == [pytest.approx(-log(NUM_WORDS))] * 2
 
 
 def test_an_echo_is_certain() -> None:
-    assert logprobs(mode="echo").at(0, 7, 1).top == [(7, 0.0)]
+    one = logprobs(mode="echo").at(0, 7, 1)
+    assert (one.top_token_ids, one.top_logprobs) == ([7], [0.0])
 
 
 @pytest.mark.parametrize("mode", ["random", "logits"])
@@ -55,9 +57,15 @@ def test_shares_of_all_words_of_a_vocabulary_add_up(mode: str) -> None:
 
 def test_logits_list_the_likeliest_first() -> None:
     one = logprobs(mode="logits")
-    top = one.at(2, FIRST_WORD_ID, 20).top
-    shares = [logprob for _, logprob in top]
+    top = one.at(2, FIRST_WORD_ID, 20)
+    shares = list(top.top_logprobs)
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > -log(NUM_WORDS) + 2
-    assert one.at(2, top[4][0], 0).logprob == shares[4]
-    assert one.at(3, FIRST_WORD_ID, 20).top != top
+    assert one.at(2, top.top_token_ids[4], 0).logprob == shares[4]
+    assert one.at(3, FIRST_WORD_ID, 20).top_token_ids != top.top_token_ids
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=40), st.integers(0, 45))
+def test_the_likeliest_are_those_of_a_stable_sort(shares: list[int], num_top: int) -> None:
+    found = likeliest(np.array(shares, float), num_top).tolist()
+    assert found == sorted(range(len(shares)), key=lambda at: -shares[at])[:num_top]

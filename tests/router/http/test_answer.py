@@ -6,9 +6,14 @@ from functools import partial
 
 import pytest
 
+from lorrery.chassis.turns import Turns
+from lorrery.router import logprobs
 from lorrery.router.http.answer import WRITER, Answer
-from lorrery.router.http.openai_details import Details
+from lorrery.router.http.openai_details import Details, Prompt
 from lorrery.router.http.openai_shapes import ChatShape, CompletionShape
+from lorrery.router.http.pieces import BATCH, PIECE_CHARACTERS
+from lorrery.router.http.token_json import LogprobsJson, TokenTexts
+from lorrery.router.logprobs import OutputLogprobs
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 
@@ -27,6 +32,10 @@ class Words:
                 return ""
 
         return One()
+
+
+JSON = LogprobsJson(TokenTexts(Words()))
+LOGPROBS = OutputLogprobs(logprobs.Words(range(300)), seed=5, eos_id=999)
 
 
 class PausedReader:
@@ -66,10 +75,10 @@ class PausedReader:
 
 async def generate(request, call) -> None:
     """Give a choice's tokens as the router does: without waiting where it can, the last one always awaited."""
+    assert call.take_logprobs(LOGPROBS)
     for at in range(NUM_TOKENS):
         token = request.seed * 100 + at
         message = router_pb2.GenerateResponse(text=f"<{token}>", token_ids=[token])
-        message.logprobs.add(logprob=-1.0)
         if at == NUM_TOKENS - 1:
             message.finish.reason = FinishReason.LENGTH.value
             message.finish.usage.CopyFrom(types_pb2.Usage(prompt_tokens=1, completion_tokens=NUM_TOKENS))
@@ -83,7 +92,7 @@ async def chunks(shape):
     requests = [router_pb2.GenerateRequest() for _ in range(NUM_CHOICES)]
     for index, request in enumerate(requests):
         request.seed = index
-    answer = Answer([partial(generate, request) for request in requests], shape, stream=True)
+    answer = Answer([partial(generate, request) for request in requests], shape, Turns(), stream=True)
     await answer({"state": {WRITER: reader}}, reader.receive, reader.send)
     assert reader.asked_while_behind > 2  # events were refused while the reader was behind,
     assert reader.written_past > 4  # and taken past ASGI while it was not
@@ -95,7 +104,7 @@ async def chunks(shape):
 
 @pytest.mark.parametrize("with_logprobs", [False, True])
 async def test_each_choice_of_a_chat_has_its_role_once_and_all_its_text(with_logprobs):
-    details = Details(Words(), NUM_CHOICES, top_logprobs=0) if with_logprobs else None
+    details = Details(JSON, NUM_CHOICES, top_logprobs=0) if with_logprobs else None
     for index, own in enumerate(await chunks(ChatShape("id", "model", NUM_CHOICES, False, details))):
         assert [one["delta"].get("role") for one in own] == ["assistant"] + [None] * (NUM_TOKENS - 1)
         whole = "".join(f"<{index * 100 + at}>" for at in range(NUM_TOKENS))
@@ -104,9 +113,60 @@ async def test_each_choice_of_a_chat_has_its_role_once_and_all_its_text(with_log
 
 
 async def test_text_offsets_of_each_choice_follow_its_own_text():
-    details = Details(Words(), NUM_CHOICES, top_logprobs=0)
+    details = Details(JSON, NUM_CHOICES, top_logprobs=0)
     for own in await chunks(CompletionShape("id", "model", NUM_CHOICES, False, details)):
         shown = ""
         for one in own:
             assert one["logprobs"]["text_offset"] == [len(shown)]
             shown += one["text"]
+
+
+def details(prompt_tokens: int, **shown) -> Details:
+    prompt = Prompt("p" * prompt_tokens, [3 + at % 200 for at in range(prompt_tokens)], LOGPROBS)
+    return Details(JSON, 1, [prompt] * NUM_CHOICES, top_logprobs=20, **shown)
+
+
+async def collected(shape, reader=None):
+    reader = reader or PausedReader()
+    requests = [router_pb2.GenerateRequest(seed=index) for index in range(NUM_CHOICES)]
+    answer = Answer([partial(generate, request) for request in requests], shape, Turns(0.0), stream=False)
+    await answer({"state": {}}, reader.receive, reader.send)
+    return json.loads(b"".join(reader.parts))
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, BATCH, BATCH + 1, 3 * BATCH + 7])
+async def test_a_long_echo_comes_in_events_of_few_tokens_that_add_up_to_the_whole_answer(prompt_tokens: int):
+    whole = await collected(CompletionShape("id", "model", 1, False, details(prompt_tokens, echo=True)))
+    streamed = await chunks(CompletionShape("id", "model", 1, False, details(prompt_tokens, echo=True)))
+    for index, own in enumerate(streamed):
+        choice = whole["choices"][index]
+        assert "".join(one["text"] for one in own) == choice["text"]
+        for name, values in choice["logprobs"].items():
+            assert [value for one in own for value in one["logprobs"][name]] == values
+        assert choice["logprobs"]["token_logprobs"][0] is None
+        assert max(len(one["logprobs"]["tokens"]) for one in own) <= BATCH + 1
+
+
+async def test_an_answer_of_many_megabytes_is_made_as_it_is_written(monkeypatch: pytest.MonkeyPatch):
+    num_asked, asked = 0, OutputLogprobs.at
+
+    def at(self, *args):
+        nonlocal num_asked
+        num_asked += 1
+        return asked(self, *args)
+
+    monkeypatch.setattr(OutputLogprobs, "at", at)
+    shape = CompletionShape("id", "model", 1, False, details(5000, echo=True, prompt_logprobs=20))
+    made: list[int] = []
+
+    class Reader(PausedReader):
+        async def send(self, message) -> None:
+            made.append(num_asked)
+            self.parts.append(message.get("body", b""))
+
+    reader = Reader()
+    await collected(shape, reader)
+    assert sum(map(len, reader.parts)) > 10e6
+    assert max(map(len, reader.parts)) < 4 * PIECE_CHARACTERS
+    assert max(later - earlier for earlier, later in zip([0, *made], made, strict=False)) < 6000
+    assert num_asked > NUM_CHOICES * 3 * 5000

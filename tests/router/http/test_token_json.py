@@ -1,0 +1,129 @@
+"""What is written of log-probabilities, beside dicts of the same given to a JSON encoder."""
+
+import json
+from itertools import accumulate
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lorrery.router.http.pieces import BATCH
+from lorrery.router.http.token_json import LogprobsJson, Run, TokenTexts
+from lorrery.router.logprobs import NEVER, OutputLogprobs, TokenLogprobs
+from lorrery.router.logprobs import Words as ModelWords
+from lorrery.tokenizer.base import BOS_ID, EOS_ID, NUM_WORDS
+from lorrery.tokenizer.file import BuiltinTokenizer
+
+MODEL = ModelWords(range(3, 60))
+FOREIGN = 900_000
+tokens = st.lists(st.sampled_from([BOS_ID, EOS_ID, FOREIGN, *range(3, 60)]), max_size=2 * BATCH + 5)
+
+
+class Alike:
+    """A tokenizer whose tokens n and n + 10 are spelt alike; some have no text, or more bytes than characters."""
+
+    def detokenizer(self) -> Any:
+        class One:
+            def push(self, token_ids: Any) -> str:
+                return "".join("" if one % 10 == 4 else f'"é{one % 10}' for one in token_ids)
+
+            def flush(self) -> str:
+                return ""
+
+        return One()
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Run]:
+    """Draw a prompt and an output."""
+    prompt, output, seed = draw(tokens), draw(tokens), draw(st.integers(0, 2**64 - 1))
+    context = draw(st.none() | st.integers(0, 2**64 - 1))
+    logprobs = OutputLogprobs(MODEL, seed, EOS_ID, context)
+    asked = OutputLogprobs(MODEL, seed, EOS_ID)
+    return [Run(asked, -len(prompt), prompt, follows=False), Run(logprobs, 0, output)]
+
+
+def known(runs: list[Run], num_top: int) -> list[TokenLogprobs | None]:
+    """Return how likely each token is, one call each."""
+    return [
+        one.logprobs.at(one.position + at, token_id, num_top) if at or one.follows else None
+        for one in runs
+        for at, token_id in enumerate(one.token_ids)
+    ]
+
+
+def top_of(one: TokenLogprobs) -> list[tuple[int, float]]:
+    return list(zip(one.top_token_ids, one.top_logprobs, strict=True))
+
+
+@pytest.mark.parametrize("tokenizer", [BuiltinTokenizer(), Alike()])
+@settings(max_examples=25)
+@given(shown=runs(), num_top=st.integers(0, 20), offset=st.integers(0, 50), as_ids=st.booleans())
+def test_completions(tokenizer: Any, shown: list[Run], num_top: int, offset: int, as_ids: bool) -> None:
+    texts = TokenTexts(tokenizer)
+    spelt = [texts.text(token_id) for run in shown for token_id in run.token_ids]
+    name = (lambda token_id: f"token_id:{token_id}") if as_ids else texts.text
+    expected = {
+        "tokens": [name(token_id) for run in shown for token_id in run.token_ids],
+        "token_logprobs": [one and one.logprob for one in known(shown, 0)],
+        "top_logprobs": [
+            one and ({name(one.token_id): one.logprob} | {name(token_id): value for token_id, value in top_of(one)})
+            for one in known(shown, num_top)
+        ],
+        "text_offset": list(accumulate(map(len, spelt[:-1]), initial=offset)) if spelt else [],
+    }
+    parts = list(LogprobsJson(texts, as_token_ids=as_ids).completion(shown, num_top, offset))
+    read = json.loads("".join(parts), object_pairs_hook=each_once)
+    assert read == expected
+    assert max(part.count("{") for part in parts) <= BATCH
+
+
+@settings(max_examples=25)
+@given(shown=runs(), num_top=st.integers(0, 20))
+def test_chats(shown: list[Run], num_top: int) -> None:
+    texts = TokenTexts(Alike())
+
+    def named(token_id: int, logprob: float) -> dict[str, Any]:
+        text = texts.text(token_id)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    output = shown[1:]
+    content = [
+        {**named(one.token_id, one.logprob), "top_logprobs": [named(*pair) for pair in top_of(one)]}
+        for one in known(output, num_top)
+        if one is not None
+    ]
+    parts = list(LogprobsJson(texts).chat(output, num_top))
+    assert json.loads("".join(parts), object_pairs_hook=each_once) == {"content": content, "refusal": None}
+    assert max(part.count('"top_logprobs"') for part in parts) <= BATCH
+
+
+@settings(max_examples=25)
+@given(shown=runs(), num_top=st.integers(0, 20))
+def test_prompts(shown: list[Run], num_top: int) -> None:
+    texts = TokenTexts(Alike())
+
+    def ranked(one: TokenLogprobs) -> dict[str, Any]:
+        unlisted = NUM_WORDS + 1 if one.logprob == NEVER else 1
+        ranks = {token_id: rank for rank, token_id in enumerate(one.top_token_ids, 1)}
+        return {
+            str(token_id): {
+                "logprob": value,
+                "rank": ranks.get(token_id, unlisted),
+                "decoded_token": texts.text(token_id),
+            }
+            for token_id, value in ((one.token_id, one.logprob), *top_of(one))
+        }
+
+    prompt = shown[0]
+    parts = list(LogprobsJson(texts).prompt(prompt, num_top))
+    expected = [one and ranked(one) for one in known([prompt], num_top)]
+    assert json.loads("".join(parts), object_pairs_hook=each_once) == expected
+    assert max(part.count('"rank": 1,') for part in parts) <= BATCH
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Read an object in which no key comes twice."""
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
