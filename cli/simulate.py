@@ -254,6 +254,7 @@ def simulate(
         except FormatError as error:  # exit code 1 says that the replay differs
             raise SettingsError(str(error)) from None
     options = flags.load_options(given)
+    flags.check_report(out, report=report)
     overrides = with_deployment(given, overrides)
     if autoscale:
         overrides = [*overrides, "autoscaler.enabled=true"]

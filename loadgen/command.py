@@ -146,6 +146,7 @@ def load(
             "prompt_ids": prompt_ids,
         }
         options = flags.load_options(given, of_target)
+        flags.check_report(out, report=report)
         code = run_load(
             options,
             tls=load_settings(config).client_tls,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.option_texts import PARSERS
 from lorrery.loadgen.options import OF_TARGET, LoadOptions, WorkloadName
 
@@ -288,6 +289,16 @@ Report = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
+
+
+def check_report(out: Path | None, *, report: bool) -> None:
+    """Refuse to leave a report out where none would be.
+
+    Raises:
+        SettingsError: `--no-report` without a folder.
+    """
+    if out is None and not report:
+        raise SettingsError("--no-report goes with --out DIR only: without it no report.html is written; leave it out")
 
 
 def load_options(given: Mapping[str, Any], of_target: Mapping[str, Any] | None = None) -> LoadOptions:

@@ -5,7 +5,7 @@ Reports repeat the options, so a run can be made again.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from typing import Literal
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_ADAPTERS
 from lorrery.chassis.shipped import TRACES
+from lorrery.loadgen.options_in_vain import why_in_vain
 from lorrery.loadgen.specs import parse_bursts, parse_drift
 from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.vocabulary.units import LAST_SECONDS
@@ -238,10 +239,6 @@ class LoadOptions:
             (self.drift is not None and self.workload == "slora", "--drift does not go with --workload slora"),
             *self._length_rules(),
             (
-                self.drift is not None and self.concurrency is not None,
-                "--drift needs times; a closed loop (-c) does not use the workload's",
-            ),
-            (
                 self.prompt_ids and self.turns_range[1] > 1,
                 "--prompt-ids does not go with sessions of several turns: answers come as text",
             ),
@@ -260,6 +257,10 @@ class LoadOptions:
         for broken, message in rules:
             if broken:
                 raise SettingsError(message)
+        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        given = {name: value for name, (value, default) in values.items() if value != default}
+        if in_vain := why_in_vain(given, self.workload):
+            raise SettingsError(in_vain)
         if self.length_ratio is not None and not 0 < self.length_ratio <= 1:
             raise SettingsError(f"--length-ratio is {self.length_ratio:g}; it must be above 0 and at most 1")
         lengths = {"--input-range": self.prompt_lengths, "--output-range": self.output_lengths}

@@ -63,6 +63,21 @@ class SimulationOptions:
     one_step: bool = False
 
 
+def check_routers(num_routers: int, num_shards: int) -> None:
+    """Refuse more routers than can be, or than play a part.
+
+    Raises:
+        SettingsError: there are too many, or no choice for them.
+    """
+    if num_routers > MAX_ROUTERS:
+        raise SettingsError(f"{num_routers} routers are asked for; at most {MAX_ROUTERS} can be simulated")
+    if num_routers > 1 and num_shards == 1:
+        raise SettingsError(
+            f"--routers {num_routers} goes with several schedulers only: routers are what chooses among them; add"
+            " --shards N, or leave it out"
+        )
+
+
 def _gpus(names: Iterable[str], devices: Iterable[Device]) -> dict[str, tuple[str, int]]:
     """Return by worker its GPU's name, and how many of them it has."""
     deployments = zip(names, (device.deployment for device in devices), strict=True)
@@ -75,13 +90,12 @@ class SimulatedCluster:
     def __init__(self, settings: Settings, options: SimulationOptions, timeout_seconds: float) -> None:
         addresses = list(settings.router.schedulers)
         num_shards = options.num_shards or len(addresses)
+        check_routers(options.num_routers, num_shards)
         processes = num_processes(settings, options.num_workers, num_shards)
         if processes < num_shards:
             raise SettingsError(
                 f"{num_shards} schedulers have {processes} worker processes; each needs one: start as many (--workers)"
             )
-        if options.num_routers > MAX_ROUTERS:
-            raise SettingsError(f"{options.num_routers} routers are asked for; at most {MAX_ROUTERS} can be simulated")
         if num_shards != len(addresses):
             addresses = [f"scheduler-{shard}" for shard in range(num_shards)]
         self._names = settings.worker_names(processes)

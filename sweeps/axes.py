@@ -99,7 +99,9 @@ def _range(key: str, text: str, first: str, last: str, step: str) -> list[str]:
     if max(map(len, (first, last, step))) > _MAX_DIGITS:
         raise SettingsError(f"--sweep {cut(key)}: {quoted(text)}: a number has more than {_MAX_DIGITS} digits")
     numbers = range(int(first), int(last) + 1, int(step) or 1)
-    if not numbers or step == "0":
+    if int(last) < int(first):
+        raise SettingsError(f"--sweep {cut(key)}: {text} runs backwards; write {last}..{first}, or list the values")
+    if step == "0":
         raise SettingsError(f"--sweep {cut(key)}: {text}: expected LOW..HIGH or LOW..HIGH..STEP")
     if len(numbers) > MOST_POINTS:
         raise SettingsError(f"--sweep {cut(key)}: {text}: {len(numbers):,} values; {MOST_POINTS:,} is the most")

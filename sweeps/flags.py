@@ -57,7 +57,13 @@ class Where:
     jobs: int | None
 
 
-_OF_SIMULATION = {"workers": "num_workers", "shards": "num_shards", "fault": "faults", "one-step": "one_step"}
+_OF_SIMULATION = {
+    "workers": "num_workers",
+    "shards": "num_shards",
+    "routers": "num_routers",
+    "fault": "faults",
+    "one-step": "one_step",
+}
 _OF_LOAD = {field.name.replace("_", "-"): field.name for field in fields(LoadOptions) if field.name not in OF_TARGET}
 CONFIG = "config"
 UNSET = "none"

@@ -20,6 +20,7 @@ from lorrery.chassis.version import VERSION
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.plugins import search_here
 from lorrery.settings import Settings, load
+from lorrery.simulator.cluster import check_routers
 from lorrery.simulator.run import SimulationOptions
 from lorrery.sweeps.axes import Axis, Value, combinations
 from lorrery.sweeps.flags import CONFIG, SweptFlags
@@ -151,6 +152,7 @@ class _RunMaker:
         options.check()
         simulation = replace(self._simulation, **of_simulation)
         settings = self._read_settings(config, tuple(overrides))
+        check_routers(simulation.num_routers, simulation.num_shards or len(settings.router.schedulers))
         count = settings.num_worker_processes(simulation.num_workers)
         return Run(settings, options, replace(simulation, num_workers=count))
 
@@ -167,6 +169,12 @@ class _RunMaker:
 def _blame(impossible: Mapping[tuple[str, str], str], maker: _RunMaker) -> SettingsError:
     """Say which of the values that no point can have is at fault: one that cannot be by itself, if there is such."""
     (key, text), error = next(iter(impossible.items()))
+    if set(impossible.values()) == {error}:
+        try:
+            maker.make([])
+        except LorreryError as refusal:
+            if str(refusal) == error:  # what is asked of every point cannot be, whatever is swept
+                return SettingsError(error)
     for choice in impossible:
         try:
             maker.make([choice])

@@ -91,7 +91,11 @@ def test_values_are_listed_ranged_or_an_array(text: str, texts: tuple[str, ...],
         (["rate=1,,2"], "--sweep rate: '1,,2' has an empty value"),
         (["rate=1,1"], "--sweep rate: 1,1 has a value twice"),
         (["rate=1", "rate=2"], "--sweep rate: given twice"),
-        (["workers=3..1"], r"--sweep workers: 3..1: expected LOW..HIGH"),
+        (["workers=3..1"], r"--sweep workers: 3..1 runs backwards; write 1..3, or list the values"),
+        (["routers=1,2"], "--sweep routers=2: --routers 2 goes with several schedulers only: .* add --shards N"),
+        (["think=0,5"], "--sweep think=0: --think 0 goes with --workload chat, sharegpt only"),
+        (["concurrency=4", "rate=1,4"], "--sweep .* needs times, and a closed loop"),
+        (["adapter-exponent=0,2"], "--sweep adapter-exponent=0: --adapter-exponent 0 needs adapters"),
         (["workers=1..3..0"], r"--sweep workers: 1..3..0: expected LOW..HIGH"),
         (["seed=1..999999"], "--sweep seed: 1..999999: 999,999 values"),
         (["seed=1..999", "rate=1..999"], "--sweep cv, seed, rate: 1,996,002 points; 100,000 is the most"),
@@ -262,7 +266,7 @@ def test_a_point_is_known_by_what_its_files_contain(tmp_path: Path) -> None:
     lines += [f"2023-11-16 18:15:{second:02}.0,100,10" for second in range(5)]
     trace, out = tmp_path / "trace.csv", tmp_path / "out"
     trace.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    asked = ("--workload", "azure", "--trace")
+    asked = ("--rate", "2", "--workload", "azure", "--trace")
     assert "2 points to run" in sweep(out, "seed=1,2", asked=(*asked, trace))
     elsewhere = shutil.copy(trace, tmp_path / "copy.csv")
     assert "to run" not in sweep(out, "seed=1,2", asked=(*asked, elsewhere))

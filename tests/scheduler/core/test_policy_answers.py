@@ -392,4 +392,5 @@ def test_a_way_to_batch_whose_answer_makes_no_sense_has_raised(batch: type[Batch
     for request in failed:
         assert f"under {__name__}:{batch.__qualname__} raised " in request.detail
         assert answer in request.detail
-        assert request.detail.endswith(CHECK_IT) or batch is WaitsForNan  # raised where it was made
+        # A Wait is refused where it is made; so is a Chunk if the core is compiled.
+        assert request.detail.endswith(CHECK_IT) or batch in (WaitsForNan, ChunksInFloats)
