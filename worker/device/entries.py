@@ -153,6 +153,8 @@ def check_tables(table: Table, where: str) -> None:
 
 def shown(value: object) -> str:
     """Return a value for a message, cut where it is long."""
+    if isinstance(value, str) and len(value) > _MOST_SHOWN:
+        return f"{value[:_MOST_SHOWN]!r}..."
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
