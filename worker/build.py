@@ -79,7 +79,7 @@ def own_rows(
         try:
             return (
                 (not row.gpu or catalogue.gpu(row.gpu) == gpu)
-                and (not row.model or catalogue.model(row.model) == model)
+                and (not row.model or catalogue.model(row.model).is_shaped_as(model))
                 and row.tensor_parallel == tensor_parallel
             )
         except CatalogueError:

@@ -28,7 +28,8 @@ lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weigh
   `--engine vllm` wins over what a file says of the same settings, and `--set` wins over it. What no preset sets (GPU,
   model, adapters, addresses, queues' bounds) stays.
 * **The longest request** is the model's `max_model_len` in the catalogue, or `scheduler.max_total_token_num` where that
-  is set and less; a prompt may have a token fewer. What a worker's KV cache cannot hold is refused as ever.
+  is set and less; a prompt may have a token fewer. What a worker's KV cache cannot hold is refused as ever. So
+  `Llama-3-8B`, a cluster's default, takes 8,192 tokens, as its checkpoint does, and `Llama-3.1-8B` 131,072.
 * **Memory** is what the device reports, where the catalogue has it (H100, H200, B200), or the label's;
   `worker.gpu_memory_utilization` and `worker.activation_gb` say what the engine takes of it.
 * **Workers.** Where an engine is named, `simulate` and `up` have one worker unless `--workers` says otherwise: a closed

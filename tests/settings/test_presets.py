@@ -50,7 +50,7 @@ def test_every_preset_sets_the_same_keys_whatever_the_gpu():
 def test_every_preset_makes_a_cluster_of_the_shipped_settings(name: str, gpu: str):
     settings = load(DEFAULT_SETTINGS, [f"engine={name}", f"worker.gpu={gpu}"])
     assert settings.scheduler.policy == "fcfs"
-    assert settings.scheduler.max_req_input_len == settings.scheduler.max_req_total_len - 1 == 131_071
+    assert settings.scheduler.max_req_input_len == settings.scheduler.max_req_total_len - 1 == 8_191
     assert device_of(settings).pool_tokens > 0
 
 
@@ -185,3 +185,11 @@ def test_environment_that_names_no_engine_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LORRERY_ENGINE", "nope")
     with pytest.raises(SettingsError, match=r"'nope' is not known.*\(environment\)"):
         load()
+
+
+@pytest.mark.parametrize(
+    ("model", "longest"), [("Llama-3-8B", 8192), ("Llama-3.1-8B", 131072), ("Llama-3.3-70B", 131072)]
+)
+def test_the_longest_request_is_that_of_the_checkpoint(model, longest):
+    own = changed({}, {"engine": "vllm", "model": model, "worker": {"gpu": "H200-SXM", "tensor_parallel": 2}}).scheduler
+    assert (own.max_req_total_len, own.max_req_input_len) == (longest, longest - 1)

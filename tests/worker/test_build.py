@@ -54,6 +54,14 @@ def test_a_profile_serves_the_rows_of_this_deployment(tmp_path: Path):
     assert STEP_TIME_MODELS["table"](deployment).name == "table"
 
 
+def test_a_profile_of_the_same_shapes_serves_a_model_with_longer_contexts(tmp_path: Path):
+    path = tmp_path / "profile.csv"
+    path.write_text(PROFILE.replace("llama-2-7b", "llama-3-8b"))
+    for model in ("Llama-3-8B", "Llama-3.1-8B"):
+        deployment = deployment_of(settings("worker.step_time=table", f"worker.profile={path}", f"model={model}"))
+        assert [row.step_ms for row in deployment.profile] == [10, 20, 12]
+
+
 def test_a_log_of_steps_is_what_the_fitted_model_reads(tmp_path: Path):
     path = tmp_path / "steps.csv"
     path.write_text("step_s,prefill_tokens,decode_seqs\n0.01,0,1\n0.02,100,0\n")

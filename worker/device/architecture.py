@@ -4,7 +4,7 @@ The figures and their sources are in `data/models.toml`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import SIXTEEN
@@ -53,6 +53,10 @@ class Model:
     max_model_len: int | None = None
     shared_ffn: int = 0
     caveat: str = ""
+
+    def is_shaped_as(self, other: "Model") -> bool:
+        """Tell whether another model takes the same steps, whatever its name and longest context."""
+        return replace(self, name=other.name, max_model_len=other.max_model_len, caveat=other.caveat) == other
 
     @property
     def layer_parameters(self) -> int:

@@ -3,7 +3,7 @@
 A table is what a TOML file of the form of `data/*.toml` holds: `fits`, `links` and `engines` by name, lists `gpu` and
 `model`. Later tables add to earlier ones and replace entries of the same name. Names are compared without regard to
 case and punctuation, and a model's organisation and its `-hf`, `-chat`, `-instruct`, `-base` endings do not matter:
-`meta-llama/Llama-3.1-8B-Instruct` is `Llama-3-8B` by one of its aliases.
+`meta-llama/Llama-3.3-70B-Instruct` is `Llama-3.1-70B` by one of its aliases.
 """
 
 import re

@@ -95,8 +95,10 @@ def test_gpus_are_known_by_the_names_of_profiles(asked, name):
 @pytest.mark.parametrize(
     ("asked", "name"),
     [
-        ("Llama-3.1-8B", "Llama-3-8B"),
-        ("meta-llama/Llama-3.1-70B-Instruct", "Llama-3-70B"),
+        ("Llama-3.1-8B", "Llama-3.1-8B"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "Llama-3-8B"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "Llama-3.1-70B"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "Llama-3.1-70B"),
         ("meta-llama/Llama-2-7b-chat-hf", "Llama-2-7B"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
         ("CodeLlama-34b", "CodeLlama-34B"),
