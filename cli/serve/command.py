@@ -42,8 +42,8 @@ def serve(
     """Run one engine that answers like vllm serve, on a mock GPU.
 
     Scheduler, workers and router run on this machine; clients find OpenAI's, vLLM's and S-LoRA's routes at --port.
-    Prints one line once it serves; Ctrl-C or SIGTERM lets running requests end, and stops it. A worker that dies ends it,
-    with exit code 1.
+    Prints one line once it serves; Ctrl-C or SIGTERM lets running requests end, and stops it. A worker that dies ends
+    it, with exit code 1.
 
     Flags of vLLM, llm-d-inference-sim and the Dynamo mocker have their names; one that means nothing here is refused
     with what to do instead. docs/serve.md lists them all. --print-config shows the settings behind them, for lorrery up
