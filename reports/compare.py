@@ -156,11 +156,12 @@ def _same_requests(base: Requests, other: Requests) -> npt.NDArray[np.int64] | N
         if not np.array_equal(base["index"], other["index"][place]):
             return None
     completed = base.completed & other.completed[place]
-    adapters = [np.array(run.names["adapter_id"])[run.codes["adapter_id"]] for run in (base, other)]
+    codes = {name: code for code, name in enumerate(base.names["adapter_id"])}
+    adapters = np.array([codes.get(name, -1) for name in other.names["adapter_id"]], np.int64)
     are_same = (
         np.array_equal(base["prompt_tokens"], other["prompt_tokens"][place])
         and np.array_equal(base["output_tokens"][completed], other["output_tokens"][place][completed])
-        and np.array_equal(adapters[0], adapters[1][place])
+        and np.array_equal(base.codes["adapter_id"], adapters[other.codes["adapter_id"][place]])
     )
     return place if are_same else None
 

@@ -106,6 +106,18 @@ def test_a_run_is_equal_to_itself_and_to_one_in_another_order_of_sends(tmp_path)
     assert {one.verdict for one in compared.differences if one.name.startswith("TPOT")} == {"equal"}
 
 
+def test_runs_with_other_adapters_had_other_requests(tmp_path):
+    rows = poisson(300)
+    same = requests(tmp_path / "a", rows)
+    moved = requests(
+        tmp_path / "b", [one | {"adapter_id": "lora-1" if i == 5 else one["adapter_id"]} for i, one in enumerate(rows)]
+    )
+    assert compare(same, same).same_requests
+    assert not compare(same, moved).same_requests
+    renamed = requests(tmp_path / "c", [one | {"adapter_id": one["adapter_id"].replace("4", "9")} for one in rows])
+    assert not compare(same, renamed).same_requests
+
+
 def test_intervals_scale_with_time():
     runs = [single_server(seed) for seed in (1, 2)]
     scaled = [
