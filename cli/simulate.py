@@ -366,7 +366,7 @@ def _bases(run: SimulatedRun) -> list[tuple[str, str]]:
     """Return notes of what the figures of each kind of worker rest on."""
     found: dict[str, dict[str, None]] = {}
     for device in {id(device): device for device in run.devices}.values():
-        line = in_one_line(grounds(device.deployment, device.step_time.name))
+        line = in_one_line(grounds(device.deployment, device.step_time.name, getattr(device.step_time, "account", "")))
         found.setdefault(line, {})[device.deployment.gpu.name] = None
     several = len(found) > 1
     return [

@@ -103,6 +103,7 @@ def deployment_of(settings: Settings) -> Deployment:
         steps: list[EngineStep] = []
         if worker.profile is not None and worker.step_time == "fitted":
             steps = read_steps_file(worker.profile)
+            _check_kinds(steps, f"{_at(settings, 'profile')} = {str(worker.profile)!r}")
         elif worker.profile is not None:
             profile = own_rows(read_profile_file(worker.profile), catalogue, gpu, model, worker.tensor_parallel)
         return Deployment(
@@ -121,6 +122,14 @@ def deployment_of(settings: Settings) -> Deployment:
         )
     except CatalogueError as error:
         raise SettingsError(f"{_at(settings, 'gpu', 'engine')}, model: {error}") from None
+
+
+def _check_kinds(steps: Iterable[EngineStep], at: str) -> None:
+    """Refuse a log that lacks one of the two kinds of steps, of which each is fitted by itself."""
+    kinds = {bool(step.prefill_tokens) for step in steps}
+    for kind, what in ((False, "of decodes alone (prefill_tokens = 0)"), (True, "with prefill (prefill_tokens > 0)")):
+        if kind not in kinds:
+            raise SettingsError(f"{at}: has no step {what}; step_time = 'fitted' needs both kinds")
 
 
 def _at(settings: Settings, *keys: str) -> str:

@@ -71,6 +71,9 @@ def test_a_log_of_steps_is_what_the_fitted_model_reads(tmp_path: Path):
     path.write_text("step_s,prefill_tokens,decode_seqs\n0.01,0,x\n")
     with pytest.raises(SettingsError, match=r"steps\.csv: line 2: decode_seqs is 'x'"):
         deployment_of(settings("worker.step_time=fitted", f"worker.profile={path}"))
+    path.write_text("step_s,prefill_tokens,decode_seqs\n0.01,0,1\n")
+    with pytest.raises(SettingsError, match=r"^worker\.profile = '.*steps\.csv': has no step with prefill"):
+        deployment_of(settings("worker.step_time=fitted", f"worker.profile={path}"))
 
 
 def test_engine_of_2023_is_the_one_measured_on_this_gpu():

@@ -65,14 +65,15 @@ def link_ground(link: AllReduce) -> Ground:
     return Ground("all_reduce", link.basis, link.source)
 
 
-def grounds(deployment: Deployment, step_time: str = "roofline") -> list[Ground]:
+def grounds(deployment: Deployment, step_time: str = "roofline", account: str = "") -> list[Ground]:
     """Say what each part of a deployment's step times, and of its memory, rests on.
 
     Args:
         deployment: what serves.
         step_time: the step-time model that is asked, by its name in the settings.
+        account: what it says of its own fit.
     """
-    times = _of_kernels(deployment) if step_time in FORMULAS else [_of_model(step_time)]
+    times = _of_kernels(deployment) if step_time in FORMULAS else [_of_model(step_time, account)]
     return [*times, *_of_memory(deployment)]
 
 
@@ -99,12 +100,12 @@ def _of_host(engine: Engine, gpu: Gpu) -> list[Ground]:
     return [Ground("host", engine.basis, engine.source)]
 
 
-def _of_model(step_time: str) -> Ground:
+def _of_model(step_time: str, account: str) -> Ground:
     match step_time:
         case "table":
             return Ground("step time", "measured", "worker.profile")
         case "fitted":
-            return Ground("step time", "fitted", "to worker.profile")
+            return Ground(f"step time ({account})" if account else "step time", "fitted", "to worker.profile")
         case "constant":
             return Ground("step time", "assumed", "worker.constant")
         case _:

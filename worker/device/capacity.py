@@ -222,7 +222,7 @@ class Capacity:
     @property
     def grounds(self) -> list[Ground]:
         """What its figures rest on."""
-        return grounds(self.deployment, self._step_time.name)
+        return grounds(self.deployment, self._step_time.name, getattr(self._step_time, "account", ""))
 
     def unqueued_ttft(self, prompt_tokens: int | None = None) -> float:
         """Return the seconds of one prompt's prefill, which nothing shares and for which nothing waits."""

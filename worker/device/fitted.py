@@ -46,6 +46,8 @@ class Curve:
 
     Attributes:
         work_seconds: the slope, at least 0.
+        error: how far the rows are off on average, a share of what was measured.
+        counts: the least and the largest of the rows.
     """
 
     def __init__(self, counts: Floats, work: Floats, seconds: Floats) -> None:
@@ -56,6 +58,9 @@ class Curve:
             (low, high), _ = _fit(ends, counts, work, seconds)
             self._beyond = max(0.0, float((high - low) / (ends[1] - ends[0])))
         bases, self.work_seconds = _fit(knots, counts, work, seconds)
+        modelled = np.maximum(0.0, np.interp(counts, knots, bases)) + self.work_seconds * work
+        self.error = float(np.abs(modelled / seconds - 1.0).mean())
+        self.counts = int(knots[0]), int(knots[-1])
         self._knots: list[float] = knots.tolist()
         self._bases: list[float] = bases.tolist()
 
@@ -69,6 +74,11 @@ class Curve:
         if inside > knots[at]:
             base += (bases[at + 1] - base) / (knots[at + 1] - knots[at]) * (inside - knots[at])
         return max(0.0, base + self._beyond * (count - inside))
+
+
+def _account(curve: Curve, num_rows: int, what: str, of: str) -> str:
+    low, high = curve.counts
+    return f"{num_rows:,} {what} {low:,} to {high:,} {of}, {curve.error:.1%} off"
 
 
 def _knots(counts: Floats) -> Floats:
@@ -125,6 +135,9 @@ def _hats(knots: Floats, counts: Floats) -> Floats:
 class Fitted:
     """The rules above for one deployment's log.
 
+    Attributes:
+        account: what it was fitted to, and how well, in words.
+
     Raises:
         CatalogueError: a log without steps of decodes alone, or without prefills.
     """
@@ -143,11 +156,15 @@ class Fitted:
         prefills, decodes = log[log[:, 1] > 0], log[log[:, 1] == 0]
         for what, rows in (("steps of decodes alone", decodes), ("steps with prefill", prefills)):
             if not len(rows):
-                raise CatalogueError(f"the log of engine steps has no {what}")
+                raise CatalogueError(f"worker.profile: the log of engine steps has no {what}")
         self._decode = Curve(decodes[:, 2], decodes[:, 3], decodes[:, 0])
         # What decodes beside the prompts take, unless a row contradicts.
         beside = np.minimum(prefills[:, 3] * self._decode.work_seconds, prefills[:, 0] / 2)
         self._prefill = Curve(prefills[:, 1] + prefills[:, 2], prefills[:, 4], prefills[:, 0] - beside)
+        self.account = (
+            f"{_account(self._decode, len(decodes), 'steps of', 'decodes')};"
+            f" {_account(self._prefill, len(prefills), 'with prefill of', 'tokens')}; beyond that extrapolated"
+        )
         self._kv_token_ps = picoseconds(self._decode.work_seconds)
         self._half_pair_ps = picoseconds(self._prefill.work_seconds / 2)
         self._lora = LoraCost(

@@ -9,13 +9,20 @@ Columns (others are ignored, empty cells are 0):
   computes from;
 * `prefill_attn_pairs`: over the prompts of the step the sum of n * (p + n / 2), n new tokens after p cached ones.
 
-The last two may be missing: then the time does not depend on them.
+The last two columns may be missing: then the time does not depend on them. A row has all fields of the header.
 """
 
 import csv
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+LONGEST_SECONDS = 3600.0
+MOST_COUNTED = 2_147_483_647
+MOST_PAIRS = 1e15
+"""Of one step: beyond them a cell is a slip, not a measurement."""
+_SAME = 1e-3
+"""Share by which `step_s` and `step_ms` of a row may differ: digits that one of them leaves out."""
 
 
 class StepLogError(ValueError):
@@ -51,20 +58,18 @@ def read_steps(lines: Iterable[str]) -> list[EngineStep]:
     columns = set(reader.fieldnames or ())
     if not {"prefill_tokens", "decode_seqs"} <= columns or not columns & {"step_s", "step_ms"}:
         raise StepLogError("line 1: no header with step_s (or step_ms), prefill_tokens and decode_seqs")
-    column, unit = ("step_s", 1.0) if "step_s" in columns else ("step_ms", 1e-3)
     steps: list[EngineStep] = []
     for cells in reader:
         try:
+            _check_whole(cells)
             num_decodes = _count(cells, "decode_seqs")
             step = EngineStep(
-                _number(cells, column) * unit,
+                _seconds(cells),
                 _count(cells, "prefill_tokens"),
                 num_decodes,
-                max(_count(cells, "decode_kv_tokens") - num_decodes, 0),
-                _number(cells, "prefill_attn_pairs"),
+                _cached(cells, num_decodes),
+                _number(cells, "prefill_attn_pairs", MOST_PAIRS),
             )
-            if not step.seconds:
-                raise ValueError(f"{column} is {cells[column]!r}; it must be more than 0")
         except ValueError as error:
             raise StepLogError(f"line {reader.line_num}: {error}") from None
         if step.prefill_tokens or step.num_decodes:
@@ -72,7 +77,41 @@ def read_steps(lines: Iterable[str]) -> list[EngineStep]:
     return steps
 
 
-def _number(cells: Mapping[str, str | None], column: str) -> float:
+def _check_whole(cells: Mapping[str, str | None]) -> None:
+    """Check that a row has as many fields as the header: one that was cut off is no step without decodes."""
+    if None in cells:
+        raise ValueError("the row has more fields than the header")
+    missing = [column for column, text in cells.items() if text is None]
+    if missing:
+        raise ValueError(f"the row is cut off: {', '.join(missing)} is missing")
+
+
+def _seconds(cells: Mapping[str, str | None]) -> float:
+    given = {
+        column: _number(cells, column, LONGEST_SECONDS / unit) * unit
+        for column, unit in (("step_s", 1.0), ("step_ms", 1e-3))
+        if (cells.get(column) or "").strip()
+    }
+    if not given or not min(given.values()):
+        column = "step_s" if "step_s" in cells else "step_ms"
+        raise ValueError(f"{next(iter(given), column)} is {cells[column]!r}; it must be more than 0")
+    if max(given.values()) - min(given.values()) > _SAME * max(given.values()):
+        raise ValueError(f"step_s is {cells['step_s']} and step_ms {cells['step_ms']}; they must be the same time")
+    return next(iter(given.values()))
+
+
+def _cached(cells: Mapping[str, str | None], num_decodes: int) -> int:
+    """Return the tokens in the KV cache before the step; 0 where the log does not have them."""
+    tokens = _count(cells, "decode_kv_tokens")
+    if tokens < num_decodes and (cells.get("decode_kv_tokens") or "").strip():
+        raise ValueError(
+            f"decode_kv_tokens is {tokens}, of {num_decodes} decode_seqs; it must be at least {num_decodes}: each has"
+            " the token that the step computes from (leave the column out if it is not known)"
+        )
+    return max(tokens - num_decodes, 0)
+
+
+def _number(cells: Mapping[str, str | None], column: str, most: float) -> float:
     text = (cells.get(column) or "").strip()
     try:
         value = float(text or 0)
@@ -80,11 +119,13 @@ def _number(cells: Mapping[str, str | None], column: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         raise ValueError(f"{column} is {text!r}; it must be a number, 0 or more")
+    if value > most:
+        raise ValueError(f"{column} is {text!r}; it must be at most {most:,.0f}")
     return value
 
 
 def _count(cells: Mapping[str, str | None], column: str) -> int:
-    value = _number(cells, column)
+    value = _number(cells, column, MOST_COUNTED)
     if value != int(value):
         raise ValueError(f"{column} is {cells[column]!r}; it must be a whole number")
     return int(value)

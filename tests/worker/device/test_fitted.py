@@ -1,5 +1,6 @@
 """Step times fitted to a log of engine steps."""
 
+import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -55,6 +56,39 @@ def log_of(rng: np.random.Generator, num_steps: int, noise: float = 0.0) -> list
         )
         for s in steps
     ]
+
+
+def test_a_fit_says_what_it_was_made_of():
+    log = log_of(np.random.default_rng(3), 200, noise=0.05)
+    account = fitted(log).account
+    assert re.match(
+        r"200 steps of 1 to 32 decodes, [34]\.\d% off; 200 with prefill of [\d,]+ to 3,\d+ tokens, ", account
+    )
+    assert "1 steps of 1 to 1 decodes, 0.0% off" in fitted(read_steps(ONE_OF_EACH)).account
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("20,100", "line 2: the row is cut off: decode_seqs, decode_kv_tokens, prefill_attn_pairs is missing"),
+        ("20,100,0,0,5000,7", "line 2: the row has more fields than the header"),
+        ("20,0,5,1,0", "line 2: decode_kv_tokens is 1, of 5 decode_seqs; it must be at least 5"),
+        ("1e300,0,1,100,0", "line 2: step_ms is '1e300'; it must be at most 3,600,000"),
+        ("20,0,1e21,1e22,0", "line 2: decode_seqs is '1e21'; it must be at most 2,147,483,647"),
+        ("20,100,0,0,1e300", "line 2: prefill_attn_pairs is '1e300'; it must be at most"),
+    ],
+)
+def test_a_row_that_is_a_slip_is_refused(row: str, message: str):
+    with pytest.raises(StepLogError, match=message):
+        read_steps([HEADER, row])
+
+
+def test_two_times_of_a_step_must_be_the_same():
+    header = "step_s,step_ms,prefill_tokens,decode_seqs"
+    assert read_steps([header, "0.0123,12.3004,0,1"])[0].seconds == 0.0123
+    assert read_steps([header, ",12.5,0,1"])[0].seconds == 0.0125
+    with pytest.raises(StepLogError, match=r"line 2: step_s is 0.01 and step_ms 20; they must be the same time"):
+        read_steps([header, "0.01,20,0,1"])
 
 
 def test_what_the_log_follows_is_found():
