@@ -261,6 +261,8 @@ def simulate(
     if sweeps:
         if steps or perfetto or record is not None:
             raise SettingsError("--steps, --perfetto and --record are of one run; leave out --sweep")
+        if serve is not None:
+            raise SettingsError("--serve is of one run; leave out --sweep")
         from lorrery.sweeps.run import sweep
 
         simulation = SimulationOptions(workers, shards, routers, tuple(map(parse_fault, faults or [])), one_step)

@@ -201,7 +201,7 @@ class LoadOptions:
         Raises:
             SettingsError: names the option.
         """
-        for option, value in (("rate", self.rate), ("cv", self.cv), ("alpha", self.alpha), ("speed-up", self.speed_up)):
+        for option, value in (("rate", self.rate), ("alpha", self.alpha), ("speed-up", self.speed_up)):
             if not 0 < value <= MOST_FACTOR:
                 raise SettingsError(f"--{option} is {value:g}; it must be above 0 and at most {MOST_FACTOR:g}")
         if not LEAST_CV <= self.cv <= MOST_CV:

@@ -290,6 +290,7 @@ def test_a_deadline_passes_without_a_worker_too(tmp_path: Path) -> None:
         (["--routers", "3"], "--routers 3 goes with several schedulers only: .* add --shards N, or leave it out"),
         (["--no-report"], "--no-report goes with --out DIR only"),
         (["--workload", "azure", "--rate", "7"], "--rate 7 goes with --workload .* --speed-up F plays them F times"),
+        (["--cv", "0"], "--cv is 0; it must be from 1e-06 to 1e"),
         (["--cv", "1e-320"], "--cv is 9.99989e-321; it must be from 1e-06 to 1e"),
         (["--rate", "inf"], "--rate is inf; it must be above 0 and at most 1e"),
         (["--input-range", f"1:{10**22}"], "--input-range goes to 10{22} tokens; at most 2147483647 can be drawn"),
