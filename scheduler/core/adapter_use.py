@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.vocabulary.ascending import bisect_left
+from lorrery.vocabulary.machine_ints import bisect_left
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

@@ -35,7 +35,7 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 _NOBODY: frozenset[str] = frozenset()
 _MOST_KNOWN: Final = 4096
-"""Load times that are kept."""
+"""Load times that are kept of each tier."""
 
 
 class Residency:
@@ -82,7 +82,8 @@ class Residency:
         self.num_loads = 0
         self.num_failed_loads = 0
         self._load_ps = load_ps
-        self._known_load_ps: dict[tuple[str, bool], int] = {}  # by key, and whether from host memory
+        self._known_host_ps: dict[str, int] = {}
+        self._known_disk_ps: dict[str, int] = {}
         self._load_faults = load_faults
         self._waiting: dict[str, Adapter] = {}
         self._attempts: dict[str, int] = {}
@@ -168,12 +169,13 @@ class Residency:
         if key in self.gpu:
             return 0
         from_host = key in self.host
-        load_ps = self._known_load_ps.get((key, from_host), -1)  # a placement asks every worker for every request
+        known_ps = self._known_host_ps if from_host else self._known_disk_ps
+        load_ps = known_ps.get(key, -1)  # a placement asks every worker for every request
         if load_ps < 0:
             load_ps = self._load_ps(adapter, Tier.HOST if from_host else Tier.DISK)
-            if len(self._known_load_ps) == _MOST_KNOWN:
-                self._known_load_ps.clear()
-            self._known_load_ps[key, from_host] = load_ps
+            if len(known_ps) == _MOST_KNOWN:
+                known_ps.clear()
+            known_ps[key] = load_ps
         return load_ps // 2 if key in self.loading else load_ps
 
     def tell(self, holders: AdapterHolders | None, number: int) -> None:

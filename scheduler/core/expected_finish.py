@@ -13,6 +13,7 @@ from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.forecast import ONE, finish_ps
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.machine_ints import product
 
 HALVING: Final = 64
 """Requests that go elsewhere while what is beyond a worker's usual slowdown comes to count half as much."""
@@ -59,13 +60,13 @@ def replica_finish_ps(
     forecast = candidate.forecast
     slowdown, usual = forecast.slowdown, forecast.usual_slowdown
     if slowdown == usual:
-        return end_ps * max(slowdown, 1) // ONE
+        return product(end_ps, max(slowdown, 1)) // ONE
     return _slowed_ps(end_ps, slowdown, usual, num_placed, last_placed.get(candidate.name, 0))
 
 
 def _slowed_ps(end_ps: int, slowdown: int, usual: int, num_placed: int, last_placed: int) -> int:
     slowdown = usual + ((slowdown - usual) >> ((num_placed - last_placed) // HALVING))
-    return end_ps * max(slowdown, 1) // ONE
+    return product(end_ps, max(slowdown, 1)) // ONE
 
 
 def _finish_ps(sequence: Sequence, candidate: Candidate, output_tokens: int) -> int:

@@ -14,6 +14,7 @@ from typing import Final
 
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.running import Running
+from lorrery.vocabulary.machine_ints import product
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.pace import Pace
 
@@ -112,16 +113,17 @@ class Forecast:
         if not ran.busy_ps:
             return
         pace, num_steps = self.pace, ran.num_steps
-        said_ps = num_steps * pace.base_ps
+        said_ps = product(num_steps, pace.base_ps)
         if plan.decode:
             num = running.num_decoding
             kv_tokens = num_steps * running.kv_tokens + num * (num_steps * (num_steps - 1) // 2)
-            said_ps += num_steps * num * pace.sequence_ps + kv_tokens * pace.kv_token_ps
+            said_ps += product(num_steps * num, pace.sequence_ps) + product(kv_tokens, pace.kv_token_ps)
         for chunk in plan.prefills:
-            said_ps += num_steps * chunk.new_tokens * pace.prompt_token_ps
-            self._prompt_ps += num_steps * chunk.new_tokens * pace.prompt_token_ps
+            prompt_ps = product(num_steps * chunk.new_tokens, pace.prompt_token_ps)
+            said_ps += prompt_ps
+            self._prompt_ps += prompt_ps
         if not plan.decode:
-            self._prompt_ps += num_steps * pace.base_ps
+            self._prompt_ps += product(num_steps, pace.base_ps)
         self._said_ps += said_ps
         self._took_ps += ran.busy_ps
 
@@ -136,9 +138,9 @@ class Forecast:
         self._total_said_ps += self._said_ps
         self._took_ps = self._said_ps = self._prompt_ps = 0
         said_ps = self._last_said_ps + self._new_said_ps
-        self.slowdown = ONE * (self._last_took_ps + self._new_took_ps) // said_ps
+        self.slowdown = product(ONE, self._last_took_ps + self._new_took_ps) // said_ps
         self.usual_slowdown = ONE * self._total_took_ps // self._total_said_ps
-        self.prompt_share = ONE * (self._last_prompt_ps + self._new_prompt_ps) // said_ps
+        self.prompt_share = product(ONE, self._last_prompt_ps + self._new_prompt_ps) // said_ps
         if self._new_said_ps >= WINDOW_PS:
             self._last_took_ps, self._last_said_ps = self._new_took_ps, self._new_said_ps
             self._last_prompt_ps = self._new_prompt_ps
@@ -176,12 +178,13 @@ def finish_ps(
     """
     base_ps, sequence_ps, kv_token_ps, prompt_token_ps = pace
     batch_tokens = kv_tokens + waiting_tokens + input_tokens + output_tokens // 2
-    step_ps = base_ps + (num_running + num_waiting + 1) * sequence_ps + batch_tokens * kv_token_ps
-    step_ps = step_ps * ONE // max(ONE - prompt_share, LEAST_DECODING)
+    step_ps = base_ps + (num_running + num_waiting + 1) * sequence_ps + product(batch_tokens, kv_token_ps)
+    step_ps = product(step_ps, ONE) // max(ONE - prompt_share, LEAST_DECODING)
     wait_ps = load_ps
     if num_waiting:
-        wait_ps = max(wait_ps, base_ps + waiting_tokens * prompt_token_ps)
+        wait_ps = max(wait_ps, base_ps + product(waiting_tokens, prompt_token_ps))
         if num_running and is_blocked:
-            running_ps = base_ps + num_running * sequence_ps + kv_tokens * kv_token_ps
-            wait_ps = max(wait_ps, (num_waiting + 1) * output_tokens * running_ps // num_running)
-    return wait_ps + base_ps + (input_tokens - cached_tokens) * prompt_token_ps + (output_tokens - 1) * step_ps
+            running_ps = base_ps + num_running * sequence_ps + product(kv_tokens, kv_token_ps)
+            wait_ps = max(wait_ps, product((num_waiting + 1) * output_tokens, running_ps) // num_running)
+    prompt_ps = product(input_tokens - cached_tokens, prompt_token_ps)
+    return wait_ps + base_ps + prompt_ps + product(output_tokens - 1, step_ps)

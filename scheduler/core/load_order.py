@@ -13,7 +13,7 @@ may be the fewest, so looks are few where many workers are equally loaded.
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Final, Protocol
 
-from lorrery.vocabulary.ascending import bisect_left, insort
+from lorrery.vocabulary.machine_ints import bisect_left, insort
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

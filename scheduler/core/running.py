@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lorrery.scheduler.core.adapter_use import AdapterUse
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.vocabulary.ascending import bisect_left, insort
+from lorrery.vocabulary.machine_ints import bisect_left, insort
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

@@ -13,6 +13,7 @@ from math import sqrt
 from typing import Final
 
 from lorrery.vocabulary.compiling import mypyc_attr
+from lorrery.vocabulary.machine_ints import product
 
 
 @mypyc_attr(acyclic=True)
@@ -153,7 +154,7 @@ def steps_to_cover(base_ps: int, slope_ps: int, duration_ps: int, limit: int) ->
 
     By closed form: n base + slope n (n - 1) / 2 >= duration, its positive root as a guess, then to the exact integer.
     """
-    if limit * base_ps + slope_ps * (limit * (limit - 1) // 2) <= duration_ps or base_ps <= 0:
+    if product(limit, base_ps) + product(slope_ps, limit * (limit - 1) // 2) <= duration_ps or base_ps <= 0:
         return limit
     if slope_ps:
         half = base_ps - slope_ps / 2
@@ -161,7 +162,7 @@ def steps_to_cover(base_ps: int, slope_ps: int, duration_ps: int, limit: int) ->
     else:
         steps = duration_ps // base_ps
     steps = max(1, min(steps, limit))
-    total_ps = steps * base_ps + slope_ps * (steps * (steps - 1) // 2)
+    total_ps = product(steps, base_ps) + product(slope_ps, steps * (steps - 1) // 2)
     while total_ps < duration_ps and steps < limit:
         total_ps += base_ps + slope_ps * steps
         steps += 1

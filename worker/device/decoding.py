@@ -7,7 +7,7 @@ of any batch changes one number.
 
 from typing import TYPE_CHECKING
 
-from lorrery.vocabulary.ascending import bisect_left, insort
+from lorrery.vocabulary.machine_ints import bisect_left, insort
 from lorrery.worker.device.rows import Row
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.machine_ints import product
 from lorrery.worker.device.adapters import DecodingAdapters
 from lorrery.worker.device.batch import Batch, steps_to_cover
 from lorrery.worker.device.chunk_run import ChunkRun
@@ -186,7 +187,7 @@ class MockGpu:
             steps_to_end = self._decoding.steps_to_end
             if steps_to_end < max_steps:
                 max_steps = steps_to_end
-        total_ps = max_steps * self._next_ps + self._slope_ps * (max_steps * (max_steps - 1) // 2)
+        total_ps = product(max_steps, self._next_ps) + product(self._slope_ps, max_steps * (max_steps - 1) // 2)
         if duration_ps is None or max_steps == 1 or total_ps <= duration_ps:
             return max_steps, total_ps
         steps = self.steps_to_cover(duration_ps, max_steps)
@@ -212,7 +213,7 @@ class MockGpu:
         if self._chunk_run is not None:
             return self._chunk_run.total_ps(num_steps)
         assert self._known and self._closed  # noqa: PT018  one question
-        return num_steps * self._next_ps + self._slope_ps * (num_steps * (num_steps - 1) // 2)
+        return product(num_steps, self._next_ps) + product(self._slope_ps, num_steps * (num_steps - 1) // 2)
 
     def steps_to_cover(self, duration_ps: int, limit: int) -> int:
         """Return the fewest steps, at least 1, that take at least this long, but at most `limit`. By closed form."""

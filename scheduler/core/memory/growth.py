@@ -11,6 +11,13 @@ batch. After `size` steps everybody has taken exactly one block more, whence the
 periods and a scan of at most `size` residues.
 """
 
+from typing import TYPE_CHECKING
+
+from lorrery.vocabulary.machine_ints import sum_of_last
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
 
 class BlockGrowth:
     """Growing sequences by the residue of their length.
@@ -21,7 +28,7 @@ class BlockGrowth:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._num_at: list[int] = [0] * block_size
+        self._num_at: list[i64] = [0] * block_size
         self._whole_blocks = 0
         self._num = 0
         self._known_step = -1  # `blocks` there is `_known_blocks`
@@ -50,9 +57,8 @@ class BlockGrowth:
         """Return the blocks that all need when the decode-step counter is here; asked again, O(1)."""
         if decode_step != self._known_step:
             periods, phase = decode_step // self.block_size, decode_step % self.block_size
-            one_more = sum(self._num_at[self.block_size - phase :]) if phase else 0
             self._known_step = decode_step
-            self._known_blocks = self._whole_blocks + self._num * periods + one_more
+            self._known_blocks = self._whole_blocks + self._num * periods + sum_of_last(self._num_at, phase)
         return self._known_blocks
 
     def most_blocks(self, decode_step: int) -> int:

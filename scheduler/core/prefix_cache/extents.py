@@ -103,7 +103,7 @@ class Root(Extent):
 
     def end_byte(self, block: int) -> int:
         """Return where a content's last unit before this block ends."""
-        return -(-block * self.block_size // self.unit_tokens) * self.unit_bytes
+        return (block * self.block_size + self.unit_tokens - 1) // self.unit_tokens * self.unit_bytes
 
     def key_of(self, data: bytes, block: int) -> bytes:
         """Return what a block of a content is looked up by."""
@@ -142,7 +142,7 @@ def follow(root: Root, content: Content, way: list[Extent]) -> int:
     children, end = root.children, 0
     while end < most:
         first = end * size // unit_tokens * unit_bytes
-        extent = children.get(data[first : -(-(end + 1) * size // unit_tokens) * unit_bytes])
+        extent = children.get(data[first : ((end + 1) * size + unit_tokens - 1) // unit_tokens * unit_bytes])
         if extent is None:
             break
         way.append(extent)
