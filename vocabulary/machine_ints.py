@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-_FEW: Final = 1 << 18
-_MANY: Final = 1 << 44
+_FEW: Final = 1 << 16
+_MANY: Final = 1 << 46
 
 
 def bisect_left(ascending: "list[i64]", value: "i64") -> "i64":
@@ -56,7 +56,7 @@ def sum_of_last(numbers: "list[i64]", num: int) -> int:
 def product(one: int, other: int) -> int:
     """Return the product of two numbers, of which one may be a time in picoseconds.
 
-    Up to 44 bits (17 seconds) and 18 bits it is made as a machine word; beyond, as Python makes it.
+    Up to 46 bits (70 seconds) and 16 bits it is made as a machine word; beyond, as Python makes it.
     """
     if 0 <= one < _MANY and 0 <= other < _MANY and (one < _FEW or other < _FEW):
         left: i64 = one

@@ -28,6 +28,7 @@ from bisect import bisect_left, insort
 
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.forecast import LEAST_DECODING, ONE
+from lorrery.vocabulary.machine_ints import product
 from lorrery.worker.device.pace import Pace
 
 Rate = tuple[int, int]
@@ -123,8 +124,10 @@ class FinishOrder:
         slowdown = max(min(forecast.slowdown, forecast.usual_slowdown), 1)
         self._slowdowns.note(number, slowdown)
         base_ps, sequence_ps, kv_token_ps, _ = forecast.pace
-        step_ps = base_ps + (candidate.load + 1) * sequence_ps + (kv_tokens + forecast.waiting_tokens) * kv_token_ps
-        return step_ps * ONE // max(ONE - forecast.prompt_share, LEAST_DECODING) * slowdown, slowdown
+        step_ps = base_ps + (candidate.load + 1) * sequence_ps
+        step_ps += product(kv_tokens + forecast.waiting_tokens, kv_token_ps)
+        decoding_ps = product(step_ps, ONE) // max(ONE - forecast.prompt_share, LEAST_DECODING)
+        return product(decoding_ps, slowdown), slowdown
 
 
 class _Least:

@@ -9,6 +9,7 @@ from lorrery.scheduler.core.forecast import ONE
 from lorrery.scheduler.core.many_workers import ManyWorkers
 from lorrery.scheduler.core.prefix_cache.holders import Way
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.machine_ints import product
 from lorrery.vocabulary.units import NEVER
 
 
@@ -41,15 +42,15 @@ def first_of_many(
     looked_at: list[int] = []
     for group in order.groups:
         base_ps, _, kv_token_ps, prompt_token_ps = group.pace
-        own_ps = further_tokens * (input_tokens + output_tokens // 2) * kv_token_ps
-        alike_ps = base_ps + computed_tokens * prompt_token_ps + own_ps
-        least_ps = alike_ps * order.least_slowdown
+        own_ps = product(product(further_tokens, input_tokens + output_tokens // 2), kv_token_ps)
+        alike_ps = base_ps + product(computed_tokens, prompt_token_ps) + own_ps
+        least_ps = product(alike_ps, order.least_slowdown)
         for rate, slowdown in group.rates:
-            bound_ps = (further_tokens * rate + least_ps) // ONE
+            rate_ps = product(further_tokens, rate)
+            bound_ps = (rate_ps + least_ps) // ONE
             if bound_ps > first_ps and bound_ps >= next_ps:
                 break
-            rate_ps = further_tokens * rate
-            bound_ps = (rate_ps + alike_ps * slowdown) // ONE
+            bound_ps = (rate_ps + product(alike_ps, slowdown)) // ONE
             left = group.numbers[rate, slowdown]
             while left:
                 lowest = left & -left
@@ -61,8 +62,8 @@ def first_of_many(
                 if way or adapter is not None:
                     more_ps = 0 if adapter is None else candidate.load_ps(adapter)
                     if way:
-                        more_ps += (way[-1][0] - _held_tokens(way, number)) * prompt_token_ps
-                    own_bound_ps = (rate_ps + (alike_ps + more_ps) * slowdown) // ONE
+                        more_ps += product(way[-1][0] - _held_tokens(way, number), prompt_token_ps)
+                    own_bound_ps = (rate_ps + product(alike_ps + more_ps, slowdown)) // ONE
                     if own_bound_ps >= next_ps and own_bound_ps > first_ps:
                         continue
                 end_ps = replica_finish_ps(sequence, candidate, output_tokens, last_placed, num_placed)
