@@ -123,7 +123,7 @@ class KvEventsSettings(Section):
         default="", description="first frame of each message; {worker} and {model} stand for their names"
     )
     format: Literal["array", "map"] = Field(
-        default="array", description="how an event is written: as vLLM 0.18 and earlier do, or as 0.24 and later"
+        default="map", description="how an event is written: as vLLM 0.18 and earlier do, or as 0.24 and later"
     )
     replay_topic: bool = Field(
         default=False, description="begin each frame of a replay with the topic, as vLLM 0.33 does and 0.24 does not"

@@ -161,11 +161,11 @@ FLAGS = (
         least=1,
     ),
     _flag(
-        "--use-vllm-map-event-format",
+        "--use-vllm-map-event-format/--no-use-vllm-map-event-format",
         bool,
         _KV,
-        "worker.kv_events.format: map",
-        "Write a KV event as a map, as vLLM does since 0.24.",
+        "worker.kv_events.format: map, array",
+        "Write a KV event as a map, as vLLM does since 0.24, and unless it is turned off.",
         plain=False,
     ),
     _flag(

@@ -242,8 +242,8 @@ def _steps(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
 
 
 def _kv_events(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
-    if flags.get("use_vllm_map_event_format"):
-        values["worker.kv_events.format"] = "map"
+    if "use_vllm_map_event_format" in flags:
+        values["worker.kv_events.format"] = "map" if flags["use_vllm_map_event_format"] else "array"
     if "kv_events_config" not in flags:
         return
     text = flags["kv_events_config"]

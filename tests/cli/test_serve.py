@@ -97,6 +97,7 @@ def test_issue_s_own_command_line_amounts_to_vllms_way_with_four_adapters_at_onc
         ("--prefill-time-per-token 0.25 --inter-token-latency 20", "worker.constant.prefill_token_ms", 0.25),
         ("--prefill-overhead 30ms --inter-token-latency 20", "worker.step_time", "constant"),
         ("--zmq-endpoint tcp://*:5557 --use-vllm-map-event-format", "worker.kv_events.format", "map"),
+        ("--use-vllm-map-event-format=false", "worker.kv_events.format", "array"),
         ('--kv-events-config {"publisher":"zmq","buffer_steps":9}', "worker.kv_events.buffer_steps", 9),
         ('--kv-events-config {"publisher":"zmq"}', "worker.kv_events.endpoint", "tcp://*:5557"),
         ("--uvicorn-log-level trace", "log.level", "debug"),

@@ -163,7 +163,7 @@ async def test_a_message_is_topic_number_and_payload(open_socket: Open) -> None:
         assert topic == b"kv@worker-0@Llama-3-8B"
         assert publisher.source("10.0.0.7").topic == topic.decode()
         publisher.publish(EVENTS)
-        expected = msgspec.msgpack.decode(encode(EVENTS, "array", 0.0))[1]
+        expected = msgspec.msgpack.decode(encode(EVENTS, "map", 0.0))[1]
         while msgspec.msgpack.decode((message := await receive(sub))[2])[1] != expected:
             assert int.from_bytes(message[1], "big") == int.from_bytes(number, "big") + 1
             number = message[1]
@@ -184,7 +184,9 @@ async def test_a_replay_has_what_is_kept_from_the_number_on_and_an_end(open_sock
                 empty, number, payload = message
                 assert empty == b""
                 numbers.append(int.from_bytes(number, "big"))
-                assert msgspec.msgpack.decode(payload)[1] == [["BlockRemoved", [numbers[-1]], "GPU"]]
+                assert msgspec.msgpack.decode(payload)[1] == [
+                    {"type": "BlockRemoved", "block_hashes": [numbers[-1]], "medium": "GPU"}
+                ]
             assert message == [b"", END, b""]
             assert numbers == list(expected)
 
@@ -220,7 +222,7 @@ async def test_an_empty_cache_is_said_once_until_something_may_be_in_it(open_soc
         await request.send_multipart((b"", bytes(8)))
         kinds = []
         while (message := await receive(request))[1] != END:
-            kinds.append([event[0] for event in msgspec.msgpack.decode(message[2])[1]])
+            kinds.append([event["type"] for event in msgspec.msgpack.decode(message[2])[1]])
         assert [kind for kind in kinds if len(kind) == 1] == [["AllBlocksCleared"]] * 2
         assert len(kinds) == 3
 
