@@ -97,7 +97,9 @@ async def test_who_still_waits_when_it_should_have_started_is_told_and_never_run
         assert error_info(late.error)[0] == "SLO_UNATTAINABLE"
         assert "its deadline has passed before it could start" in (late.error.details() or "")
         assert impatient.error is not None
-        assert impatient.error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        # Its deadline is the caller's, and the scheduler's word comes within a millisecond of it, before or after.
+        if impatient.error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            assert error_info(impatient.error)[0] == "SLO_UNATTAINABLE"
         assert not first.over
 
         async def gone() -> bool:
