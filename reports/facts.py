@@ -85,12 +85,14 @@ def _workload(options: Mapping[str, Any], workload: Mapping[str, Any]) -> str:
 
 
 def options_of(run: Run) -> dict[str, str]:
-    """Flatten options, cluster and settings, such as `scheduler.policy`; without those that say nothing."""
+    """Flatten options, cluster, faults and settings, such as `scheduler.policy`; without those that say nothing."""
     found = dict(_flat("", run.part("options")))
     cluster = dict(run.part("cluster"))
     if "workers" in cluster:
         cluster["workers"] = _cluster({"workers": cluster["workers"]}, {})
     found |= {f"cluster.{key}": value for key, value in _flat("", cluster)}
+    events = run.part("simulation").get("events")
+    found["faults"] = "; ".join(map(str, events)) if isinstance(events, list) else ""
     kept = (entry for entry in _flat("", run.part("settings")) if entry[0].rpartition(".")[2] not in _ADDRESSES)
     return {key: value for key, value in (found | dict(kept)).items() if value}
 

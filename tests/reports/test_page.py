@@ -12,6 +12,8 @@ import lorrery
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.report import app
 from lorrery.loadgen.requests_csv import CSV_COLUMNS
+from lorrery.reports.facts import differing
+from lorrery.reports.read import read_folders
 from lorrery.reports.report import report
 from lorrery.simulator.steps import COLUMNS as STEP_COLUMNS
 from tests.reports.runs import failed, poisson, row, write
@@ -121,6 +123,16 @@ def test_several_runs_have_differences_and_what_was_asked_differently(tmp_path, 
         "independent runs",
     ):
         assert expected in text
+
+
+def test_faults_are_among_what_was_asked_differently(tmp_path):
+    fault = "slow_worker,at=0,worker=worker-0,factor=1.08"
+    folders = [
+        write(tmp_path / name, poisson(50), summary={"simulation": {"events": events}})
+        for name, events in (("a", []), ("b", [fault]))
+    ]
+    runs, _ = read_folders(folders)
+    assert differing(runs) == [("faults", ["", fault])]
 
 
 def test_hostile_names_are_text(tmp_path):
