@@ -95,6 +95,7 @@ class Joiner:
         self._shards: list[_ShardState] = []
         self._began = time.monotonic() if now is None else now
         self._connected: list[bool] = []
+        self._at = 0.0  # of the last frame
         self._first_ps: int | None = None  # the first scheduler's clock when this began
 
     def frame(self, message: router_pb2.WatchClusterResponse, now: float | None = None) -> Frame | None:
@@ -176,6 +177,9 @@ class Joiner:
                 ]
                 more_ended += frame.num_more_ended
                 more_events += frame.num_more_events
+        if at <= self._at:  # a scheduler that was ahead by a hair is gone
+            at = self._at + 1e-6
+        self._at = at
         return Frame(
             at=at,
             adapters_new=self._adapters.take_new(),
