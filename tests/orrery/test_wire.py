@@ -96,6 +96,18 @@ def test_a_scheduler_that_comes_back_begins_anew_and_what_it_counted_stays():
     assert back.workers[0].running[0].request != first.workers[0].running[0].request
 
 
+def test_time_goes_on_when_the_scheduler_that_was_ahead_is_lost():
+    joiner = Joiner(now=0.0)
+    behind = router_pb2.ShardFrame(address="a:1", connected=True, watch=1, time_scale=1.0)
+    times = [
+        joiner.frame(message(shard("a:1", at_ps=PS_PER_SECOND), shard("b:1", at_ps=PS_PER_SECOND)), now=0.0).at,
+        joiner.frame(message(behind, shard("b:1", at_ps=2 * PS_PER_SECOND)), now=1.0).at,
+        joiner.frame(message(behind, lost("b:1")), now=1.5).at,
+        joiner.frame(message(shard("a:1", at_ps=3 * PS_PER_SECOND), lost("b:1")), now=2.0).at,
+    ]
+    assert sorted(set(times)) == times
+
+
 def test_one_that_lags_keeps_its_last_state_and_says_nothing_twice():
     joiner = Joiner(now=0.0)
     event = frame_pb2.FrameEvent(at_ps=0, kind="load", text="x on w")
