@@ -4,7 +4,8 @@ A request has `http_request_seconds` to come whole, counted from the connection'
 own first byte; its head has `MAX_HEAD_BYTES`. What is slower or longer is told so and closed, as are connections over
 `http_max_connections`. The time of a request that waits behind another on its connection is not counted until its turn
 comes. Reading goes on meanwhile, up to `_MAX_AHEAD` of them, so that a client that goes is noticed. A request that is
-refused behind others is told so after their answers. A client that stops reading its answers is cut (stuck_reader.py).
+refused behind others is told so after their answers. A client that stops reading its answers is cut (stuck_reader.py);
+one that is told so while it sends may send on for a while, lest it lose the answer (lingering.py).
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from lorrery.chassis.credentials import roles_in
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.router.http.edge import ROLES
 from lorrery.router.http.errors import body
+from lorrery.router.http.lingering import LingeringTransport
 from lorrery.router.http.stuck_reader import ReaderWatch
 from lorrery.router.settings import RouterSettings
 
@@ -64,16 +66,26 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             self._running: RequestResponseCycle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)  # type: ignore[arg-type]
+            self._closing = LingeringTransport(
+                cast("asyncio.Transport", transport),
+                self.loop,
+                self._may_be_sending,
+                settings.reader_timeout_seconds,
+                max_bytes,
+            )
+            super().connection_made(self._closing)  # type: ignore[arg-type]
             self._reader = ReaderWatch(self.transport, self.loop, settings.reader_timeout_seconds)
             tls: Any = transport.get_extra_info("ssl_object")
             if tls is not None:
                 self.app_state = {**self.app_state, ROLES: roles_in(tls.getpeercert())}
             self._refused = len(self.connections) > settings.http_max_connections
+            if self._refused:
+                self._closing.seconds = min(_REFUSED_SECONDS, self._closing.seconds)
             self._expect(_REFUSED_SECONDS if self._refused else settings.http_request_seconds)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unset_timer()
+            self._closing.end()
             self._reader.end()
             if self._running is not None:  # uvicorn tells the latest, behind which this one may have others
                 self._running.disconnected = True
@@ -81,6 +93,9 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
+            if self._closing.lingers:
+                self._closing.drop(data)
+                return
             if self._refused:
                 limit = settings.http_max_connections
                 text = f"{limit} connections are open; http_max_connections is {limit}; try later"
@@ -96,7 +111,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             if self._in_head and self._num_bytes > MAX_HEAD_BYTES:
                 self._head_too_long()
             elif self._num_bytes > max_bytes:
-                self.transport.abort()  # it has had its 413, and sends on
+                self.transport.close()  # it has had its answer, and sends on
             elif self._timer is None and not self._begun and not self._answers():
                 self._expect(settings.http_request_seconds)  # blank lines before a request are none
 
@@ -153,6 +168,10 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             self._begun, self._in_head = False, True
             self._num_messages += 1
             super().on_message_complete()
+
+        def _may_be_sending(self) -> bool:
+            """Return whether more of a request is to come, or what comes is none."""
+            return self._begun or bool(self._last_words)
 
         def _answers(self) -> bool:
             """Return whether a request that has come is not answered yet."""

@@ -85,7 +85,8 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces) -> ASGIApp:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > max_bytes:
-                raise HTTPException(status, text)  # the one kind that FastAPI passes on from within a body
+                # The one kind that FastAPI passes on from within a body.
+                raise HTTPException(status, text, {"connection": "close"})
             return message
 
         try:
