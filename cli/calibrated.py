@@ -83,6 +83,10 @@ def _link(link: AllReduce) -> list[str]:
         if field.name == "by_degree" and value:
             inner = ", ".join(f"{degree} = {figure(bandwidth)}" for degree, bandwidth in value)
             lines.append(f"gb_per_second = {{ {inner} }}")
+        elif field.name == "gpus" and value:
+            lines.append(f"gpus = [{', '.join(map(_text, value))}]")
+        elif field.name == "degrees" and value:
+            lines.append(f"degrees = [{', '.join(map(str, value))}]")
         elif isinstance(value, float | int) and not (field.name == "gb_per_second" and link.by_degree):
             lines.append(f"{field.name} = {figure(value)}")
     return lines

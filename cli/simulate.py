@@ -28,7 +28,7 @@ from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.simulator.step_span import Observer
 from lorrery.sweeps import flags as sweep_flags
 from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE, STEPS_FILE
-from lorrery.worker.device.basis import grounds
+from lorrery.worker.device.basis import grounds, slow_kernels
 
 TRACE_FILE = "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
@@ -365,13 +365,16 @@ def _text(path: Path, stack: ExitStack) -> TextIO:
 
 
 def _bases(run: SimulatedRun) -> list[tuple[str, str]]:
-    """Return notes of what the figures of each kind of worker rest on."""
+    """Return notes of what the figures of each kind of worker rest on, and of kernels that are slow."""
     found: dict[str, dict[str, None]] = {}
+    slow: dict[str, None] = {}
     for device in {id(device): device for device in run.devices}.values():
         line = in_one_line(grounds(device.deployment, device.step_time.name, getattr(device.step_time, "account", "")))
         found.setdefault(line, {})[device.deployment.gpu.name] = None
+        slow |= dict.fromkeys(slow_kernels(device.deployment, device.step_time.name))
     several = len(found) > 1
-    return [
+    notes = [
         ("" if number else "basis", f"{', '.join(gpus)}: {line}" if several else line)
         for number, (line, gpus) in enumerate(found.items())
     ]
+    return [*notes, *(("slow", line) for line in slow)]

@@ -1,4 +1,7 @@
-"""What a plan does not count, and why: requests that the cluster refuses, streams that settings or memory rule out."""
+"""What a plan does not count, and why: requests that the cluster refuses, streams that settings or memory rule out.
+
+And what its figures owe to one slow kernel.
+"""
 
 from collections.abc import Sequence
 
@@ -42,7 +45,7 @@ def bound_of(capacity: Capacity, streams: int, *, own_limit: bool) -> str | None
 
 
 def notes_on(capacity: Capacity, left_out: Sequence[int], *, own_limit: bool) -> list[str]:
-    """Return what is not computed, in words.
+    """Return what is not computed, and which kernel is slow, in words.
 
     Args:
         capacity: of a replica.
@@ -57,6 +60,7 @@ def notes_on(capacity: Capacity, left_out: Sequence[int], *, own_limit: bool) ->
             f" {_streams(places)} some wait until an adapter makes room, which is simulated (--rate, `lorrery simulate"
             f" -c N`), not computed here; --set adapters.max_loras={num_adapters} gives each a place"
         )
+    notes += capacity.slow_kernels
     if left_out:
         bound = bound_of(capacity, most, own_limit=own_limit)
         notes.append(f"left out: {', '.join(map(str, left_out))} streams; {_streams(most)} at most, by {bound}")

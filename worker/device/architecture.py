@@ -115,11 +115,13 @@ class Precision:
         weight_bytes: of a layer's weight.
         kv_bytes: of an element of the KV cache.
         weight_type: type in which matrix products run where the GPU can; one of `hardware.WEIGHT_TYPES`.
+        integers: name of the integer type that weights are stored in and unpacked from; empty where they are not.
     """
 
     weight_bytes: float = 2.0
     kv_bytes: int = 2
     weight_type: str = SIXTEEN
+    integers: str = ""
 
     @property
     def kv_type(self) -> str:
@@ -153,7 +155,8 @@ def precision(weight_dtype: str, kv_dtype: str) -> Precision:
     if kv_dtype not in KV_DTYPES:
         raise CatalogueError(f"KV dtype {kv_dtype!r} is not known; known: {', '.join(KV_DTYPES)}")
     weight_bytes, weight_type = WEIGHT_DTYPES[weight_dtype]
-    return Precision(weight_bytes, KV_DTYPES[kv_dtype], weight_type)
+    integers = weight_dtype if weight_dtype.startswith("int") else ""
+    return Precision(weight_bytes, KV_DTYPES[kv_dtype], weight_type, integers)
 
 
 @dataclass(frozen=True, slots=True)

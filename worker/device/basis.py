@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.engine import KERNELS_ONLY, Engine
 from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Basis, Gpu
+from lorrery.worker.device.moe import slow_type
 
 FORMULAS = ("roofline", "naive-roofline")
 """Step-time models that are made of kernels; the others have their own grounds."""
@@ -46,7 +47,7 @@ def kernel_ground(gpu: Gpu, part: str, type_: str, *, modern: bool = True) -> Gr
     Args:
         gpu: that runs it.
         part: `gemm`, `attention`, `moe` or `elementwise`.
-        type_: of the weights; of the KV cache for attention.
+        type_: of the weights, integers that are unpacked by their own name; of the KV cache for attention.
         modern: whether it is a present-day engine's kernel or an older one's.
     """
     fit = gpu.kernels(modern=modern)
@@ -55,14 +56,22 @@ def kernel_ground(gpu: Gpu, part: str, type_: str, *, modern: bool = True) -> Gr
     if part in fit.assumed or f"{part}.{type_}" in fit.assumed:
         return Ground(part, "assumed", f"no measurement of {part} kernels")
     by_type: dict[str, Mapping[str, object]] = {"gemm": fit.gemm, "attention": fit.attention, "moe": fit.moe}
+    if part == "moe" and not fit.moe:
+        return Ground(part, "assumed", "no measurement of experts: computed as matrix products")
     if type_ not in by_type.get(part, {type_: None}):
         return Ground(part, "assumed", f"no measurement of {type_}: the constants of {SIXTEEN}")
     return Ground(part, fit.basis, fit.source)
 
 
-def link_ground(link: AllReduce) -> Ground:
-    """Say what a link's all-reduces rest on."""
-    return Ground("all_reduce", link.basis, link.source)
+def link_ground(link: AllReduce, gpu: Gpu, num_gpus: int) -> Ground:
+    """Say what all-reduces over so many of these GPUs rest on."""
+    if link.basis != "assumed" and link.gpus and gpu.name not in link.gpus:
+        whose = f"between {gpu.name}: those of {', '.join(link.gpus)}"
+    elif link.basis != "assumed" and link.degrees and num_gpus not in link.degrees:
+        whose = f"over {num_gpus} GPUs: from those over {', '.join(map(str, link.degrees))}"
+    else:
+        return Ground("all_reduce", link.basis, link.source)
+    return Ground("all_reduce", "assumed", f"no measurement of all-reduces {whose} ({link.source})")
 
 
 def grounds(deployment: Deployment, step_time: str = "roofline", account: str = "") -> list[Ground]:
@@ -77,17 +86,38 @@ def grounds(deployment: Deployment, step_time: str = "roofline", account: str = 
     return [*times, *_of_memory(deployment)]
 
 
+def slow_kernels(deployment: Deployment, step_time: str = "roofline") -> list[str]:
+    """Say which of a deployment's kernels take longer in its narrow type than in a wider one.
+
+    Args:
+        deployment: what serves.
+        step_time: the step-time model that is asked, by its name in the settings.
+    """
+    slow = slow_type(deployment) if step_time == "roofline" else None
+    return [] if slow is None else [slow]
+
+
 def _of_kernels(deployment: Deployment) -> list[Ground]:
-    weights, modern = deployment.precision.weight_type, deployment.engine.modern
-    types = [("gemm", weights), ("attention", deployment.precision.kv_type), ("elementwise", SIXTEEN)]
+    gpu, precision, modern = deployment.gpu, deployment.precision, deployment.engine.modern
+    weights = precision.integers or precision.weight_type
+    types = [("gemm", weights), ("attention", precision.kv_type), ("elementwise", SIXTEEN)]
+    found = [kernel_ground(gpu, part, type_, modern=modern) for part, type_ in types]
     if deployment.model.num_experts > 1:
-        types.append(("moe", weights))
-    found = [kernel_ground(deployment.gpu, part, type_, modern=modern) for part, type_ in types]
+        found.append(_of_experts(deployment, weights))
     if deployment.model.caveat:
         found.append(Ground("model", "assumed", deployment.model.caveat))
     if deployment.tensor_parallel > 1:
-        found.append(link_ground(deployment.link))
-    return [*found, *_of_host(deployment.engine, deployment.gpu)]
+        found.append(link_ground(deployment.link, gpu, deployment.tensor_parallel))
+    return [*found, *_of_host(deployment.engine, gpu)]
+
+
+def _of_experts(deployment: Deployment, weights: str) -> Ground:
+    gpu, engine = deployment.gpu, deployment.engine
+    found = kernel_ground(gpu, "moe", weights, modern=engine.modern)
+    if found.basis == "assumed" or weights != "fp8" or engine.fp8_experts == weights:
+        return found
+    why = f"no measurement of {weights} in {engine.name}: the constants of {engine.fp8_experts}"
+    return Ground("moe", "assumed", why)
 
 
 def _of_host(engine: Engine, gpu: Gpu) -> list[Ground]:

@@ -31,7 +31,7 @@ from math import ceil, exp
 import numpy as np
 
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.basis import Ground, grounds
+from lorrery.worker.device.basis import Ground, grounds, slow_kernels
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.closed_loop import ClosedLoop, Pieces, PromptTurns, Seconds
 from lorrery.worker.device.cost import StepCost
@@ -223,6 +223,11 @@ class Capacity:
     def grounds(self) -> list[Ground]:
         """What its figures rest on."""
         return grounds(self.deployment, self._step_time.name, getattr(self._step_time, "account", ""))
+
+    @property
+    def slow_kernels(self) -> list[str]:
+        """Which kernels are slower than those of a wider type, in words."""
+        return slow_kernels(self.deployment, self._step_time.name)
 
     def unqueued_ttft(self, prompt_tokens: int | None = None) -> float:
         """Return the seconds of one prompt's prefill, which nothing shares and for which nothing waits."""

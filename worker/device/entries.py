@@ -221,10 +221,12 @@ def build_fit(entry: Table, at: str) -> KernelFit:
 def build_link(entry: Table, at: str) -> AllReduce:
     """Make a link; `gb_per_second` is a figure, or a table of them by the number of GPUs.
 
+    `degrees`, the numbers of GPUs that were measured, are those of that table where they are not listed.
+
     Raises:
         CatalogueError: as `build`.
     """
-    figures = {key: value for key, value in entry.items() if key != "basis"}
+    figures = {key: value for key, value in entry.items() if key not in {"basis", "gpus", "degrees"}}
     by_degree: dict[int, float] = {}
     if isinstance(table := figures.get("gb_per_second"), Mapping):
         for degree, value in table.items():
@@ -243,6 +245,8 @@ def build_link(entry: Table, at: str) -> AllReduce:
         by_degree=tuple(sorted(by_degree.items())),
         basis=_basis(entry, at),
         source=str(entry.get("source", "")),
+        gpus=names_in(entry, "gpus", at),
+        degrees=_degrees(entry, at) or tuple(sorted(by_degree)),
     )
 
 
@@ -259,6 +263,13 @@ def build_engine(name: str, entry: Table, at: str) -> Engine:
         if (value := getattr(engine, key)) not in choices:
             raise CatalogueError(f"{at}: {key} is {value!r}; it may be {' or '.join(map(repr, choices))}")
     return engine
+
+
+def _degrees(entry: Table, at: str) -> tuple[int, ...]:
+    degrees = entry.get("degrees", [])
+    if not isinstance(degrees, list) or any(_rule("degrees", int, degree, is_figure=True) for degree in degrees):
+        raise CatalogueError(f"{at}: degrees cannot be {shown(degrees)}; it must be a list of numbers of GPUs")
+    return tuple(sorted(degrees))
 
 
 def _all_there(flat: Table, part: str, at: str) -> None:

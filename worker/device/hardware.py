@@ -189,6 +189,8 @@ class AllReduce:
         by_degree: (GPUs, bus bandwidth) where it differs, ascending; a number not named takes the next smaller.
         basis: what the figures rest on.
         source: where they are from.
+        gpus: names of the GPUs that were measured; on others the figures are assumed to hold. Empty: not said.
+        degrees: numbers of GPUs over which was measured, ascending; the same. Empty: not said.
     """
 
     us: float
@@ -198,6 +200,8 @@ class AllReduce:
     by_degree: tuple[tuple[int, float], ...] = ()
     basis: Basis = "fitted"
     source: str = ""
+    gpus: tuple[str, ...] = ()
+    degrees: tuple[int, ...] = ()
 
     def bandwidth(self, num_gpus: int) -> float:
         """Return the bus bandwidth over so many GPUs, in GB/s."""

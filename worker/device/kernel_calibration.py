@@ -261,6 +261,13 @@ def _applied(gpu: Gpu, name: str, values: Values, source: str = "") -> Gpu:
     link = gpu.all_reduce if name == "all_reduce" else gpu.link(2, modern=True)
     others: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
     link = replace(
-        link, **others, gb_per_second=by_degree[0][1], by_degree=by_degree, basis="fitted", source=source or link.source
+        link,
+        **others,
+        gb_per_second=by_degree[0][1],
+        by_degree=by_degree,
+        basis="fitted",
+        source=source or link.source,
+        gpus=(gpu.name,),
+        degrees=tuple(degree for degree, _ in by_degree),
     )
     return replace(gpu, all_reduce=link) if name == "all_reduce" else replace(gpu, modern_all_reduce=link)

@@ -135,7 +135,8 @@ class OneGpu:
     def _basis(self, row: KernelRow) -> str:
         gpu = self._gpu
         if isinstance(row.shape, AllReduceShape):
-            return link_ground(gpu.link(row.shape.num_gpus, modern=not is_library(row))).basis
+            num_gpus = row.shape.num_gpus
+            return link_ground(gpu.link(num_gpus, modern=not is_library(row)), gpu, num_gpus).basis
         if no_measurement(gpu):
             return NO_MEASUREMENT
         match row.shape:

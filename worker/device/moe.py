@@ -33,18 +33,20 @@ No term falls as n rises, so more tokens never take less time.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, lgamma, sqrt
 from statistics import NormalDist
 
-from lorrery.worker.device.architecture import Model, held_experts
+from lorrery.worker.device.architecture import Model, held_experts, precision
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import Gpu, MoeFit
+from lorrery.worker.device.hardware import SIXTEEN, Gpu, MoeFit
 from lorrery.worker.device.kernels import KernelTimes, compute_type
 
 LARGEST_SHARE = 0.8
 """Of the tokens: the upper end of the power law; the lower one is a single token."""
+SHOWN_TOKENS = 32
+"""For which types are compared: a batch of decodes."""
 CONCENTRATION = 6.0
 """Of the Beta distribution. Chosen on every third of 117 served runs of Qwen3-235B-A22B; 4 to 10 do nearly as well."""
 
@@ -230,3 +232,31 @@ def expert_kernels(deployment: Deployment) -> ExpertKernels | None:
         cut=deployment.tensor_parallel // deployment.expert_parallel,
         distribution=deployment.expert_distribution,
     )
+
+
+def slow_type(deployment: Deployment) -> str | None:
+    """Say that a deployment's experts are slower in the type of their weights than in 16 bits; None if they are not.
+
+    A measured kernel may be: with one scale per tensor on Hopper, where CUTLASS reaches a fifth of the bandwidth.
+    """
+    kernels, weights = expert_kernels(deployment), deployment.precision.weight_type
+    if kernels is None or compute_type(deployment.gpu, weights)[1] == SIXTEEN:
+        return None
+    others = {name: _in_type(deployment, name) for name in ("bfloat16", "fp8_block")}
+    own, sixteen = kernels.times(SHOWN_TOKENS).seconds, others["bfloat16"]
+    if own <= sixteen:
+        return None
+    faster = ", ".join(f"{seconds * 1e3:.2f} ms in {name}" for name, seconds in others.items() if seconds < own)
+    return (
+        f"a layer's experts take {own * 1e3:.2f} ms for {SHOWN_TOKENS} tokens in {weights}, {faster}: the kernel that"
+        f" was timed for {weights} is slow ({deployment.fit.source}); choose worker.weight_dtype accordingly, or an"
+        " engine that runs another kernel"
+    )
+
+
+def _in_type(deployment: Deployment, weight_dtype: str) -> float:
+    """Return the seconds of `SHOWN_TOKENS` tokens, were the experts' weights of that type."""
+    changed = replace(deployment, precision=precision(weight_dtype, "bfloat16"))
+    kernels = expert_kernels(changed)
+    assert kernels is not None, weight_dtype
+    return kernels.times(SHOWN_TOKENS).seconds
