@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
+from lorrery.chassis.handshakes import REFUSED_SECONDS, Handshake
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.chassis.server import dialable, listening_socket
 
@@ -24,8 +25,6 @@ REQUEST_SECONDS = 30.0
 """From the connection's beginning, or the first bytes behind another request, to a request's last byte."""
 MAX_CONNECTIONS = 256
 """A browser has up to six for a page."""
-_REFUSED_SECONDS = 1.0
-"""How long a connection that is one too many may take to ask, so that it hears why it is closed."""
 _SEND_BUFFER_BYTES = 1 << 17
 """What the kernel takes for a reader that has stopped; by itself it would let that grow to megabytes."""
 _CLOSE_SECONDS = 1
@@ -40,6 +39,7 @@ class WebServer:
         address: HOST:PORT to listen at; port 0 takes a free one.
         setting: where `address` comes from, for messages.
         handshake_seconds: how long a TLS handshake may take.
+        max_connections: among which TLS handshakes count; the protocol that is given refuses more.
         options: more for uvicorn.
     """
 
@@ -50,6 +50,7 @@ class WebServer:
         setting: str,
         *,
         handshake_seconds: float = REQUEST_SECONDS,
+        max_connections: int = MAX_CONNECTIONS,
         **options: Any,  # noqa: ANN401  uvicorn checks them
     ) -> None:
         self._address, self._setting = address, setting
@@ -66,7 +67,7 @@ class WebServer:
             timeout_graceful_shutdown=_CLOSE_SECONDS,
             **{"http": _Connection, **options},
         )
-        self._server = _Server(config, handshake_seconds)
+        self._server = _Server(config, handshake_seconds, max_connections)
         self._socket: socket.socket | None = None
 
     def listen(self) -> str:
@@ -107,7 +108,7 @@ class _Connection(UpgradeBlindProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         self._refused = len(self.connections) > MAX_CONNECTIONS
-        self._expect(_REFUSED_SECONDS if self._refused else REQUEST_SECONDS)
+        self._expect(REFUSED_SECONDS if self._refused else REQUEST_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_timer()
@@ -143,19 +144,20 @@ class _Connection(UpgradeBlindProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves the process's signals alone, and bounds the time of TLS handshakes.
+    """uvicorn's server, which leaves the process's signals alone, and bounds TLS handshakes.
 
     Args:
         config: of uvicorn.
         handshake_seconds: how long a TLS handshake may take.
+        max_connections: among which they count.
     """
 
-    def __init__(self, config: Config, handshake_seconds: float) -> None:
+    def __init__(self, config: Config, handshake_seconds: float, max_connections: int) -> None:
         super().__init__(config)
-        self._handshake_seconds = handshake_seconds
+        self._handshake_seconds, self._max_connections = handshake_seconds, max_connections
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; uvicorn's own has no way to say how long a handshake may take."""
+        """Listen; uvicorn's own does not bound handshakes."""
         config, loop = self.config, asyncio.get_running_loop()
         tls = config.ssl
 
@@ -165,14 +167,13 @@ class _Server(uvicorn.Server):
             )
             return made
 
+        def handshake() -> asyncio.Protocol:
+            assert tls is not None
+            connections = self.server_state.connections
+            return Handshake(connection, tls, self._handshake_seconds, connections, self._max_connections)
+
         self.servers = [
-            await loop.create_server(
-                connection,
-                sock=one,
-                ssl=tls,
-                ssl_handshake_timeout=None if tls is None else self._handshake_seconds,
-                backlog=config.backlog,
-            )
+            await loop.create_server(connection if tls is None else handshake, sock=one, backlog=config.backlog)
             for one in sockets or ()
         ]
         self.started = True

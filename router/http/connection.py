@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from lorrery.chassis.credentials import roles_in
+from lorrery.chassis.handshakes import MAX_REFUSED, REFUSED_SECONDS
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.router.http.edge import ROLES
 from lorrery.router.http.errors import body
@@ -28,8 +29,6 @@ from lorrery.router.http.stuck_reader import ReaderWatch
 from lorrery.router.settings import RouterSettings
 
 MAX_HEAD_BYTES = 1 << 16
-_REFUSED_SECONDS = 1.0
-"""How long a connection that is one too many may take to ask, so that it hears why it is closed."""
 _MAX_AHEAD = 8
 _FRAMING = 2
 """A body in chunks takes more bytes than it has, but not so many times as much."""
@@ -78,10 +77,14 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             tls: Any = transport.get_extra_info("ssl_object")
             if tls is not None:
                 self.app_state = {**self.app_state, ROLES: roles_in(tls.getpeercert())}
-            self._refused = len(self.connections) > settings.http_max_connections
+            num_refused = len(self.connections) - settings.http_max_connections
+            self._refused = num_refused > 0
+            if num_refused > MAX_REFUSED:
+                self.transport.abort()
+                return
             if self._refused:
-                self._closing.seconds = min(_REFUSED_SECONDS, self._closing.seconds)
-            self._expect(_REFUSED_SECONDS if self._refused else settings.http_request_seconds)
+                self._closing.seconds = min(REFUSED_SECONDS, self._closing.seconds)
+            self._expect(REFUSED_SECONDS if self._refused else settings.http_request_seconds)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unset_timer()

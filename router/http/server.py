@@ -42,6 +42,7 @@ def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> 
         address,
         "router.http",
         handshake_seconds=router.http_request_seconds,
+        max_connections=router.http_max_connections,
         http=connection_class(router, max_bytes),
         timeout_keep_alive=router.http_idle_seconds,
         ssl_context_factory=None if tls is None else lambda *_: tls,

@@ -66,7 +66,7 @@ async def test_connections_over_the_bound_hear_why_they_are_closed(
 ):
     monkeypatch.setattr(web_server, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr(web_server, "REQUEST_SECONDS", 30.0)
-    monkeypatch.setattr(web_server, "_REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr(web_server, "REFUSED_SECONDS", 0.5)
     async with asyncio.timeout(10):
         first, second, third, silent = [await asyncio.open_connection(*address) for _ in range(4)]
         for _, writer in (first, second, third):

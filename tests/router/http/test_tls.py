@@ -1,5 +1,6 @@
 """TLS of the HTTP edge: roles in certificates, and files that change."""
 
+import contextlib
 import shutil
 import ssl
 from pathlib import Path
@@ -7,9 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lorrery.chassis import handshakes
 from lorrery.cli.certs import app
+from lorrery.router.http import connection
 from tests.cluster.harness import wait_until
-from tests.router.http.conftest import HttpRouter, StartHttp
+from tests.router.http.conftest import HttpRouter, StartHttp, rest_of
 
 CLOSING = b"host: x\r\nconnection: close\r\n"
 LOAD = b'{"lora_name": "new", "rank": 8}'
@@ -90,3 +93,34 @@ async def test_a_handshake_that_does_not_end_is_cut(start_http: StartHttp, folde
     router = await start_http(server_tls=tls, router={"http_request_seconds": 0.2})
     for begun in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"):
         assert await router.exchange(begun) == b""
+
+
+async def test_handshakes_count_as_connections(start_http: StartHttp, folders: tuple[Path, Path]) -> None:
+    folder, _ = folders
+    tls = {"cert": folder / "router.pem", "key": folder / "router.key"}
+    router = await start_http(server_tls=tls, router={"http_max_connections": 2, "http_request_seconds": 1.0})
+    async with router.connection() as (first, _), router.connection() as (second, _):  # neither sends anything
+        answer = await router.exchange(ASKS["version"], client(folder, None))
+        assert (status(answer), b"too_many_connections" in answer) == (503, True)
+        for one in (first, second):
+            assert await rest_of(one) == b""
+        async with router.connection():
+            assert await served(router, client(folder, None))
+
+
+async def test_connections_far_over_the_limit_are_closed_without_a_word(
+    start_http: StartHttp, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshakes, "MAX_REFUSED", 2)
+    monkeypatch.setattr(connection, "MAX_REFUSED", 2)
+    folder, _ = folders
+    for tls in ({}, {"cert": folder / "router.pem", "key": folder / "router.key"}):
+        router = await start_http(server_tls=tls, router={"http_max_connections": 1})
+        async with contextlib.AsyncExitStack() as stack:
+            readers = [(await stack.enter_async_context(router.connection()))[0] for _ in range(4)]
+            with contextlib.suppress(ConnectionError):
+                assert await rest_of(readers.pop()) == b""
+            assert not any(reader.at_eof() for reader in readers)
+            for reader in readers[1:]:
+                assert await rest_of(reader) == b""  # in a second
+            assert not readers[0].at_eof()
