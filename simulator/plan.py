@@ -22,10 +22,9 @@ from lorrery.simulator.plan_limits import bound_of, notes_on, why_too_long
 from lorrery.simulator.plan_replica import adapter_loads, limit_name, replica_of, room_of, turns_of
 from lorrery.simulator.result import data_frame
 from lorrery.simulator.sizing import Trial, Watch, busy_rate, fewest, try_replicas
-from lorrery.worker.build import deployment_of
+from lorrery.worker.build import beyond_profile, deployment_of, step_time_of
 from lorrery.worker.device.capacity import Capacity, Point, Workload, bytes_of_adapters, replicas_for
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -259,7 +258,7 @@ def make_plan(
         result.refused = f"{name}: {too_long}"
         return result
     try:
-        step_time = STEP_TIME_MODELS[settings.worker.step_time](deployment)
+        step_time = step_time_of(settings, deployment)
         pool_tokens = settings.scheduler.max_total_token_num
         places, loads = adapter_loads(settings, deployment.model, work)
         if pool_tokens is None:
@@ -288,6 +287,8 @@ def make_plan(
     result.peak = max([*shown, result.best] if result.best else shown, key=lambda point: point.total_tokens)
     if claim is not None:
         result.claim = _answer(capacity, claim)
+    if beyond := beyond_profile(step_time):
+        result.notes.append(f"step times are extrapolated beyond worker.profile: {beyond}")
     if level.rate is not None and result.best is not None:
         running = capacity.running_streams
         at_level = capacity.point(capacity.most_streams(level.ttft, level.tpot, running))

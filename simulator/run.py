@@ -237,9 +237,19 @@ class Playing:
             interrupted=interrupted,
             num_skipped=self.num_skipped,
             settings=run.settings.model_dump(mode="json", include=_SHOWN_SETTINGS),
-            notices=(*never_began(run.simulation_options.faults, cost.simulated_seconds), *cluster.notices),
+            notices=(
+                *never_began(run.simulation_options.faults, cost.simulated_seconds),
+                *cluster.notices,
+                *_extrapolated(cluster.devices),
+            ),
             scaling=None if self.scaled is None else self.scaled.outcome(table),
         )
+
+
+def _extrapolated(devices: Iterable[Device]) -> list[str]:
+    """Return what of the run was outside the rows of worker.profile, once of each log."""
+    found = dict.fromkeys(device.extrapolated for device in devices)
+    return [f"step times are extrapolated beyond worker.profile: {text}" for text in found if text]
 
 
 def _count(workers: Iterable[SimulatedWorker]) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from lorrery.worker.device.constant import StepConstants
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.fitted import Fitted
 from lorrery.worker.device.hardware import Gpu
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.memory import MemoryUse
@@ -157,6 +158,16 @@ class Device:
     settings: Mapping[str, Any]
     pace: Pace
 
+    @property
+    def can_extrapolate(self) -> bool:
+        """Whether its step times are fitted to rows that end somewhere."""
+        return isinstance(self.step_time, Fitted)
+
+    @property
+    def extrapolated(self) -> str:
+        """Which steps so far were outside what was measured, in words; empty if none were, or none was measured."""
+        return beyond_profile(self.step_time)
+
 
 def device_of(settings: Settings) -> Device:
     """Return the device of a worker of these settings.
@@ -166,10 +177,33 @@ def device_of(settings: Settings) -> Device:
     """
     deployment = deployment_of(settings)
     try:
-        step_time = STEP_TIME_MODELS[settings.worker.step_time](deployment)
-        return Device(deployment, deployment.kv_pool_tokens(), step_time, settings.worker.of_device, pace_of(step_time))
+        step_time = step_time_of(settings, deployment)
+        pace = pace_of(step_time)
+        if isinstance(step_time, Fitted):
+            step_time.forget()  # what its pace was asked for
+        return Device(deployment, deployment.kv_pool_tokens(), step_time, settings.worker.of_device, pace)
     except CatalogueError as error:
         raise SettingsError(f"{_at(settings, 'gpu', 'tensor_parallel')}, model: {error}") from None
+
+
+def beyond_profile(step_time: StepTimeModel) -> str:
+    """Return what a model was asked for outside the rows that it was fitted to, in words; empty if nothing was."""
+    return step_time.beyond if isinstance(step_time, Fitted) else ""
+
+
+def step_time_of(settings: Settings, deployment: Deployment) -> StepTimeModel:
+    """Return how long a worker's steps take.
+
+    Raises:
+        SettingsError: a log of steps that cannot be fitted.
+        CatalogueError: degrees that do not go together.
+    """
+    try:
+        return STEP_TIME_MODELS[settings.worker.step_time](deployment)
+    except CatalogueError as error:
+        if settings.worker.step_time != "fitted":
+            raise
+        raise SettingsError(f"{_at(settings, 'profile')} = {str(settings.worker.profile)!r}: {error}") from None
 
 
 def spells_of(sets: Iterable[RuleSet], name: str) -> Spells:

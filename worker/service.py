@@ -116,10 +116,22 @@ class WorkerService:
         schedulers = Schedulers(self._settings)
         try:
             await until_first_ends(
-                *(gpu.run(schedulers, set_attached) for gpu in self._gpus), schedulers.keep_balanced(self._gpus)
+                *(gpu.run(schedulers, set_attached) for gpu in self._gpus),
+                schedulers.keep_balanced(self._gpus),
+                self._tell_extrapolated(),
             )
         finally:
             await schedulers.close()
+
+    async def _tell_extrapolated(self) -> None:
+        """Log once that steps were outside what was measured."""
+        if self._device.can_extrapolate:
+            while True:
+                await asyncio.sleep(self._settings.worker.heartbeat_seconds)
+                if beyond := self._device.extrapolated:
+                    log.warning("step_times_extrapolated", beyond_profile=beyond)
+                    break
+        await asyncio.get_running_loop().create_future()
 
     async def drain(self) -> None:
         """Ask for no new sequences, and return when none is left."""

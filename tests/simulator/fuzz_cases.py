@@ -55,6 +55,7 @@ _STEPS = """step_ms,prefill_tokens,decode_seqs,decode_kv_tokens,prefill_attn_pai
 11,0,4,900,0
 12.5,0,8,3000,0
 15,40,0,0,800
+35,200,0,0,30000
 60,400,0,0,80000
 """
 

@@ -228,3 +228,19 @@ def test_every_export_is_there_and_none_is_imported_before_it_is_used():
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         lorrery.simulat  # noqa: B018
+
+
+def test_a_run_beyond_the_log_that_steps_are_fitted_to_says_so(tmp_path: Path):
+    log = tmp_path / "steps.csv"
+    log.write_text("step_ms,prefill_tokens,decode_seqs\n10,0,1\n11,0,8\n20,8,0\n25,512,0\n")
+    worker = {"gpu": "A10G", "step_time": "fitted", "profile": str(log)}
+
+    def warnings(concurrency: int) -> list[str]:
+        load = {"concurrency": concurrency, "num_requests": 2 * concurrency, "input_range": 32, "output_range": 8}
+        found = lorrery.simulate(CLUSTER | {"worker": worker}, load, workers=1).warnings
+        return [line for line in found if "worker.profile" in line]
+
+    assert warnings(8) == []
+    (line,) = warnings(20)
+    assert line.startswith("step times are extrapolated beyond worker.profile: up to 2")
+    assert "(measured: 1 to 8)" in line

@@ -131,7 +131,7 @@ def test_a_run_by_other_rules_is_told(run):
 def test_a_prefill_is_as_large_as_its_longest_prompt_makes_it():
     zero = np.zeros(3)
     requests = RequestTimes(zero, np.array([280, 10, 280]), np.array([2, 2, 2]), zero, zero, zero)
-    steps = [EngineStep(0.02, 100, 0, 0, 5e3), EngineStep(0.01, 0, 1, 100, 0.0)]
+    steps = [EngineStep(0.02, 100, 0, 0, 0.0), EngineStep(0.01, 0, 1, 0, 0.0)]
     times, _ = replay(requests, RULES, Fitted(deployment("A100", "Llama-2-7B", steps=steps)))
     # All three have 570 tokens, which 600 would hold; padded to 280 each only two fit.
     assert (times.scheduled == 0).tolist() == [True, True, False]

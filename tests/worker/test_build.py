@@ -6,7 +6,7 @@ import pytest
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.settings import Settings, load
-from lorrery.worker.build import deployment_of
+from lorrery.worker.build import deployment_of, device_of
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
@@ -68,6 +68,9 @@ def test_a_log_of_steps_is_what_the_fitted_model_reads(tmp_path: Path):
     deployment = deployment_of(settings("worker.step_time=fitted", f"worker.profile={path}"))
     assert len(deployment.steps) == 2
     assert STEP_TIME_MODELS["fitted"](deployment).name == "fitted"
+    path.write_text("step_s,prefill_tokens,decode_seqs,decode_kv_tokens\n0.01,0,1,9\n0.02,100,0,0\n")
+    with pytest.raises(SettingsError, match=r"^worker\.profile = '.*steps\.csv': .* too few .*: 1 row for 2 figures"):
+        device_of(settings("worker.step_time=fitted", f"worker.profile={path}"))
     path.write_text("step_s,prefill_tokens,decode_seqs\n0.01,0,x\n")
     with pytest.raises(SettingsError, match=r"steps\.csv: line 2: decode_seqs is 'x'"):
         deployment_of(settings("worker.step_time=fitted", f"worker.profile={path}"))

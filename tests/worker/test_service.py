@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from pathlib import Path
 
 import grpc
 import pytest
@@ -109,6 +110,34 @@ async def test_new_certificates_wait_for_the_streams_that_other_gpus_open(monkey
             (await scheduler.next_stream()).close()
             await scheduler.next_stream()
         assert renewed == 3, "where no other stream is open, at each dial"
+
+
+async def test_steps_outside_the_log_that_they_are_fitted_to_are_logged_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    log = tmp_path / "steps.csv"
+    log.write_text("step_ms,prefill_tokens,decode_seqs\n10,0,1\n20,100,0\n")
+    async with attached(step_time="fitted", profile=log, heartbeat_seconds=HEARTBEAT_SECONDS) as (_, stream):
+        await stream.send_plan(prefill_plan(1, stream.clock.now_ps(), join(1, 100, 2), max_steps=2, decode=True))
+        assert (await stream.step()).end_ps
+        await stream.step()
+        for plan_id in (2, 3):
+            await stream.send_plan(prefill_plan(plan_id, stream.clock.now_ps(), join(plan_id, 170, 1)))
+            await stream.step()
+        captured = ""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while "step_times_extrapolated" not in captured:
+                stream.heartbeat.clear()
+                await stream.heartbeat.wait()
+                read = capsys.readouterr()
+                captured += read.out + read.err
+        for _ in range(2):
+            stream.heartbeat.clear()
+            await stream.heartbeat.wait()
+        read = capsys.readouterr()
+        captured += read.out + read.err
+    assert captured.count("step_times_extrapolated") == 1
+    assert "up to 170 tokens in a step with prefill (measured: 100)" in captured
 
 
 async def test_broken_stream_drops_every_sequence_and_the_worker_dials_again():

@@ -12,6 +12,9 @@ negative is 0.
 So decode steps have a closed form, and a count that the engine is slow at (odd ones, padded ones) is slow here. What
 the log holds (CPU, head, all-reduce) is in the time, what it lacks is not; adapters are added by the formula of `lora`.
 A log may wobble, so a larger batch may take less time here.
+
+A log needs as many rows of each kind as there are figures to find. Steps outside the range of its rows are
+extrapolated; which were, the model keeps (`beyond`). Of a run of decode steps it sees the first.
 """
 
 from bisect import bisect_right
@@ -25,7 +28,9 @@ from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.extent import Extent, beyond
 from lorrery.worker.device.lora import LoraCost
+from lorrery.worker.device.steps import MOST_COUNTED
 
 MOST_KNOTS = 256
 LEAST_ROWS = 5
@@ -48,16 +53,23 @@ class Curve:
         work_seconds: the slope, at least 0.
         error: how far the rows are off on average, a share of what was measured.
         counts: the least and the largest of the rows.
+        told: whether the rows tell what counts cost from what work costs.
+
+    Raises:
+        ValueError: fewer rows than figures; the message has both numbers.
     """
 
     def __init__(self, counts: Floats, work: Floats, seconds: Floats) -> None:
         knots = _knots(counts)
+        figures = len(knots) + bool(work.max())
+        if len(counts) < figures:
+            raise ValueError(f"{len(counts)} row{'' if len(counts) == 1 else 's'} for {figures} figures")
         self._beyond = 0.0
         if len(knots) > 1:
             ends = knots[[0, -1]]
-            (low, high), _ = _fit(ends, counts, work, seconds)
+            (low, high), _, _ = _fit(ends, counts, work, seconds)
             self._beyond = max(0.0, float((high - low) / (ends[1] - ends[0])))
-        bases, self.work_seconds = _fit(knots, counts, work, seconds)
+        bases, self.work_seconds, self.told = _fit(knots, counts, work, seconds)
         modelled = np.maximum(0.0, np.interp(counts, knots, bases)) + self.work_seconds * work
         self.error = float(np.abs(modelled / seconds - 1.0).mean())
         self.counts = int(knots[0]), int(knots[-1])
@@ -78,7 +90,9 @@ class Curve:
 
 def _account(curve: Curve, num_rows: int, what: str, of: str) -> str:
     low, high = curve.counts
-    return f"{num_rows:,} {what} {low:,} to {high:,} {of}, {curve.error:.1%} off"
+    sizes = f"{low:,} to {high:,} {of}s" if low < high else f"{low:,} {of}{'' if low == 1 else 's'}"
+    apart = "" if curve.told else ", which do not tell what more of them and what longer ones cost"
+    return f"{num_rows:,} step{'' if num_rows == 1 else 's'} {what}of {sizes}, {curve.error:.1%} off{apart}"
 
 
 def _knots(counts: Floats) -> Floats:
@@ -96,8 +110,11 @@ def _knots(counts: Floats) -> Floats:
     return np.array(chosen, np.float64)
 
 
-def _fit(knots: Floats, counts: Floats, work: Floats, seconds: Floats) -> tuple[Floats, float]:
-    """Return the bases at the knots, and the slope over the work: least squares on relative errors."""
+def _fit(knots: Floats, counts: Floats, work: Floats, seconds: Floats) -> tuple[Floats, float, bool]:
+    """Return the bases at the knots, and the slope over the work: least squares on relative errors.
+
+    The last says whether the rows tell all of them apart.
+    """
     largest = float(work.max())
     size = len(knots) + bool(largest)
     squares, sums = np.zeros((size, size)), np.zeros(size)
@@ -110,12 +127,13 @@ def _fit(knots: Floats, counts: Floats, work: Floats, seconds: Floats) -> tuple[
         squares += matrix.T @ matrix
         sums += matrix.sum(axis=0)
     # Knots between which the rows do not tell apart get the least values that fit.
-    found = np.linalg.lstsq(squares, sums, rcond=None)[0].astype(np.float64)
+    solution = np.linalg.lstsq(squares, sums, rcond=None)
+    found, told = solution[0].astype(np.float64), int(solution[2]) == size
     if not largest:
-        return found, 0.0
+        return found, 0.0, told
     if found[-1] < 0:
         return _fit(knots, counts, np.zeros_like(work), seconds)
-    return found[:-1], float(found[-1]) / largest
+    return found[:-1], float(found[-1]) / largest, told
 
 
 def _hats(knots: Floats, counts: Floats) -> Floats:
@@ -132,6 +150,16 @@ def _hats(knots: Floats, counts: Floats) -> Floats:
     return shares
 
 
+def _curve(what: str, counts: Floats, work: Floats, seconds: Floats) -> Curve:
+    try:
+        return Curve(counts, work, seconds)
+    except ValueError as error:
+        raise CatalogueError(
+            f"the log of engine steps has too few {what}: {error} (times of the least and the largest size, and one per"
+            " token of context); log more, or leave out decode_kv_tokens and prefill_attn_pairs"
+        ) from None
+
+
 class Fitted:
     """The rules above for one deployment's log.
 
@@ -139,7 +167,7 @@ class Fitted:
         account: what it was fitted to, and how well, in words.
 
     Raises:
-        CatalogueError: a log without steps of decodes alone, or without prefills.
+        CatalogueError: a log without steps of decodes alone, or without prefills, or with too few of them.
     """
 
     name = "fitted"
@@ -156,15 +184,20 @@ class Fitted:
         prefills, decodes = log[log[:, 1] > 0], log[log[:, 1] == 0]
         for what, rows in (("steps of decodes alone", decodes), ("steps with prefill", prefills)):
             if not len(rows):
-                raise CatalogueError(f"worker.profile: the log of engine steps has no {what}")
-        self._decode = Curve(decodes[:, 2], decodes[:, 3], decodes[:, 0])
+                raise CatalogueError(f"the log of engine steps has no {what}")
+        self._decode = _curve("steps of decodes alone", decodes[:, 2], decodes[:, 3], decodes[:, 0])
         # What decodes beside the prompts take, unless a row contradicts.
         beside = np.minimum(prefills[:, 3] * self._decode.work_seconds, prefills[:, 0] / 2)
-        self._prefill = Curve(prefills[:, 1] + prefills[:, 2], prefills[:, 4], prefills[:, 0] - beside)
+        tokens = prefills[:, 1] + prefills[:, 2]
+        self._prefill = _curve("steps with prefill", tokens, prefills[:, 4], prefills[:, 0] - beside)
         self.account = (
-            f"{_account(self._decode, len(decodes), 'steps of', 'decodes')};"
-            f" {_account(self._prefill, len(prefills), 'with prefill of', 'tokens')}; beyond that extrapolated"
+            f"{_account(self._decode, len(decodes), '', 'decode')};"
+            f" {_account(self._prefill, len(prefills), 'with prefill, ', 'token')}; beyond that extrapolated"
         )
+        self._seen_decodes = Extent("decodes in a step", *self._decode.counts)
+        self._seen_tokens = Extent("tokens in a step with prefill", *self._prefill.counts)
+        # Not of a log without them: then no time depends on them.
+        self._seen_kv = Extent("KV tokens in a step", 0, int(log[:, 3].max()) if decodes[:, 3].any() else MOST_COUNTED)
         self._kv_token_ps = picoseconds(self._decode.work_seconds)
         self._half_pair_ps = picoseconds(self._prefill.work_seconds / 2)
         self._lora = LoraCost(
@@ -176,6 +209,16 @@ class Fitted:
         )
         self._decode_ps = cache(lambda count: picoseconds(self._decode.base_seconds(count)))
         self._prefill_ps = cache(lambda count: picoseconds(self._prefill.base_seconds(count)))
+
+    @property
+    def beyond(self) -> str:
+        """What it was asked for outside its rows, in words; empty if nothing was."""
+        return beyond((self._seen_decodes, self._seen_kv, self._seen_tokens))
+
+    def forget(self) -> None:
+        """Begin anew to take note of what it is asked for."""
+        for extent in (self._seen_decodes, self._seen_kv, self._seen_tokens):
+            extent.forget()
 
     def step_ps(self, batch: Batch) -> int:
         """Return the step's duration; 0 if the batch is empty."""
@@ -195,6 +238,8 @@ class Fitted:
     ) -> Segment | None:
         """Return the times of consecutive decode steps: always a straight line."""
         del max_kv_tokens
+        self._seen_decodes.see(num_decodes)
+        self._seen_kv.see(kv_tokens)
         base_ps = self._decode_ps(num_decodes) + kv_tokens * self._kv_token_ps
         if lora.num_adapters:
             base_ps += self._lora_ps(lora)
@@ -205,8 +250,11 @@ class Fitted:
 
     def _batch_ps(self, batch: Batch) -> int:
         kv_ps = batch.decode_kv_tokens * self._kv_token_ps
+        self._seen_kv.see(batch.decode_kv_tokens)
         if not batch.prefills:
+            self._seen_decodes.see(batch.num_decodes)
             return self._decode_ps(batch.num_decodes) + kv_ps
         num_tokens = batch.num_decodes + sum(chunk.new_tokens for chunk in batch.prefills)
+        self._seen_tokens.see(num_tokens)
         half_pairs = sum(chunk.new_tokens * (2 * chunk.past_tokens + chunk.new_tokens) for chunk in batch.prefills)
         return self._prefill_ps(num_tokens) + half_pairs * self._half_pair_ps + kv_ps

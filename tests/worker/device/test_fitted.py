@@ -13,7 +13,10 @@ from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
 from tests.worker.device.known import deployment
 
 HEADER = "step_ms,prefill_tokens,decode_seqs,decode_kv_tokens,prefill_attn_pairs"
-ONE_OF_EACH = [HEADER, "10,0,1,100,0", "20,100,0,0,5000"]
+SIZES = "step_ms,prefill_tokens,decode_seqs"
+ONE_OF_EACH = [SIZES, "10,0,1", "20,100,0"]
+
+DECODE, PREFILL = EngineStep(1e-2, 0, 1, 0, 0.0), EngineStep(2e-2, 100, 0, 0, 0.0)
 
 
 def fitted(steps: Iterable[EngineStep]) -> Fitted:
@@ -62,9 +65,46 @@ def test_a_fit_says_what_it_was_made_of():
     log = log_of(np.random.default_rng(3), 200, noise=0.05)
     account = fitted(log).account
     assert re.match(
-        r"200 steps of 1 to 32 decodes, [34]\.\d% off; 200 with prefill of [\d,]+ to 3,\d+ tokens, ", account
+        r"200 steps of 1 to 32 decodes, [34]\.\d% off; 200 steps with prefill, of [\d,]+ to 3,\d+ tokens, ", account
     )
-    assert "1 steps of 1 to 1 decodes, 0.0% off" in fitted(read_steps(ONE_OF_EACH)).account
+    account = fitted(read_steps(ONE_OF_EACH)).account
+    assert account.startswith("1 step of 1 decode, 0.0% off; 1 step with prefill, of 100 tokens, 0.0% off; beyond")
+
+
+def test_rows_that_do_not_tell_two_costs_apart_are_told():
+    steps = [EngineStep(1e-2 * n, 0, n, 100 * n, 0.0) for n in (1, 2, 3, 4)]  # always 100 tokens each
+    assert "which do not tell what more of them and what longer ones cost" in fitted([*steps, PREFILL]).account
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([EngineStep(1e-2, 0, 1, 99, 0.0), PREFILL], "too few steps of decodes alone: 1 row for 2 figures"),
+        ([EngineStep(1e-2, 0, 1, 99, 0.0), EngineStep(1e-2, 0, 2, 99, 0.0), PREFILL], "2 rows for 3 figures"),
+        ([DECODE, EngineStep(1e-2, 100, 0, 0, 5000.0)], "too few steps with prefill: 1 row for 2 figures"),
+    ],
+)
+def test_a_log_of_fewer_rows_than_there_are_figures_to_find_is_refused(steps: list[EngineStep], message: str):
+    with pytest.raises(CatalogueError, match=f"{message}.*; log more, or leave out decode_kv_tokens"):
+        fitted(steps)
+
+
+def test_steps_outside_the_rows_are_kept_in_mind():
+    steps = [EngineStep(1e-2 + 1e-3 * n + 1e-6 * kv, 0, n, kv, 0.0) for n in (2, 4, 8) for kv in (100, 900, 5000)]
+    model = fitted([*steps, *(EngineStep(1e-3 * n, n, 0, 0, 0.0) for n in (10, 500))])
+    for batch in (decodes(2, 50), decodes(8, 600), prompt(10), prompt(500)):
+        model.step_ps(batch)
+    assert model.beyond == ""
+    model.decode_segment(9, 900, 100)
+    assert model.beyond == "up to 9 decodes in a step (measured: 2 to 8)"
+    model.step_ps(decodes(1, 9000))
+    model.step_ps(prompt(501))
+    assert model.beyond == (
+        "down to 1 and up to 9 decodes in a step (measured: 2 to 8), up to 9,000 KV tokens in a step (measured: 0 to"
+        " 5,000), up to 501 tokens in a step with prefill (measured: 10 to 500)"
+    )
+    model.forget()
+    assert model.beyond == ""
 
 
 @pytest.mark.parametrize(
@@ -133,7 +173,7 @@ def test_one_row_of_each_kind_is_enough():
 
 def test_work_that_seems_to_save_time_costs_nothing():
     steps = [EngineStep(1e-2 - 1e-6 * kv, 0, 4, kv, 0.0) for kv in (100, 200, 300)]
-    model = fitted([*steps, EngineStep(2e-2, 100, 0, 0, 5000.0)])
+    model = fitted([*steps, PREFILL])
     assert model.step_ps(decodes(4, 10)) == model.step_ps(decodes(4, 90)) > 0
 
 
@@ -157,7 +197,7 @@ def test_an_empty_step_takes_no_time_and_parts_add_up():
 
 @pytest.mark.parametrize(("row", "what"), [("10,0,1,100,0", "steps with prefill"), ("9,10,1,1,1", "steps of decodes")])
 def test_a_log_without_one_kind_is_refused(row: str, what: str):
-    with pytest.raises(CatalogueError, match=f"the log of engine steps has no {what}"):
+    with pytest.raises(CatalogueError, match=f"^the log of engine steps has no {what}"):
         fitted(read_steps([HEADER, row]))
 
 
@@ -167,7 +207,7 @@ def test_a_log_counts_the_newest_token_the_cache_does_not():
 
 
 def test_steps_without_work_are_left_out():
-    assert len(read_steps([*ONE_OF_EACH, "3,0,0,0,0"])) == 2
+    assert len(read_steps([*ONE_OF_EACH, "3,0,0"])) == 2
 
 
 @pytest.mark.parametrize(
@@ -177,7 +217,7 @@ def test_steps_without_work_are_left_out():
         ([HEADER, "0,1,0,0,0"], "line 2: step_ms is '0'; it must be more than 0"),
         ([HEADER, "1,x,0,0,0"], "line 2: prefill_tokens is 'x'; it must be a number, 0 or more"),
         ([HEADER, "1,0.5,0,0,0"], "line 2: prefill_tokens is '0.5'; it must be a whole number"),
-        ([*ONE_OF_EACH, "1,0,-1,0,0"], "line 4: decode_seqs is '-1'"),
+        ([*ONE_OF_EACH, "1,0,-1"], "line 4: decode_seqs is '-1'"),
     ],
 )
 def test_a_log_that_cannot_be_is_refused(rows: list[str], message: str):

@@ -1,0 +1,45 @@
+"""What a fitted model was asked for, beside what its rows have: who leaves their range is extrapolating."""
+
+from collections.abc import Iterable
+
+
+class Extent:
+    """The range of one quantity.
+
+    Args:
+        what: its name, in the plural.
+        low: the least of the rows.
+        high: the largest of the rows.
+    """
+
+    __slots__ = ("_high", "_least", "_low", "_most", "_what")
+
+    def __init__(self, what: str, low: int, high: int) -> None:
+        self._what, self._low, self._high = what, low, high
+        self._least, self._most = low, high
+
+    def see(self, value: int) -> None:
+        """Take note of what is asked for."""
+        if value > self._most:
+            self._most = value
+        elif value < self._least:
+            self._least = value
+
+    def forget(self) -> None:
+        """Begin anew: nothing was asked for."""
+        self._least, self._most = self._low, self._high
+
+    @property
+    def beyond(self) -> str:
+        """What was asked for outside the rows, in words; empty if nothing was."""
+        found = [f"down to {self._least:,}"] if self._least < self._low else []
+        if self._most > self._high:
+            found.append(f"up to {self._most:,}")
+        measured = f"{self._low:,}" if self._low == self._high else f"{self._low:,} to {self._high:,}"
+        return f"{' and '.join(found)} {self._what} (measured: {measured})" if found else ""
+
+
+def beyond(extents: Iterable[Extent]) -> str:
+    """Say what of several was asked for outside the rows; empty if nothing was."""
+    found = [extent.beyond for extent in extents]
+    return ", ".join(text for text in found if text)
