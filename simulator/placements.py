@@ -16,11 +16,11 @@ class NotReadError(Exception):
     """A placement asks for a figure that it had not read live."""
 
 
-class RecordedCandidate:
+class RecordedCandidate(Candidate):
     """A worker's figures as a journal has them."""
 
     def __init__(self, name: str, figures: Figures) -> None:
-        self.name = name
+        super().__init__(name)
         self._figures = figures
 
     @property

@@ -1,6 +1,7 @@
 """One scheduler under the virtual clock: carries out what its core decides, as `scheduler.cluster` does live."""
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 
 from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.scheduler.core import refusals
@@ -154,8 +155,9 @@ class SimulatedScheduler:
             request.finished_ps = now_ps
             request.output_tokens = request.produced_tokens if worker is None else worker.tokens_given(request, now_ps)
 
-    def _show(self, member: Member, at_ps: int) -> None:
-        self._workers[member].show(at_ps)
+    def _show(self, members: Many[Member], at_ps: int) -> None:
+        for member in members:
+            self._workers[member].show(at_ps)
 
     def _catch_up(self, member: Member, at_ps: int) -> None:
         self._workers[member].catch_up(at_ps)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from lorrery.scheduler.core.forecast import Forecast, OutputShare, finish_ps
+from lorrery.scheduler.core.placements.candidate import Candidate
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
@@ -13,11 +14,10 @@ NO_FORECAST = Forecast(None, OutputShare())
 """Of workers whose placement does not ask for it; nothing is noted in it."""
 
 
-class ReplicaCandidate:
+class ReplicaCandidate(Candidate):
     """The figures of an attached worker's replica, as it is now.
 
     Attributes:
-        name: the worker's id; the same for as long as it is attached.
         forecast: what is known of its time.
         uncommitted_steps: decode steps that have ended and are not committed yet; `kv_tokens` counts them. A driver
             that commits a plan in one go, as the simulator does, sets it before a placement looks.
@@ -25,10 +25,10 @@ class ReplicaCandidate:
         many: what is kept of all workers, where it is one of many.
     """
 
-    __slots__ = ("_replica", "before_look", "forecast", "many", "name", "uncommitted_steps")
+    __slots__ = ("_replica", "before_look", "forecast", "many", "uncommitted_steps")
 
     def __init__(self, name: str, replica: Replica, forecast: Forecast = NO_FORECAST) -> None:
-        self.name = name
+        super().__init__(name)
         self.forecast = forecast
         self.uncommitted_steps = 0
         self.before_look: Callable[[], None] | None = None

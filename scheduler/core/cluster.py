@@ -21,6 +21,7 @@ No clock here: every time comes in as an argument, in device picoseconds.
 """
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.backlog import Backlog
@@ -46,8 +47,8 @@ class ClusterCore:
         rules: of the door and the wait.
         adapters: those that are known at first.
         notes_figures: whether `Placed` says what the placement read.
-        bring_up_to_date: called for each of several candidates before the placement looks at them, with the time; by a
-            driver whose replicas lag behind its clock.
+        bring_up_to_date: called with workers and the time before the placement looks at them; by a driver whose
+            replicas lag behind its clock.
         catch_up: called likewise before what waits is balanced; by such a driver, to commit the steps that have ended.
 
     Attributes:
@@ -65,7 +66,7 @@ class ClusterCore:
         adapters: Iterable[Adapter] = (),
         *,
         notes_figures: bool = False,
-        bring_up_to_date: Callable[[Member, int], None] | None = None,
+        bring_up_to_date: Callable[[Many[Member], int], None] | None = None,
         catch_up: Callable[[Member, int], None] = lambda member, at_ps: None,
     ) -> None:
         self.rules = rules

@@ -38,8 +38,8 @@ class Placing:
         placement: chooses among several.
         rules: how long a sequence waits for a worker.
         notes_figures: whether `Placed` says what the placement read.
-        bring_up_to_date: called with the time for each of several candidates before a placement that predicts looks at
-            them, and for others when it looks at what changes with each step.
+        bring_up_to_date: called with workers and the time before a placement reads of them what changes with each step:
+            one that `asks_all`, or predicts, of all at once while they are few, others of each when they read it.
 
     Attributes:
         ready: workers that take new sequences, in order of attaching.
@@ -52,7 +52,7 @@ class Placing:
         rules: ClusterRules,
         *,
         notes_figures: bool,
-        bring_up_to_date: Callable[[Member, int], None] | None,
+        bring_up_to_date: Callable[[Many[Member], int], None] | None,
     ) -> None:
         self.ready: list[Member] = []
         self._all = _Fitting([])
@@ -68,16 +68,16 @@ class Placing:
         self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * PS_PER_SECOND)
         self._notes_figures = notes_figures
         self._bring_up_to_date = bring_up_to_date
-        self._predicts = bool(getattr(placement, "predicts", False))
+        self._asks_all = bool(getattr(placement, "predicts", False) or getattr(placement, "asks_all", False))
 
     def attach(self, member: Member) -> None:
         """Let a new worker be brought up to date when the placement looks at what changes with each step."""
-        if self._bring_up_to_date is not None and not self._predicts:
+        if self._bring_up_to_date is not None and not self._asks_all:
             member.candidate.before_look = partial(self._look, member)
 
     def _look(self, member: Member) -> None:
         assert self._bring_up_to_date is not None
-        self._bring_up_to_date(member, self._at_ps)
+        self._bring_up_to_date((member,), self._at_ps)
 
     def set_ready(self, ready: list[Member]) -> None:
         """Take note of which workers take new sequences, in order of attaching. Their kinds stay as they are.
@@ -100,8 +100,8 @@ class Placing:
             many = ManyWorkers(self._all.candidates, AdapterHolders())
             for number, member in enumerate(ready):
                 member.stand_among(many, number)
-        if self._predicts and self._bring_up_to_date is not None:
-            # Of few the placement asks all, and they are brought up to date before it does.
+        if self._asks_all and self._bring_up_to_date is not None:
+            # Few are all brought up to date before it asks.
             for member in ready:
                 member.candidate.before_look = partial(self._look, member) if len(ready) > FEW else None
 
@@ -176,9 +176,8 @@ class Placing:
 
     def _choose(self, sequence: Sequence, at_ps: int, fitting: "_Fitting") -> ClusterEvent:
         self._at_ps = at_ps
-        if self._bring_up_to_date is not None and self._predicts and 1 < len(fitting.members) <= FEW:
-            for member in fitting.members:
-                self._bring_up_to_date(member, at_ps)
+        if self._bring_up_to_date is not None and self._asks_all and len(fitting.members) <= FEW:
+            self._bring_up_to_date(fitting.members, at_ps)
         figures: dict[str, Figures] | None = None
         candidates: Many[Candidate] = fitting.candidates
         if self._notes_figures:

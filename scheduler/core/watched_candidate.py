@@ -4,7 +4,7 @@ A scheduler that keeps a journal notes what a placement read, so that its choice
 (`simulator.placements`).
 """
 
-from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.placements.candidate import Candidate
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.worker.device.pace import Pace
 
@@ -12,17 +12,17 @@ Figures = dict[str, int]
 """The figures of one candidate by name, as far as they were read; a truth value counts as 0 or 1."""
 
 
-class WatchedCandidate:
+class WatchedCandidate(Candidate):
     """See the module.
 
     Attributes:
         read: the figures, as they were when read last.
     """
 
-    __slots__ = ("_candidate", "name", "read")
+    __slots__ = ("_candidate", "read")
 
     def __init__(self, candidate: Candidate) -> None:
-        self.name = candidate.name
+        super().__init__(candidate.name)
         self.read: Figures = {}
         self._candidate = candidate
 

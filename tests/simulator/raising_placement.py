@@ -6,6 +6,7 @@ import numpy as np
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.simulator.placements import RecordedCandidate
 
 
 class RaisesNowAndThen:
@@ -22,17 +23,4 @@ class RaisesNowAndThen:
         chosen = candidates[(self._num + candidates[0].load) % len(candidates)]
         if self._num % 8 == 4:
             raise ZeroDivisionError("the price of sugar")
-        return Choice(_Stranger() if self._num % 8 == 0 else chosen, "its turn")
-
-
-class _Stranger:
-    name = "stranger"
-    num_waiting = num_running = load = kv_tokens = 0
-
-    def has_adapter(self, adapter: object) -> bool:
-        del adapter
-        return False
-
-    def cached_tokens(self, sequence: Sequence) -> int:
-        del sequence
-        return 0
+        return Choice(RecordedCandidate("stranger", {}) if self._num % 8 == 0 else chosen, "its turn")

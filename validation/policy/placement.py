@@ -14,7 +14,9 @@ import numpy as np
 from lorrery.scheduler.core.placement_answers import fields_of, put_back
 from lorrery.scheduler.core.placements.base import Choice, Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.scheduler.plugins import in_words
+from lorrery.simulator.placements import RecordedCandidate
 from lorrery.validation.policy.watch import PolicyFault
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.pace import Pace
@@ -23,23 +25,18 @@ _MOST_WORKERS, _MOST_REQUESTS = 6, 60
 _ADAPTERS = (None, Adapter("adapter-0", 8), Adapter("adapter-1", 16), Adapter("adapter-2", 64))
 
 
-@dataclass
-class Worker:
-    """A candidate; its figures are drawn, and move with what it is given."""
+class Worker(RecordedCandidate):
+    """A candidate; its figures are drawn, and move with what it is given.
 
-    name: str
-    num_waiting: int
-    num_running: int
-    kv_tokens: int
-    adapters: frozenset[str]
-    cached: int
-    is_blocked: bool
-    pace: Pace
-    slowdown: int
-    usual_slowdown: int
-    prompt_share: int
-    waiting_tokens: int
-    output_ratio: int
+    Attributes:
+        figures: by name, as a journal has them.
+    """
+
+    def __init__(self, name: str, figures: Figures, adapters: frozenset[str], cached_tokens: int) -> None:
+        super().__init__(name, figures)
+        self.figures = figures
+        self._adapters = adapters
+        self._cached_tokens = cached_tokens
 
     @property
     def load(self) -> int:
@@ -48,15 +45,27 @@ class Worker:
 
     def has_adapter(self, adapter: Adapter) -> bool:
         """Tell whether it has an adapter."""
-        return adapter.adapter_id in self.adapters
+        return adapter.adapter_id in self._adapters
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many leading tokens of a prompt it has in its cache."""
-        return min(self.cached, sequence.input_tokens - 1)
+        return min(self._cached_tokens, sequence.input_tokens - 1)
 
     def load_ps(self, adapter: Adapter) -> int:
         """Return how long the load of an adapter takes."""
         return 0 if self.has_adapter(adapter) else adapter.rank * PS_PER_SECOND // 1000
+
+    def move_on(self, rng: np.random.Generator) -> None:
+        """Let one that waits begin, or one that runs end, or both or neither."""
+        figures = self.figures
+        if figures["num_waiting"] and rng.random() < 0.5:
+            figures["num_waiting"] -= 1
+            figures["num_running"] += 1
+            figures["waiting_tokens"] -= figures["waiting_tokens"] // (figures["num_waiting"] + 1)
+            figures["kv_tokens"] += 500
+        if figures["num_running"] and rng.random() < 0.4:
+            figures["num_running"] -= 1
+            figures["kv_tokens"] -= figures["kv_tokens"] // (figures["num_running"] + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +121,7 @@ def _play(make: Callable[[np.random.Generator], Placement], seed: int, number: i
         adapter = _ADAPTERS[int(rng.integers(len(_ADAPTERS)))]
         prompt, most = int(rng.integers(1, 4_000)), int(rng.integers(1, 1_000))
         sequence = Sequence(handle, prompt, most, arrived_ps=handle * PS_PER_SECOND, adapter=adapter)
-        before = [(one.name, one.load, one.kv_tokens) for one in fleet]
+        before = [(one.name, dict(one.figures)) for one in fleet]
         given = fields_of(sequence)
         choice = placement.place(sequence, tuple(fleet))
         if changed := put_back(sequence, given):
@@ -120,20 +129,14 @@ def _play(make: Callable[[np.random.Generator], Placement], seed: int, number: i
                 f"request {handle}: `place` changed the request's {', '.join(changed)}; it may only look at it"
             )
         _check(choice, handle, fleet)
-        if [(one.name, one.load, one.kv_tokens) for one in fleet] != before:
+        if [(one.name, one.figures) for one in fleet] != before:
             raise PolicyFault(f"request {handle}: `place` changed a candidate; it may only look")
         placed.append(choice.candidate.name)
         chosen = next(one for one in fleet if one is choice.candidate)
-        chosen.num_waiting += 1
-        chosen.waiting_tokens += prompt
+        chosen.figures["num_waiting"] += 1
+        chosen.figures["waiting_tokens"] += prompt
         for one in fleet:
-            if one.num_waiting and rng.random() < 0.5:
-                one.num_waiting, one.num_running = one.num_waiting - 1, one.num_running + 1
-                one.waiting_tokens = one.waiting_tokens // (one.num_waiting + 1) * one.num_waiting
-                one.kv_tokens += 500
-            if one.num_running and rng.random() < 0.4:
-                one.num_running -= 1
-                one.kv_tokens = one.kv_tokens // (one.num_running + 1) * one.num_running
+            one.move_on(rng)
     return placed
 
 
@@ -155,18 +158,17 @@ def _check(choice: object, handle: int, fleet: list[Worker]) -> None:
 def _worker(rng: np.random.Generator, number: int) -> Worker:
     running, waiting = int(rng.integers(0, 40)), int(rng.integers(0, 10)) * int(rng.random() < 0.5)
     held = rng.random(3) < 0.4
-    return Worker(
-        name=f"worker-{number}",
-        num_waiting=waiting,
-        num_running=running,
-        kv_tokens=running * int(rng.integers(1, 2_000)),
-        adapters=frozenset(f"adapter-{index}" for index in range(3) if held[index]),
-        cached=int(rng.integers(0, 2_000)) * int(rng.random() < 0.5),
-        is_blocked=bool(waiting and rng.random() < 0.3),
-        pace=Pace(*(int(rng.integers(1, 10**power)) for power in (10, 8, 5, 8))),
-        slowdown=int(rng.integers(500, 4_000)),
-        usual_slowdown=int(rng.integers(500, 2_000)),
-        prompt_share=int(rng.integers(0, 900)),
-        waiting_tokens=waiting * int(rng.integers(1, 2_000)),
-        output_ratio=int(rng.integers(1, 1_001)),
-    )
+    figures = {
+        "num_waiting": waiting,
+        "num_running": running,
+        "kv_tokens": running * int(rng.integers(1, 2_000)),
+        "is_blocked": int(waiting and rng.random() < 0.3),
+        "slowdown": int(rng.integers(500, 4_000)),
+        "usual_slowdown": int(rng.integers(500, 2_000)),
+        "prompt_share": int(rng.integers(0, 900)),
+        "waiting_tokens": waiting * int(rng.integers(1, 2_000)),
+        "output_ratio": int(rng.integers(1, 1_001)),
+    }
+    figures |= {name: int(rng.integers(1, 10**power)) for name, power in zip(Pace._fields, (10, 8, 5, 8), strict=True)}
+    adapters = frozenset(f"adapter-{index}" for index in range(3) if held[index])
+    return Worker(f"worker-{number}", figures, adapters, int(rng.integers(0, 2_000)) * int(rng.random() < 0.5))

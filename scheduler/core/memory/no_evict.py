@@ -9,7 +9,8 @@ Blocks are still taken one by one, so what is claimed and not taken yet is room 
 claims less: it knows that not all end at the same time.
 """
 
-from lorrery.scheduler.core.memory.paged import PagedMemory, SharedBlocks
+from lorrery.scheduler.core.memory.paged import PagedMemory
+from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 

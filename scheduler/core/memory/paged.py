@@ -16,35 +16,11 @@ Adapters in use take their slots from the same pool, in whole blocks together. B
 sequences pin count once. Those that nobody pins are free memory: the cache gives them up as they are needed.
 """
 
-from typing import Protocol
-
 from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
 from lorrery.scheduler.core.memory.growth import BlockGrowth
+from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-
-
-class SharedBlocks(Protocol):
-    """What is asked of a prefix cache whose blocks sequences share."""
-
-    @property
-    def num_pins(self) -> int:
-        """Blocks that sequences of the batch use; one that two use counts twice."""
-        ...
-
-    @property
-    def num_pinned(self) -> int:
-        """Distinct blocks that sequences of the batch use."""
-        ...
-
-    @property
-    def num_unpinned(self) -> int:
-        """Blocks that nobody uses, kept until their place is needed."""
-        ...
-
-    def num_shareable(self, sequence: Sequence) -> int:
-        """Count the blocks that a waiting sequence would find, and that others pin already."""
-        ...
 
 
 class PagedMemory(Memory):

@@ -6,84 +6,21 @@ from math import ceil
 from typing import Protocol
 
 from lorrery.scheduler.core.many_workers import ManyWorkers
-from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.worker.device.pace import Pace
+from lorrery.scheduler.core.placements.candidate import Candidate
+from lorrery.scheduler.core.sequence import Sequence
 
-
-class Candidate(Protocol):
-    """A worker that could take the sequence: figures of the present, read when they are asked for."""
-
-    @property
-    def name(self) -> str:
-        """The worker's id; the same for as long as it is attached."""
-        ...
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences in its queue."""
-        ...
-
-    @property
-    def num_running(self) -> int:
-        """Sequences in its batch, those in prefill included."""
-        ...
-
-    @property
-    def load(self) -> int:
-        """Sequences it has, waiting and running."""
-        ...
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens that the sequences of its batch hold."""
-        ...
-
-    def has_adapter(self, adapter: Adapter) -> bool:
-        """Tell whether an adapter is on its GPU in this version, usable now."""
-        ...
-
-    def cached_tokens(self, sequence: Sequence) -> int:
-        """Return how many leading tokens of the sequence's input its prefix cache holds. Cost: one look-up."""
-        ...
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether those that wait, if any do, could not start when they were tried."""
-        ...
-
-    def load_ps(self, adapter: Adapter) -> int:
-        """Return how long the load of an adapter takes there, by itself: 0 if it is there, half if it is under way."""
-        ...
-
-    @property
-    def pace(self) -> Pace:
-        """What its steps take, as announced; see `core.forecast` for this and what follows."""
-        ...
-
-    @property
-    def slowdown(self) -> int:
-        """What its last steps took, in thousandths of what its pace says."""
-        ...
-
-    @property
-    def usual_slowdown(self) -> int:
-        """The same for all its steps."""
-        ...
-
-    @property
-    def prompt_share(self) -> int:
-        """Share of its last steps' time in which running sequences waited for prompts, in thousandths."""
-        ...
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Input tokens of the sequences in its queue."""
-        ...
-
-    @property
-    def output_ratio(self) -> int:
-        """How much of what they may produce requests do produce lately, in thousandths; the same of all workers."""
-        ...
+__all__ = [
+    "Candidate",
+    "Choice",
+    "Placement",
+    "Score",
+    "bound_given",
+    "bound_of",
+    "kept_of",
+    "least_loaded",
+    "least_of",
+    "load_bound",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +40,26 @@ class Score:
     terms: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
 class Choice:
     """The worker chosen, and why: for the decision log.
 
-    Attributes:
+    Args:
         candidate: chosen.
         why: in words.
         scores: of all workers that were looked at, by a placement that scores them.
+
+    Attributes:
+        candidate: as given.
+        why: as given.
+        scores: as given.
     """
 
-    candidate: Candidate
-    why: str
-    scores: tuple[Score, ...] = ()
+    __slots__ = ("candidate", "scores", "why")
+
+    def __init__(self, candidate: Candidate, why: str, scores: tuple[Score, ...] = ()) -> None:
+        self.candidate = candidate
+        self.why = why
+        self.scores = scores
 
 
 class Placement(Protocol):
@@ -123,7 +67,9 @@ class Placement(Protocol):
 
     With an attribute `moves_waiting` that is true, what it has placed may move to another worker while it waits, if it
     would start there first (`core.balance`). Candidates keep the figures from `pace` on only for a placement with an
-    attribute `predicts` that is true; for others they are those of a worker without steps.
+    attribute `predicts` that is true; for others they are those of a worker without steps. One that predicts, or has an
+    attribute `asks_all` that is true, is taken to read what changes with each step of all candidates, so that a driver
+    whose replicas lag behind its clock brings them all up to date at once, and not each when it is read.
     """
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
@@ -157,11 +103,18 @@ def least_loaded(candidates: Many[Candidate]) -> Candidate:
     return least_of(candidates, [candidate.load for candidate in candidates])
 
 
-def least_of(candidates: Many[Candidate], loads: Many[int]) -> Candidate:
+def least_of(candidates: Many[Candidate], loads: list[int]) -> Candidate:
     """Return the same, given the loads."""
     least = min(loads)
-    tied = [candidate for candidate, load in zip(candidates, loads, strict=True) if load == least]
-    return min(tied, key=lambda candidate: candidate.kv_tokens) if len(tied) > 1 else tied[0]
+    chosen, fewest_tokens = candidates[loads.index(least)], -1
+    if loads.count(least) > 1:
+        for number, load in enumerate(loads):
+            if load == least:
+                candidate = candidates[number]
+                tokens = candidate.kv_tokens
+                if fewest_tokens < 0 or tokens < fewest_tokens:
+                    chosen, fewest_tokens = candidate, tokens
+    return chosen
 
 
 def load_bound(candidates: Many[Candidate], factor: float, extra: int = 1) -> int:
@@ -172,7 +125,7 @@ def load_bound(candidates: Many[Candidate], factor: float, extra: int = 1) -> in
     return bound_of([candidate.load for candidate in candidates], factor, extra)
 
 
-def bound_of(loads: Many[int], factor: float, extra: int = 1) -> int:
+def bound_of(loads: list[int], factor: float, extra: int = 1) -> int:
     """Return the same, given the loads."""
     return bound_given(sum(loads), min(loads), len(loads), factor, extra)
 

@@ -32,6 +32,7 @@ class PrefixMatch:
     """See the module."""
 
     moves_waiting = True
+    asks_all = True
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose the worker with the longest cached prefix that is not much fuller than the others."""
@@ -42,11 +43,16 @@ class PrefixMatch:
         most = bound_of(loads, LOAD_FACTOR)
         longest = 0
         holders: list[Candidate] = []
-        for candidate, load in zip(candidates, loads, strict=True):
-            if load <= most and (hit := candidate.cached_tokens(sequence)) >= longest:
-                if hit > longest:
-                    longest, holders = hit, []
-                holders.append(candidate)
+        for number, load in enumerate(loads):
+            if load > most:
+                continue
+            candidate = candidates[number]
+            hit = candidate.cached_tokens(sequence)
+            if hit < longest:
+                continue
+            if hit > longest:
+                longest, holders = hit, []
+            holders.append(candidate)
         if longest and longest >= MIN_HIT_RATIO * sequence.input_tokens:
             return _matched(least_loaded(holders), sequence, longest, most)
         return _least(least_of(candidates, loads), longest)

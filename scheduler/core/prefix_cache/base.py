@@ -5,25 +5,29 @@ all but looking means nothing). Looking never changes anything, not even who was
 looked up at every step would else keep its blocks for ever.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Tokens
-from typing import Protocol
 
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.compiling import mypyc_attr
 
 
-class PrefixCache(Protocol):
-    """Knows which prefixes have their keys and values in the KV pool."""
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PrefixCache(ABC):
+    """Knows which prefixes have their keys and values in the KV pool.
 
-    @property
-    def share_within_plan(self) -> bool:
-        """Whether a sequence may use what another one computes in the same step."""
-        ...
+    A base class and no protocol, so that compiled code calls its methods without looking them up.
 
-    @property
-    def num_evictions(self) -> int:
-        """Blocks given up so far because their place was needed."""
-        ...
+    Attributes:
+        share_within_plan: whether a sequence may use what another one computes in the same step.
+        num_evictions: blocks given up so far because their place was needed.
+    """
 
+    def __init__(self, *, share_within_plan: bool = False) -> None:
+        self.share_within_plan = share_within_plan
+        self.num_evictions = 0
+
+    @abstractmethod
     def match(self, token_ids: Tokens[int], adapter_key: str | None) -> int:
         """Count the leading tokens that are cached; mutates nothing.
 
@@ -38,27 +42,27 @@ class PrefixCache(Protocol):
         Returns:
             A length in 0..len(token_ids).
         """
-        ...
 
+    @abstractmethod
     def reusable(self, sequence: Sequence) -> int:
         """Count the leading input tokens of a waiting sequence that it could take over; mutates nothing."""
-        ...
 
+    @abstractmethod
     def acquire(self, sequence: Sequence) -> None:
         """Pin the first `cached_tokens` of a sequence that enters the batch, and note that they were used."""
-        ...
 
+    @abstractmethod
     def commit(self, sequence: Sequence) -> None:
         """Let others see what a step has computed of a sequence's input: its first `computed_tokens`."""
-        ...
 
+    @abstractmethod
     def shows_alone(self, sequence: Sequence) -> bool:
         """Whether the commits of a sequence's coming steps, with nothing but `shrink` between, may be made as one.
 
         Places are then asked for once, as many as before the last of them. It may always say no.
         """
-        ...
 
+    @abstractmethod
     def release(self, sequence: Sequence, output_tokens: int) -> None:
         """Unpin what a sequence used that leaves the batch, and keep what it leaves in the pool.
 
@@ -66,15 +70,35 @@ class PrefixCache(Protocol):
             sequence: it has computed `computed_tokens` of its input.
             output_tokens: it has produced so many since; the last of them was never cached.
         """
-        ...
 
+    @abstractmethod
     def shrink(self, spare_tokens: int) -> None:
         """Give up the least recently used of what nobody pins, until it takes no more than so many tokens."""
-        ...
 
+    @abstractmethod
     def lose(self) -> None:
         """Forget what lay in a worker's memory; the worker is gone."""
-        ...
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SharedBlocks(PrefixCache):
+    """A prefix cache whose blocks lie in the KV pool, so that what sequences share counts once.
+
+    Attributes:
+        num_pins: blocks that sequences of the batch use; one that two use counts twice.
+        num_pinned: distinct blocks that sequences of the batch use.
+        num_unpinned: blocks that nobody uses, kept until their place is needed.
+    """
+
+    def __init__(self, *, share_within_plan: bool = False) -> None:
+        super().__init__(share_within_plan=share_within_plan)
+        self.num_pins = 0
+        self.num_pinned = 0
+        self.num_unpinned = 0
+
+    @abstractmethod
+    def num_shareable(self, sequence: Sequence) -> int:
+        """Count the blocks that a waiting sequence would find, and that others pin already."""
 
 
 def usable_tokens(cache: PrefixCache | None, sequence: Sequence, min_computed_tokens: int) -> int:

@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Sequence as Tokens
 
 from lorrery.scheduler.core.prefix_cache import block_names, extents
+from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes
 from lorrery.scheduler.core.prefix_cache.content import content_of, of_tokens, with_output
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
@@ -29,29 +30,19 @@ from lorrery.scheduler.core.prefix_cache.uses import Found, Use
 from lorrery.scheduler.core.sequence import Content, Sequence
 
 
-class BlockCache:
+class BlockCache(SharedBlocks):
     """The cached blocks of one worker.
 
     Args:
         block_size: tokens in a block.
         share_within_plan: let a sequence use blocks that another one computes in the same step.
         min_computed_tokens: tokens of an input that are computed even if all are cached.
-
-    Attributes:
-        num_evictions: blocks given up so far because their place was needed.
-        num_pins: blocks that sequences of the batch use; one that two use counts twice.
-        num_pinned: distinct blocks that sequences of the batch use.
-        num_unpinned: blocks that nobody uses, kept until their place is needed.
     """
 
     def __init__(self, block_size: int = 16, *, share_within_plan: bool = False, min_computed_tokens: int = 1) -> None:
+        super().__init__(share_within_plan=share_within_plan)
         self.block_size = block_size
-        self.share_within_plan = share_within_plan
         self.min_computed_tokens = min_computed_tokens
-        self.num_evictions = 0
-        self.num_pins = 0
-        self.num_pinned = 0
-        self.num_unpinned = 0
         self._roots: dict[tuple[str | None, int], Root] = {}
         """By adapter, and by how many tokens a unit of the content stands for."""
         self._uses: dict[int, Use] = {}

@@ -18,6 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
+from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.sequence import Sequence as Request
 
 _ROOT = 0
@@ -38,7 +39,7 @@ class _Frontier(NamedTuple):
     parent: int
 
 
-class StaticTrie:
+class StaticTrie(PrefixCache):
     """A fixed set of cached prompt prefixes; adapters are not told apart, as in llm-mock."""
 
     def __init__(self, edges: dict[tuple[int, int], int]) -> None:
@@ -47,6 +48,7 @@ class StaticTrie:
         Args:
             edges: (parent node, token id) -> child node. The root is 0, and a child's number is above its parent's.
         """
+        super().__init__()
         self._edges = edges
 
     @classmethod
@@ -126,10 +128,6 @@ class StaticTrie:
         return len(token_ids)
 
     # --- as a replica's cache: only looking means anything ------------------------------------------------------------
-
-    share_within_plan = False
-    num_evictions = 0
-    """Nothing is ever given up."""
 
     def reusable(self, sequence: Request) -> int:
         """Count the leading prompt tokens that are cached; output that was made before is never found."""

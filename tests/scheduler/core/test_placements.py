@@ -1,7 +1,6 @@
 """Where requests go."""
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,25 +8,25 @@ import pytest
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.candidates import ReplicaCandidate
+from lorrery.scheduler.core.forecast import Forecast, OutputShare
 from lorrery.scheduler.core.placements.predicted_finish import MOST_NAMES, PredictedFinish
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.watched_candidate import WatchedCandidate
 from lorrery.worker.device.pace import Pace
 
 SETTINGS = ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100)
 
 
-class Candidate:
-    """A candidate whose replica a test may change; a compiled class cannot be derived from."""
+class Candidate(WatchedCandidate):
+    """A candidate whose replica and forecast a test may change; it is no `ReplicaCandidate`."""
 
     def __init__(self, name: str) -> None:
         self.replica = build_replica(SETTINGS)
-        self._figures = ReplicaCandidate(name, self.replica)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._figures, name)
+        self.forecast = Forecast(None, OutputShare())
+        super().__init__(ReplicaCandidate(name, self.replica, self.forecast))
 
 
 def candidates(*loads: int) -> list[Candidate]:
@@ -133,11 +132,8 @@ class Told(Candidate):
 
     def __init__(self, name: str, base_ms: int, slowdown: int = 1000, usual: int = 1000) -> None:
         super().__init__(name)
-        self.pace = Pace(base_ms * 10**9, 10**7, 10**4, base_ms * 10**6)
-        self.slowdown, self.usual_slowdown = slowdown, usual
-        self.waiting_tokens = 0
-        self.output_ratio = 1000
-        self.prompt_share = 0
+        self.forecast.pace = Pace(base_ms * 10**9, 10**7, 10**4, base_ms * 10**6)
+        self.forecast.slowdown, self.forecast.usual_slowdown = slowdown, usual
 
 
 def finish(sequence: Sequence, *among: Candidate) -> str:
@@ -147,10 +143,10 @@ def finish(sequence: Sequence, *among: Candidate) -> str:
 def test_predicted_finish_takes_the_faster_worker_until_what_waits_there_takes_longer() -> None:
     fast, slow = Told("fast", 10), Told("slow", 25)
     assert finish(Sequence(1, 500, 100), slow, fast) == "fast"
-    fast.waiting_tokens = 1_000_000
+    fast.forecast.waiting_tokens = 1_000_000
     fast.replica.submit(Sequence(7, 5, 5), 0)
     assert finish(Sequence(1, 500, 100), slow, fast) == "slow"
-    fast.waiting_tokens = 100
+    fast.forecast.waiting_tokens = 100
     assert finish(Sequence(1, 500, 100), slow, fast) == "fast"
 
 
@@ -172,8 +168,8 @@ def test_predicted_finish_tries_a_worker_again_that_was_faster_before() -> None:
     rule = PLACEMENTS["predicted_finish"](np.random.default_rng(0))
     slowed, other = Told("slowed", 10), Told("other", 10)
     chosen = [rule.place(Sequence(0, 5, 50), [slowed, other]).candidate.name]
-    slowed.slowdown = 4000
-    other.pace = Pace(*(2 * value for value in other.pace))
+    slowed.forecast.slowdown = 4000
+    other.forecast.pace = Pace(*(2 * value for value in other.forecast.pace))
     chosen += [rule.place(Sequence(n, 5, 50), [slowed, other]).candidate.name for n in range(1, 400)]
     assert chosen[:2] == ["slowed", "other"]
     tried = chosen.index("slowed", 1)
@@ -189,7 +185,7 @@ def test_predicted_finish_halves_a_slowdown_also_where_other_requests_fit_few_wo
     fleet = [slowed, other, *(Told(f"w{number}", 1000) for number in range(30))]
     for worker in fleet:
         rule.place(Sequence(0, 5, 50), [worker])
-    slowed.slowdown = 4000
+    slowed.forecast.slowdown = 4000
     chosen = []
     for number in range(200):
         rule.place(Sequence(number, 5, 50), [other])
@@ -205,7 +201,7 @@ def test_predicted_finish_remembers_a_bounded_number_of_workers_and_holds_nothin
     assert rule.place(Sequence(1, 5, 50), [slowed, other]).candidate is other
     passing = Told("", 10)
     for number in range(3 * MOST_NAMES):
-        passing._figures = ReplicaCandidate(f"gone-{number}", passing.replica)
+        passing.name = f"gone-{number}"
         rule.place(Sequence(number, 5, 50), [passing])
         assert len(rule._last_placed) <= MOST_NAMES
     assert "slowed" not in rule._last_placed

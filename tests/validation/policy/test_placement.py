@@ -42,7 +42,7 @@ def test_faults_are_told_in_words():
 
     def fill(_sequence: Any, candidates: Sequence[Candidate]) -> Choice:
         assert isinstance(candidates[0], Worker)
-        candidates[0].num_waiting += 1
+        candidates[0].figures["num_waiting"] += 1
         return Choice(candidates[0], "first")
 
     def rename(sequence: Any, candidates: Sequence[Candidate]) -> Choice:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
+from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes, block_hash, root_hash
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.oracle.tree import Node, Root, below, note_stored
@@ -54,7 +55,7 @@ class _Found:
     nodes: list[Node]
 
 
-class BlockCache:
+class BlockCache(SharedBlocks):
     """The cached blocks of one worker.
 
     Args:
@@ -64,12 +65,9 @@ class BlockCache:
     """
 
     def __init__(self, block_size: int = 16, *, share_within_plan: bool = False, min_computed_tokens: int = 1) -> None:
+        super().__init__(share_within_plan=share_within_plan)
         self.block_size = block_size
-        self.share_within_plan = share_within_plan
         self.min_computed_tokens = min_computed_tokens
-        self._num_evictions = 0
-        self._num_pins = 0
-        self._num_pinned = 0
         self._roots: dict[str | None, Root] = {}
         self._uses: dict[int, _Use] = {}
         self._unpinned: OrderedDict[Node, None] = OrderedDict()
@@ -78,26 +76,6 @@ class BlockCache:
         """Counts the changes of the tree."""
         self._found: _Found | None = None
         self._notes: BlockNotes | None = None
-
-    @property
-    def num_evictions(self) -> int:
-        """Blocks given up so far because their place was needed."""
-        return self._num_evictions
-
-    @property
-    def num_pins(self) -> int:
-        """Blocks that sequences of the batch use; one that two use counts twice."""
-        return self._num_pins
-
-    @property
-    def num_pinned(self) -> int:
-        """Distinct blocks that sequences of the batch use."""
-        return self._num_pinned
-
-    @property
-    def num_unpinned(self) -> int:
-        """Blocks that nobody uses, kept until their place is needed."""
-        return len(self._unpinned)
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -200,6 +178,7 @@ class BlockCache:
             if not node.pins:
                 self._unpinned[node] = None
                 self._unpinned.move_to_end(node)
+        self.num_unpinned = len(self._unpinned)
 
     def _take_back(self, use: _Use, num_blocks: int) -> None:
         """Hide again what a sequence showed ahead of its step, and the step did not get to (a long prompt's chunk).
@@ -216,6 +195,7 @@ class BlockCache:
                 self._unpinned[node] = None
             else:
                 self._remove(node)
+        self.num_unpinned = len(self._unpinned)
 
     def _show(self, sequence: Sequence, use: _Use, num_tokens: int) -> None:
         """Pin the full blocks among the first tokens of its input; make those that are not there."""
@@ -255,15 +235,16 @@ class BlockCache:
     def _pin(self, use: _Use, node: Node) -> None:
         use.nodes.append(node)
         if not node.pins:
-            self._num_pinned += 1
+            self.num_pinned += 1
             self._unpinned.pop(node, None)
+            self.num_unpinned = len(self._unpinned)
         node.pins += 1
-        self._num_pins += 1
+        self.num_pins += 1
 
     def _unpin(self, node: Node) -> None:
         node.pins -= 1
-        self._num_pins -= 1
-        self._num_pinned -= not node.pins
+        self.num_pins -= 1
+        self.num_pinned -= not node.pins
 
     # --- giving up --------------------------------------------------------------------------------------------------
 
@@ -273,7 +254,8 @@ class BlockCache:
         while len(self._unpinned) > num_spare:
             node, _ = self._unpinned.popitem(last=False)
             self._remove(node)
-            self._num_evictions += 1
+            self.num_evictions += 1
+        self.num_unpinned = len(self._unpinned)
 
     def _remove(self, node: Node) -> None:
         assert node.parent is not None, "a root is no block"
@@ -288,7 +270,7 @@ class BlockCache:
         self._roots.clear()
         self._uses.clear()
         self._unpinned.clear()
-        self._num_pins = self._num_pinned = 0
+        self.num_pins = self.num_pinned = self.num_unpinned = 0
         self._version += 1
         self._found = None
         if self._notes is not None:
