@@ -12,7 +12,7 @@ import typer
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.option_texts import PARSERS
-from lorrery.loadgen.options import OF_TARGET, LoadOptions, WorkloadName
+from lorrery.loadgen.options import MOST_SEED, OF_TARGET, LoadOptions, WorkloadName
 
 _WORKLOAD, _SESSIONS, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = (
     "Workload",
@@ -127,7 +127,7 @@ Jitter = Annotated[
 ]
 Seed = Annotated[
     int,
-    typer.Option(min=0, max=2**32 - 1, metavar="N", help="Of every draw, prompts included.", rich_help_panel=_WORKLOAD),
+    typer.Option(min=0, max=MOST_SEED, metavar="N", help="Of every draw, prompts included.", rich_help_panel=_WORKLOAD),
 ]
 InputRange = Annotated[
     str | None,

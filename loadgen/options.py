@@ -56,6 +56,7 @@ MOST_CLIENTS = 1_000_000
 LEAST_TIMEOUT = 0.001
 MOST_FACTOR = 1e9
 """Of rates and of what multiplies times."""
+MOST_SEED = 2**32 - 1
 MOST_TURNS = 10_000
 """Of a session."""
 LEAST_CV, MOST_CV = 1e-6, 1e6
@@ -208,7 +209,7 @@ class LoadOptions:
             raise SettingsError(f"--cv is {self.cv:g}; it must be from {LEAST_CV:g} to {MOST_CV:g}")
         self._check_bounds()
         rules: tuple[tuple[bool, str], ...] = (
-            (self.seed < 0, f"--seed is {self.seed}; it must be 0 or more"),
+            (not 0 <= self.seed <= MOST_SEED, f"--seed is {self.seed}; it must be from 0 to {MOST_SEED:,}"),
             (
                 self.workload not in (*TRACES, "sharegpt") and self.trace is not None,
                 _TRACE_ALONE.format(self.workload),

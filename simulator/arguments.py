@@ -5,11 +5,14 @@ Numbers of numpy are numbers here, and become Python's: compiled code takes no o
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import Fault, parse_fault
@@ -19,11 +22,13 @@ from lorrery.loadgen.options import LoadOptions
 __all__ = [
     "check_callable",
     "read_faults",
+    "read_flag",
     "read_number",
     "read_options",
     "read_overrides",
     "read_path",
     "read_positive",
+    "read_texts",
     "read_whole",
     "read_wholes",
     "shown",
@@ -137,6 +142,35 @@ def read_faults(faults: object) -> tuple[Fault, ...]:
             raise SettingsError(f"faults has {shown(fault)}; expected text such as 'worker_loss,at=30,for=10'")
         read.append(fault if isinstance(fault, Fault) else parse_fault(fault))
     return tuple(read)
+
+
+def read_flag(name: str, value: object) -> bool:
+    """Read a yes or no; compiled code takes no number for it, nor numpy's.
+
+    Raises:
+        SettingsError: it is neither; names it.
+    """
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if not isinstance(value, bool):
+        raise SettingsError(f"{name} is {shown(value)}; it must be True or False")
+    return value
+
+
+def read_texts(values: dict[str, Any]) -> None:
+    """Read the numbers among options that are written as on the command line, in place.
+
+    Text that is no number stays, for `read_options` to refuse.
+    """
+    for name, hint in get_type_hints(LoadOptions).items():
+        value, kinds = values.get(name), _kinds(hint)
+        if not isinstance(value, str) or str in kinds:
+            continue
+        for kind in (int, float):
+            if kind in kinds:
+                with suppress(ValueError):
+                    values[name] = kind(value)
+                    break
 
 
 def read_options(options: LoadOptions) -> LoadOptions:

@@ -19,10 +19,12 @@ from lorrery.settings import Settings, changed, load
 from lorrery.simulator.arguments import (
     check_callable,
     read_faults,
+    read_flag,
     read_options,
     read_overrides,
     read_path,
     read_positive,
+    read_texts,
     read_whole,
     shown,
 )
@@ -76,7 +78,7 @@ def simulate(
         shards: schedulers; None: as many as `router.schedulers` names.
         routers: that choose among several schedulers, each with what it knows.
         faults: as for `--fault`: `worker_loss,at=30,worker=worker-1,for=10`.
-        seed: of every draw; None: the workload's.
+        seed: of every draw, from 0 to 2**32 - 1; None: the workload's.
         one_step: decide before every step instead of jumping: slow, equal.
         observers: told of the steps that run.
         on_end: told of each request as it ends.
@@ -146,6 +148,7 @@ def prepare(
         options = replace(options, seed=seed)
     options = read_options(options)
     options.check()
+    one_step = read_flag("one_step", one_step)
     simulation = SimulationOptions(workers, shards, routers, parsed, one_step)
     return SimulatedRun(read_settings(settings, overrides), options, simulation, requests)
 
@@ -209,6 +212,7 @@ def _options(given: Mapping[str, Any]) -> LoadOptions:
     for name in values:
         if name not in known:
             raise SettingsError(f"workload: no option {name!r}; there are {', '.join(sorted(known - set(OF_TARGET)))}")
+    read_texts(values)
     for name, parse in PARSERS.items():
         value = values.get(name)
         if isinstance(value, str | int):

@@ -125,6 +125,7 @@ class Plan:
         notes: what the figures leave out, and why.
         sizing: how many replicas the rate needs, by simulation.
         claim: whether a seller's claim holds.
+        made_of: settings and workload of `capacity`, which is made of them again where a plan is unpickled.
     """
 
     name: str
@@ -139,6 +140,29 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     sizing: Sizing | None = None
     claim: ClaimAnswer | None = None
+    made_of: tuple[Settings, Workload] | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: figures as plain ones, since compiled records and step-time models have none."""
+        state = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "capacity"}
+        state["points"] = [_plain(point) for point in self.points]
+        state |= {name: _plain(getattr(self, name)) for name in ("peak", "best")}
+        if self.made_of is not None:
+            state["made_of"] = (self.made_of[0], _plain(self.made_of[1]))
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take such a state."""
+        state = dict(state)
+        state["points"] = [Point(*values) for values in state["points"]]
+        for name in ("peak", "best"):
+            state[name] = None if state[name] is None else Point(*state[name])
+        if state["made_of"] is not None:
+            settings, values = state["made_of"]
+            state["made_of"] = settings, Workload(*values)
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.capacity = None if self.made_of is None else _capacity(*self.made_of)
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -258,17 +282,11 @@ def make_plan(
         result.refused = f"{name}: {too_long}"
         return result
     try:
-        step_time = step_time_of(settings, deployment)
-        pool_tokens = settings.scheduler.max_total_token_num
-        places, loads = adapter_loads(settings, deployment.model, work)
-        if pool_tokens is None:
-            pool_tokens = deployment.kv_pool_tokens(bytes_of_adapters(deployment, work, places))
-        replica = replica_of(settings, pool_tokens)
-        capacity = Capacity(deployment, step_time, work, turns_of(replica), room_of(replica, places, loads))
+        capacity = _capacity(settings, work)
     except CatalogueError as error:
         result.refused = str(error)
         return result
-    result.capacity, result.limit_name = capacity, limit_name(settings)
+    result.capacity, result.limit_name, result.made_of = capacity, limit_name(settings), (settings, work)
     most = capacity.max_concurrency
     if most < 1:
         result.refused = (
@@ -287,13 +305,34 @@ def make_plan(
     result.peak = max([*shown, result.best] if result.best else shown, key=lambda point: point.total_tokens)
     if claim is not None:
         result.claim = _answer(capacity, claim)
-    if beyond := beyond_profile(step_time):
+    if beyond := beyond_profile(capacity.step_time):
         result.notes.append(f"step times are extrapolated beyond worker.profile: {beyond}")
     if level.rate is not None and result.best is not None:
         running = capacity.running_streams
         at_level = capacity.point(capacity.most_streams(level.ttft, level.tpot, running))
         result.sizing = _size(settings, work, level, level.rate, at_level, running, watch(name))
     return result
+
+
+def _capacity(settings: Settings, work: Workload) -> Capacity:
+    """Return the arithmetic behind a plan's points.
+
+    Raises:
+        SettingsError: names that are not known.
+        CatalogueError: the model does not fit.
+    """
+    deployment = deployment_of(settings)
+    step_time = step_time_of(settings, deployment)
+    pool_tokens = settings.scheduler.max_total_token_num
+    places, loads = adapter_loads(settings, deployment.model, work)
+    if pool_tokens is None:
+        pool_tokens = deployment.kv_pool_tokens(bytes_of_adapters(deployment, work, places))
+    replica = replica_of(settings, pool_tokens)
+    return Capacity(deployment, step_time, work, turns_of(replica), room_of(replica, places, loads))
+
+
+def _plain(record: "Point | Workload | None") -> tuple[Any, ...] | None:
+    return None if record is None else tuple(getattr(record, one.name) for one in fields(record))
 
 
 def _size(

@@ -162,8 +162,8 @@ class VirtualCluster:
         """
         self._check_goes_on()
         seconds = read_positive("seconds to advance by", seconds)
-        until_ps = self._now_ps + max(round(seconds * PS_PER_SECOND), 1)
-        if until_ps >= NEVER:
+        until_ps = self._now_ps + max(round(min(seconds, LAST_SECONDS) * PS_PER_SECOND), 1)
+        if seconds > LAST_SECONDS or until_ps >= NEVER:
             raise SettingsError(f"advance by {seconds:g} s: a simulation has {LAST_SECONDS:,} s at most")
         if not self._done:
             self._simulation.tick(until_ps, self._pause)

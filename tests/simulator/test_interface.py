@@ -176,11 +176,13 @@ def test_callers_are_told_of_every_end():
         ({"workload": {"adapters": ["a"]}}, "adapters is .*; it must be text or None"),
         ({"workload": {"protocol": "http"}}, "protocol is 'http'; it must be 'grpc' or 'openai'"),
         ({"workload": lorrery.LoadOptions(seed=None)}, "workload: seed is None; it must be a whole number"),
-        ({"workload": {"seed": -1}}, "seed is -1; it must be 0 or more"),
+        ({"workload": {"seed": -1}}, "seed is -1; it must be "),
         ({"seed": -1}, "seed is -1; it must be a whole number, 0 or more"),
         ({"seed": "a"}, "seed is 'a'"),
         ({"workers": "2"}, "workers is '2'; it must be a whole number, 1 or more"),
         ({"workers": 1.5}, "workers is 1.5"),
+        ({"one_step": 1}, "one_step is 1; it must be True or False"),
+        ({"seed": 2**32}, "--seed is 4294967296; it must be from 0 to 4,294,967,295"),
         ({"shards": True}, "shards is True"),
         ({"routers": None}, "routers is None"),
         ({"requests": [1]}, r"requests is \[1\]; it must be lorrery.Requests"),
@@ -244,3 +246,12 @@ def test_a_run_beyond_the_log_that_steps_are_fitted_to_says_so(tmp_path: Path):
     (line,) = warnings(20)
     assert line.startswith("step times are extrapolated beyond worker.profile: up to 2")
     assert "(measured: 1 to 8)" in line
+
+
+def test_numbers_are_read_as_the_command_line_writes_them():
+    as_text = {"rate": "4", "duration": "5", "input_range": "8:64", "output_range": "4:32", "num_requests": "9"}
+    same = lorrery.simulate(CLUSTER, as_text, seed=3), lorrery.simulate(CLUSTER, SHORT | {"num_requests": 9}, seed=3)
+    assert same[0].columns.end_seconds.tolist() == same[1].columns.end_seconds.tolist()
+    assert lorrery.simulate(CLUSTER, as_text, one_step=np.bool_(1)).counts["num_completed"] == 9
+    with pytest.raises(lorrery.LorreryError, match=r"workload: num_requests is '1\.5'; it must be a whole number"):
+        lorrery.simulate(CLUSTER, {"num_requests": "1.5"})

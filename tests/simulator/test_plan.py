@@ -1,6 +1,7 @@
 """`lorrery.plan`: the figures of the command, as numbers."""
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +97,16 @@ def test_numbers_of_numpy_are_numbers():
     same = lorrery.plan(CLUSTER, prompt_tokens=300, output_tokens=50, ranks=[8, 16], adapters=4, concurrency=[1, 4])
     assert plan.points == same.points
     assert type(plan.capacity.workload.prompt_tokens) is int
+
+
+def test_a_plan_travels_between_processes():
+    work = {"prompt_tokens": 100, "output_tokens": 20, "adapters": 2, "claim": lorrery.Claim(100, 1.0, 50.0)}
+    made = lorrery.plan({"worker": {"gpu": "A10G"}, "model": "Llama-2-7B"}, **work)
+    came = pickle.loads(pickle.dumps(made))
+    assert came.columns.keys() == made.columns.keys()
+    assert (came.points, came.peak, came.best, came.claim) == (made.points, made.peak, made.best, made.claim)
+    assert came.capacity is not None
+    assert made.capacity is not None
+    assert came.capacity.point(3) == made.capacity.point(3)
+    refused = lorrery.plan({"worker": {"gpu": "A10G"}, "model": "Llama-2-70B"})
+    assert pickle.loads(pickle.dumps(refused)).refused == refused.refused

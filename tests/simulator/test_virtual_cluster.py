@@ -110,6 +110,8 @@ def test_what_cannot_be_is_refused():
         own.advance(0)
     with pytest.raises(SettingsError, match="at most"):
         own.advance(1e9)
+    with pytest.raises(SettingsError, match="at most"):
+        own.advance(1e300)
     own.result()
     for ask in (own.observe, own.metrics, lambda: own.scale(2), lambda: own.advance(1)):
         with pytest.raises(RunIsOverError, match="the run is over"):

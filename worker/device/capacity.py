@@ -201,7 +201,7 @@ class Capacity:
         turns: PromptTurns,
         room: Room = _ANY_ROOM,
     ) -> None:
-        self.deployment, self.workload, self._step_time = deployment, workload, step_time
+        self.deployment, self.workload, self.step_time = deployment, workload, step_time
         self.adapter_places = places = room.adapter_places
         self.adapter_bytes = bytes_of_adapters(deployment, workload, places)
         self.fitting_kv_tokens = deployment.kv_pool_tokens(self.adapter_bytes)
@@ -222,12 +222,12 @@ class Capacity:
     @property
     def grounds(self) -> list[Ground]:
         """What its figures rest on."""
-        return grounds(self.deployment, self._step_time.name, getattr(self._step_time, "account", ""))
+        return grounds(self.deployment, self.step_time.name, getattr(self.step_time, "account", ""))
 
     @property
     def slow_kernels(self) -> list[str]:
         """Which kernels are slower than those of a wider type, in words."""
-        return slow_kernels(self.deployment, self._step_time.name)
+        return slow_kernels(self.deployment, self.step_time.name)
 
     def unqueued_ttft(self, prompt_tokens: int | None = None) -> float:
         """Return the seconds of one prompt's prefill, which nothing shares and for which nothing waits."""
@@ -330,7 +330,7 @@ class Capacity:
             lora = LoraWork.of([(max(work.adapters_of_rank), num_tokens)])
         chunks = tuple(PrefillChunk(new, past, samples=True) for new, past in pieces)
         lengths = (kv,) * num_decodes if pieces and self._reads_lengths else ()
-        return self._step_time.step_cost(
+        return self.step_time.step_cost(
             Batch(chunks, num_decodes, num_decodes * kv, kv if num_decodes else 0, lora, lengths)
         )
 
