@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
-from lorrery.local import addresses
+from lorrery.local import addresses, last_worker
 from lorrery.local.folder import temporary_folder
 from lorrery.local.processes import ForkServer
 from lorrery.local.service_process import ServiceProcess, Show, last_words
@@ -347,6 +347,18 @@ class LocalCluster:
             ("worker", self.settings.worker.drain_seconds),
             ("scheduler", self.settings.scheduler.drain_seconds),
         )
+        workers = [entry for entry in self.processes.values() if entry.service == "worker"]
+        telling = asyncio.create_task(
+            last_worker.tell_when_it_has_ended(workers, self.scheduler_address, self.settings), name="last worker"
+        )
+        try:
+            await self._stop(stages)
+        finally:
+            telling.cancel()
+            await asyncio.wait([telling])
+
+    async def _stop(self, stages: Iterable[tuple[str, float]]) -> None:
+        """Stop the processes of each service in turn, within the seconds that each has to drain."""
         for service, drain_seconds in stages:
             entries = [entry for entry in self.processes.values() if entry.service == service]
             for entry in entries:

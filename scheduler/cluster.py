@@ -280,6 +280,11 @@ class Cluster:
         self.requests.place(events, at_ps)
         self.look_for_moves()
 
+    def expect_no_worker(self) -> None:
+        """Let nobody wait for a worker, until one attaches."""
+        log.info("no_worker_expected", num_unplaced=self.num_unplaced)
+        self.requests.expect_no_worker()
+
     # --- balance ----------------------------------------------------------------------------------------------------
 
     def look_for_moves(self) -> None:

@@ -373,6 +373,11 @@ class Requests:
             self._logged_errors.put(message, True)
             log.error("policy_raised", reason=message, exc_info=error)
 
+    def expect_no_worker(self) -> None:
+        """Refuse who waits for a worker, or will."""
+        self._core.expect_no_worker(self._clock.now_ps())
+        self._watch_waits()
+
     def _watch_waits(self) -> None:
         """Look again when the first wait for a worker is over."""
         until_ps = self._core.until_ps

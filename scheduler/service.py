@@ -214,6 +214,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         latest = self._cluster.adapters.log.latest(request.adapter_id)
         return pb.UnregisterAdapterResponse(version=0 if latest is None else latest.version)
 
+    async def ExpectNoWorker(  # noqa: N802, D102
+        self,
+        request: pb.ExpectNoWorkerRequest,
+        context: grpc.aio.ServicerContext[pb.ExpectNoWorkerRequest, pb.ExpectNoWorkerResponse],
+    ) -> pb.ExpectNoWorkerResponse:
+        await self._guard.check(context, OPERATORS)
+        self._cluster.expect_no_worker()
+        return pb.ExpectNoWorkerResponse()
+
     async def SetClusterFaults(  # noqa: N802, D102
         self,
         request: pb.SetClusterFaultsRequest,

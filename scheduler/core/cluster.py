@@ -342,6 +342,10 @@ class ClusterCore:
             ]
         return GaveBack(member, sequences, events), given_up + self._placing.take_back(moving, at_ps)
 
+    def expect_no_worker(self, at_ps: int) -> None:
+        """Let waits for a worker be over, those that begin later too until one attaches all the same."""
+        self._placing.expect_no_worker(at_ps)
+
     def _workers_changed(self) -> None:
         self._placing.set_ready([member for member in self.members.values() if not member.draining])
         self._door.set_pools([member.pool_tokens for member in self.members.values()])

@@ -66,12 +66,14 @@ class Placing:
         self._is_ours = is_ours(placement)
         self._wait_seconds = rules.worker_wait_seconds
         self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * PS_PER_SECOND)
+        self._expects_workers = True
         self._notes_figures = notes_figures
         self._bring_up_to_date = bring_up_to_date
         self._asks_all = bool(getattr(placement, "predicts", False) or getattr(placement, "asks_all", False))
 
     def attach(self, member: Member) -> None:
         """Let a new worker be brought up to date when the placement looks at what changes with each step."""
+        self._expects_workers = True
         if self._bring_up_to_date is not None and not self._asks_all:
             member.candidate.before_look = partial(self._look, member)
 
@@ -127,7 +129,15 @@ class Placing:
 
     def wait(self, sequence: Sequence, at_ps: int) -> None:
         """Let a sequence wait for a worker that can hold it."""
-        self.room.put(sequence, at_ps + self._wait_ps)
+        self.room.put(sequence, self._wait_until(at_ps))
+
+    def expect_no_worker(self, at_ps: int) -> None:
+        """End all waits, until one attaches those that begin later too."""
+        self._expects_workers = False
+        self.room.end_waits(at_ps)
+
+    def _wait_until(self, at_ps: int) -> int:
+        return at_ps + self._wait_ps if self._expects_workers else at_ps
 
     def place(self, sequence: Sequence, at_ps: int) -> ClusterEvent | None:
         """Give a sequence to a worker, or refuse it if the placement raises; None: none can take it now."""
@@ -162,7 +172,7 @@ class Placing:
     def take_back(self, sequences: Iterable[Sequence], at_ps: int) -> list[ClusterEvent]:
         """Place sequences that have left their worker, the first of them now."""
         for sequence in sequences:
-            self.room.put_untried(sequence, at_ps + self._wait_ps)
+            self.room.put_untried(sequence, self._wait_until(at_ps))
         return self.place_again(at_ps)
 
     def expire(self, at_ps: int) -> list[ClusterEvent]:
@@ -170,9 +180,8 @@ class Placing:
         if self.room.has_untried:
             return self.place_again(at_ps)
         over = self.room.take_over(at_ps, SLICE)
-        return [
-            Refused(sequence, refusals.no_worker(self._wait_seconds, self.why_not_first(sequence))) for sequence in over
-        ]
+        wait_seconds = self._wait_seconds if self._expects_workers else None
+        return [Refused(sequence, refusals.no_worker(wait_seconds, self.why_not_first(sequence))) for sequence in over]
 
     def _choose(self, sequence: Sequence, at_ps: int, fitting: "_Fitting") -> ClusterEvent:
         self._at_ps = at_ps

@@ -168,8 +168,11 @@ def never_fits(sequence: Sequence, why: str) -> Refusal:
     return Refusal(RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {why}", _lengths(sequence))
 
 
-def no_worker(worker_wait_seconds: float, why_not_the_others: str | None = None) -> Refusal:
-    """The wait for a worker is over; others are attached if it says why not those."""
+def no_worker(worker_wait_seconds: float | None, why_not_the_others: str | None = None) -> Refusal:
+    """The wait for a worker is over, or, None, none is to come; others are attached if it says why not those."""
+    if worker_wait_seconds is None:
+        which = "" if why_not_the_others is None else f" that can take it: {why_not_the_others}"
+        return Refusal(RefusalReason.NO_WORKER, f"the last worker has ended, and none is to come{which}")
     seconds = f"{worker_wait_seconds:g} s (worker_wait_seconds)"
     message = f"no worker has attached for {seconds}"
     if why_not_the_others is not None:

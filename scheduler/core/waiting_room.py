@@ -49,6 +49,11 @@ class WaitingRoom:
         self.put(sequence, until_ps)
         self._untried.append(sequence.handle)
 
+    def end_waits(self, at_ps: int) -> None:
+        """Let the waits of all be over."""
+        for handle, (_, sequence) in self._waits.items():
+            self._waits[handle] = at_ps, sequence
+
     def try_all(self) -> None:
         """Let all be tried, since there is another worker."""
         self._untried = deque(self._waits)

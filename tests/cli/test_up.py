@@ -15,7 +15,7 @@ from lorrery.cli.up_cluster import running_targets
 from lorrery.local.cluster import LocalCluster
 from lorrery.local.monitoring import TARGETS, Monitoring
 from lorrery.local.processes import start_python
-from tests.cluster.client import Ask, Client
+from tests.cluster.client import Ask, Client, error_info
 from tests.cluster.harness import SETTINGS, StartCluster, alive, metric, services, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
@@ -154,6 +154,23 @@ async def test_process_that_dies_is_named_and_ends_the_rest(up: Up, victim: str)
     assert victim in line
     assert await up.end() == 1
     assert not [pid for pid in pids if alive(pid)]
+
+
+async def test_streams_end_at_once_when_the_only_worker_dies_for_good(tmp_path: Path):
+    waits = ("--set", "scheduler.worker_wait_seconds=1000", "--set", "router.drain_seconds=1000")
+    up = await Up.start("--config", str(write_settings(tmp_path)), "--workers", "1", "--set", "time_scale=100", *waits)
+    try:
+        target = (await up.wait_for("try: lorrery load --target")).split()[-1]
+        async with Client(target) as client:
+            stream = client.start(Ask(1, max_new_tokens=100))
+            await stream.at(1)
+            os.kill(up.pid_of("worker"), signal.SIGKILL)
+            await stream
+        assert stream.error is not None
+        assert error_info(stream.error)[0] == "NO_WORKER"
+        assert await up.end() == 1
+    finally:
+        await up.gone()
 
 
 async def test_with_restart_a_killed_process_runs_again_where_it_was(tmp_path: Path):

@@ -71,6 +71,11 @@ class SchedulerServiceStub:
                 request_serializer=lorrery_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.ExpectNoWorker = channel.unary_unary(
+                '/lorrery.v1.SchedulerService/ExpectNoWorker',
+                request_serializer=lorrery_dot_v1_dot_scheduler__pb2.ExpectNoWorkerRequest.SerializeToString,
+                response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.ExpectNoWorkerResponse.FromString,
+                _registered_method=True)
         self.SetClusterFaults = channel.unary_unary(
                 '/lorrery.v1.SchedulerService/SetClusterFaults',
                 request_serializer=lorrery_dot_v1_dot_scheduler__pb2.SetClusterFaultsRequest.SerializeToString,
@@ -153,6 +158,15 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExpectNoWorker(self, request, context):
+        """ExpectNoWorker says that no worker is to come: requests that wait for one are
+        refused at once, and so are later ones until one attaches all the same. No
+        errors of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetClusterFaults(self, request, context):
         """SetClusterFaults lets faults of workers and loads happen from now on, in
         place of those of the calls before or beside them. INVALID_ARGUMENT: one is
@@ -220,6 +234,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.GetStatusRequest.FromString,
                     response_serializer=lorrery_dot_v1_dot_scheduler__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'ExpectNoWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExpectNoWorker,
+                    request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.ExpectNoWorkerRequest.FromString,
+                    response_serializer=lorrery_dot_v1_dot_scheduler__pb2.ExpectNoWorkerResponse.SerializeToString,
             ),
             'SetClusterFaults': grpc.unary_unary_rpc_method_handler(
                     servicer.SetClusterFaults,
@@ -411,6 +430,33 @@ class SchedulerService:
             '/lorrery.v1.SchedulerService/GetStatus',
             lorrery_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
             lorrery_dot_v1_dot_scheduler__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExpectNoWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorrery.v1.SchedulerService/ExpectNoWorker',
+            lorrery_dot_v1_dot_scheduler__pb2.ExpectNoWorkerRequest.SerializeToString,
+            lorrery_dot_v1_dot_scheduler__pb2.ExpectNoWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

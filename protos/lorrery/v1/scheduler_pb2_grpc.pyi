@@ -65,6 +65,11 @@ class SchedulerServiceStub:
     """
     GetStatus: grpc.UnaryUnaryMultiCallable[scheduler_pb2.GetStatusRequest, scheduler_pb2.GetStatusResponse]
     """GetStatus returns limits, adapters and workers. No errors of its own."""
+    ExpectNoWorker: grpc.UnaryUnaryMultiCallable[scheduler_pb2.ExpectNoWorkerRequest, scheduler_pb2.ExpectNoWorkerResponse]
+    """ExpectNoWorker says that no worker is to come: requests that wait for one are
+    refused at once, and so are later ones until one attaches all the same. No
+    errors of its own.
+    """
     SetClusterFaults: grpc.UnaryUnaryMultiCallable[scheduler_pb2.SetClusterFaultsRequest, scheduler_pb2.SetClusterFaultsResponse]
     """SetClusterFaults lets faults of workers and loads happen from now on, in
     place of those of the calls before or beside them. INVALID_ARGUMENT: one is
@@ -122,6 +127,11 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """
     GetStatus: aio.UnaryUnaryMultiCallable[scheduler_pb2.GetStatusRequest, scheduler_pb2.GetStatusResponse]  # type: ignore[assignment]
     """GetStatus returns limits, adapters and workers. No errors of its own."""
+    ExpectNoWorker: aio.UnaryUnaryMultiCallable[scheduler_pb2.ExpectNoWorkerRequest, scheduler_pb2.ExpectNoWorkerResponse]  # type: ignore[assignment]
+    """ExpectNoWorker says that no worker is to come: requests that wait for one are
+    refused at once, and so are later ones until one attaches all the same. No
+    errors of its own.
+    """
     SetClusterFaults: aio.UnaryUnaryMultiCallable[scheduler_pb2.SetClusterFaultsRequest, scheduler_pb2.SetClusterFaultsResponse]  # type: ignore[assignment]
     """SetClusterFaults lets faults of workers and loads happen from now on, in
     place of those of the calls before or beside them. INVALID_ARGUMENT: one is
@@ -212,6 +222,17 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.GetStatusResponse, abc.Awaitable[scheduler_pb2.GetStatusResponse]]:
         """GetStatus returns limits, adapters and workers. No errors of its own."""
+
+    @abc_1.abstractmethod
+    def ExpectNoWorker(
+        self,
+        request: scheduler_pb2.ExpectNoWorkerRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[scheduler_pb2.ExpectNoWorkerResponse, abc.Awaitable[scheduler_pb2.ExpectNoWorkerResponse]]:
+        """ExpectNoWorker says that no worker is to come: requests that wait for one are
+        refused at once, and so are later ones until one attaches all the same. No
+        errors of its own.
+        """
 
     @abc_1.abstractmethod
     def SetClusterFaults(

@@ -120,6 +120,30 @@ def test_requests_in_a_batch_do_not_count_as_waiting() -> None:
     assert isinstance(only(core.submit(Sequence(6, 5, 5), 0)), Refused)
 
 
+def test_where_no_worker_is_to_come_nobody_waits_for_one() -> None:
+    core = cluster()
+    core.submit(Sequence(1, 5, 5), 0)
+    core.expect_no_worker(1 * S)
+    core.submit(Sequence(2, 5, 5), 2 * S)
+    assert core.until_ps == 1 * S
+    for event in core.expire(2 * S):
+        assert isinstance(event, Refused)
+        assert (event.refusal.reason, event.refusal.message) == (
+            RefusalReason.NO_WORKER,
+            "the last worker has ended, and none is to come",
+        )
+    assert core.num_open == 0
+    core.submit(Sequence(3, 5, 5), 2 * S)
+    member = Member("w", replica())
+    assert placed(core.attach(member, 2 * S)) == [(3, "w")]  # one has come all the same
+    core.lose(member, 3 * S)
+    assert core.until_ps == 13 * S
+    core.attach(Member("w", replica()), 4 * S)
+    core.expect_no_worker(5 * S)  # while its last one is still attached
+    core.lose(core.members["w"], 6 * S)
+    assert core.until_ps == 6 * S
+
+
 def test_a_wait_for_a_worker_ends_when_it_is_over_and_begins_anew_after_each_loss() -> None:
     core = cluster()
     core.submit(Sequence(1, 5, 5), 0)
