@@ -16,7 +16,8 @@ from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 from tests.worker.device.known import deployment
 
 STEP_LOG = read_steps(
-    ["step_ms,prefill_tokens,decode_seqs,decode_kv_tokens,prefill_attn_pairs", "20,100,0,0,5000"]
+    ["step_ms,prefill_tokens,decode_seqs,decode_kv_tokens,prefill_attn_pairs"]
+    + ["20,100,0,0,5000", "21,100,0,0,15000", "40,300,0,0,45000"]
     + [f"{9 + num % 2 + num / 10 + kv / 4e3},0,{num},{num + kv},0" for num in (1, 2, 3, 40) for kv in (100, 900)]
 )
 
