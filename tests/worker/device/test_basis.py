@@ -4,7 +4,13 @@ import pytest
 
 from lorrery.worker.device.architecture import WEIGHT_DTYPES, precision
 from lorrery.worker.device.basis import Ground, grounds, slow_kernels
+from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import deployment
+
+
+def decodes(num: int, kv_each: int) -> Batch:
+    return Batch((), num, num * kv_each, kv_each)
 
 
 def ground(part: str, gpu: str, model: str, degree: int = 1, engine: str = "present-day", **types: str) -> Ground:
@@ -30,8 +36,9 @@ def test_products_are_fitted_in_the_types_that_were_measured_alone(dtype: str) -
         ("H100-SXM", 8, None),
         ("H100-SXM", 16, "no measurement of all-reduces over 16 GPUs: from those over 2, 4, 8 (fit to vLLM 0.24"),
         ("H20", 8, "no measurement of all-reduces between H20: those of H100-SXM (fit to vLLM 0.24"),
-        ("L4", 2, "no measurement of all-reduces between L4: those of A40 (NCCL on 8 x A40"),
-        ("A100-80-PCIe", 2, "no measurement of all-reduces between A100-80-PCIe: those of A100-80-SXM (NCCL on a DGX"),
+        ("A40", 2, None),
+        ("RTX-A6000", 2, "assumed: half of PCIe 5.0"),
+        ("H800", 8, "assumed: a100-graph with two thirds of the NVLink bandwidth"),
     ],
 )
 def test_sums_are_fitted_over_the_gpus_that_were_measured_alone(gpu: str, degree: int, why: str | None) -> None:
@@ -67,3 +74,15 @@ def test_experts_that_are_slower_in_fewer_bits_are_named(gpu: str, engine: str, 
         assert "ms in fp8_block" in note
         assert "worker.weight_dtype" in note
     assert slow_kernels(known, "table") == []
+
+
+@pytest.mark.parametrize(
+    "gpu", ["L40S", "L4", "A10", "RTX-PRO-6000", "H100-PCIe", "H100-NVL", "A100-80-PCIe", "MI300X"]
+)
+@pytest.mark.parametrize("num_decodes", [1, 32])
+def test_two_gpus_of_today_decode_faster_than_one(gpu: str, num_decodes: int) -> None:
+    one, two = (
+        Roofline(deployment(gpu, "Llama-3.1-8B", degree, engine="vllm")).step_ps(decodes(num_decodes, 1000))
+        for degree in (1, 2)
+    )
+    assert two < one
