@@ -61,6 +61,12 @@ def notes_on(capacity: Capacity, left_out: Sequence[int], *, own_limit: bool) ->
             f" -c N`), not computed here; --set adapters.max_loras={num_adapters} gives each a place"
         )
     notes += capacity.slow_kernels
+    engine = capacity.deployment.engine
+    if capacity.of_kernels and engine.most_sequences is not None and most > engine.most_sequences:
+        notes.append(
+            f"the host times of {engine.name} were found with up to {engine.most_sequences} sequences in a step; with"
+            " more they are extrapolated, and throughput may come out too low (docs/validation.md, at full load)"
+        )
     if left_out:
         bound = bound_of(capacity, most, own_limit=own_limit)
         notes.append(f"left out: {', '.join(map(str, left_out))} streams; {_streams(most)} at most, by {bound}")

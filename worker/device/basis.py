@@ -12,7 +12,7 @@ FORMULAS = ("roofline", "naive-roofline")
 """Step-time models that are made of kernels; the others have their own grounds."""
 _WORDS = {
     "name", "source", "basis", "gpus", "kernels", "memory", "memory_share_of", "attention", "head", "separate_add",
-    "fp8_experts",
+    "fp8_experts", "most_sequences",
 }  # fmt: skip
 """What of an engine is no figure."""
 
@@ -127,7 +127,8 @@ def _of_host(engine: Engine, gpu: Gpu) -> list[Ground]:
         return []
     if engine.basis != "assumed" and engine.gpus and gpu.name not in engine.gpus:
         return [Ground("host", "assumed", f"no measurement of {engine.name} on {gpu.name}: {engine.source}")]
-    return [Ground("host", engine.basis, engine.source)]
+    most = "" if engine.most_sequences is None else f"; up to {engine.most_sequences} sequences in a step"
+    return [Ground("host", engine.basis, engine.source + most)]
 
 
 def _of_model(step_time: str, account: str) -> Ground:

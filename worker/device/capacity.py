@@ -225,6 +225,11 @@ class Capacity:
         return grounds(self.deployment, self.step_time.name, getattr(self.step_time, "account", ""))
 
     @property
+    def of_kernels(self) -> bool:
+        """Whether step times are the kernels' and the host's, and not a profile's or a formula's."""
+        return self.step_time.name == "roofline"
+
+    @property
     def slow_kernels(self) -> list[str]:
         """Which kernels are slower than those of a wider type, in words."""
         return slow_kernels(self.deployment, self.step_time.name)

@@ -39,6 +39,7 @@ class Engine:
         basis: what the times and factors rest on.
         source: where they are from.
         gpus: names of the GPUs on which they were found; elsewhere they are assumed to hold. Empty: not said.
+        most_sequences: in a step, with which they were found; with more they are extrapolated. None: not said.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Engine:
     basis: Basis = "fitted"
     source: str = ""
     gpus: tuple[str, ...] = ()
+    most_sequences: int | None = None
 
     @property
     def modern(self) -> bool:

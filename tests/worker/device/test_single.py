@@ -56,6 +56,7 @@ def test_host_times_and_memory_say_what_they_rest_on():
 
     there, elsewhere, card = found("H100-SXM", "vllm"), found("H200-SXM", "vllm"), found("L40S", "vllm")
     assert there["host"].startswith("fitted: fit to every third")
+    assert there["host"].endswith("; up to 128 sequences in a step")
     assert elsewhere["host"].startswith("assumed: no measurement of vllm on H200-SXM")
     assert there["usable_memory_gb"].startswith("measured")
     assert card["memory_gb"] == "assumed: no measurement of L40S's memory: its label's 48 GB"
