@@ -1,6 +1,6 @@
 """What happens to adapters at run time, carried out: in the core, at the routers, in the journal and the log."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
@@ -11,6 +11,7 @@ from lorrery.scheduler.frames.feed import Feed
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.workers import Dispatcher
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 MAX_LOGGED_CHANGES = 16
@@ -27,6 +28,7 @@ class AdapterChanges:
         core: whose requests name adapters.
         factory: of adapters.
         routers: connected; they hear of changes.
+        workers: attached; they let go of what is out of use.
         feed: those who watch hear of them.
         journal: notes them; None: nobody does.
         clock: of the devices.
@@ -38,6 +40,7 @@ class AdapterChanges:
         core: ClusterCore,
         factory: ReplicaFactory,
         routers: Collection[RouterLink],
+        workers: Mapping[str, Dispatcher],
         feed: Feed,
         journal: Journal | None,
         clock: DeviceClock,
@@ -46,6 +49,7 @@ class AdapterChanges:
         self._core = core
         self._factory = factory
         self._routers = routers
+        self._workers = workers
         self._feed = feed
         self._journal = journal
         self._clock = clock
@@ -103,13 +107,16 @@ class AdapterChanges:
                 log.info("adapters_changed", and_more="at the level debug")
                 log_change = log.debug
             if rank:
-                self._core.load_adapter(self._factory.adapter(adapter_id, rank, version))
+                before = self._core.load_adapter(self._factory.adapter(adapter_id, rank, version))
             else:
-                self._core.unload_adapter(adapter_id)
+                before = self._core.unload_adapter(adapter_id)
                 if self._feed.history is not None:
                     self._feed.history.forget(adapter_id)
             if self._journal is not None:
                 self._journal.adapter(adapter_id, rank, version, at_ps)
+            if before is not None:
+                for worker in self._workers.values():
+                    worker.retired(before.key, at_ps)
             log_change(
                 "adapter_loaded" if rank else "adapter_unloaded", adapter_id=adapter_id, rank=rank, version=version
             )

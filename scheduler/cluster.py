@@ -90,7 +90,7 @@ class Cluster:
             log_placement=settings.scheduler.log_placement,
         )
         self.adapters = AdapterChanges(
-            loaded, self.core, self._factory, self.routers, self.feed, self.journal, self.clock
+            loaded, self.core, self._factory, self.routers, self.workers, self.feed, self.journal, self.clock
         )
         Gauges(self.metrics, self)
 

@@ -1,4 +1,4 @@
-"""When arrivals and cancels take effect on one worker, and which of them do so too late.
+"""When arrivals, cancels and the like take effect on one worker, and which of them do so too late.
 
 The rule (docs/simulator.md): at the first boundary at or after their stamp. The worker runs ahead of what the
 scheduler knows, so an Interrupt may reach it when the tokens of a further step are already told; the event then takes
@@ -9,15 +9,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 NEVER_PS = -1
+NOBODY = -1
+"""In place of a handle: the event is of no request."""
 
 
 @dataclass(slots=True)
 class Awaited:
-    """An arrival or a cancel that the worker should heed.
+    """An arrival, a cancel or the like that the worker should heed.
 
     Attributes:
         number: of the input, on this worker.
-        handle: of the request.
+        handle: of the request; `NOBODY`: of none.
         at_ps: its stamp.
         missed: how many plans had been made when it came that should have seen it: those at the boundary of the last
             one, if that is not before its stamp.

@@ -1,4 +1,4 @@
-"""What one worker is given: requests, cancels and recalls; which of them take effect too late, and the journal of it.
+"""What one worker is given: requests, cancels, recalls, adapters out of use; what takes effect too late; the journal.
 
 The rule is in `effects.py`. An input that comes while a plan runs and that the plan could heed should take effect at
 the next boundary; one that does so later is counted, and noted with the boundary at which it did.
@@ -6,7 +6,7 @@ the next boundary; one that does so later is counted, and noted with the boundar
 
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
 from lorrery.scheduler.core.plan import Cancelled, Failed, Idle, Plan
-from lorrery.scheduler.effects import Effects
+from lorrery.scheduler.effects import NOBODY, Effects
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.metrics import SchedulerMetrics
 
@@ -54,6 +54,12 @@ class Inputs:
         if self._journal is not None:
             self._journal.recalled(self._num, handle, to, at_ps, overdue=self._overdue(at_ps, True, lost))
         self._take(handle, at_ps, not lost)
+
+    def retired(self, adapter_key: str, at_ps: int, *, lost: bool) -> None:
+        """Note an adapter that is to go once nobody has it."""
+        if self._journal is not None:
+            self._journal.retired(self._num, adapter_key, at_ps, overdue=self._overdue(at_ps, True, lost))
+        self._take(NOBODY, at_ps, not lost)
 
     def decided(self, decision: Plan | Idle, at_ps: int) -> None:
         """Note what was decided, and count and note what took effect with it too late."""

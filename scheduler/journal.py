@@ -25,7 +25,7 @@ from lorrery.scheduler.core.record import FORMAT_VERSION, Decisions, Record, des
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.watched_candidate import Figures
-from lorrery.scheduler.effects import Awaited
+from lorrery.scheduler.effects import NOBODY, Awaited
 from lorrery.scheduler.messages import StepReport, WorkerHello
 from lorrery.settings import Settings
 
@@ -220,6 +220,10 @@ class WorkerJournal:
     def recalled(self, number: int, handle: int, to: str, at_ps: int, *, overdue: bool) -> None:
         """Note a request that is to go to another worker, if it still waits when the worker is told of it."""
         self._add("recall", {**_input(number, handle, at_ps, overdue), "to": to})
+
+    def retired(self, number: int, adapter_key: str, at_ps: int, *, overdue: bool) -> None:
+        """Note an adapter that the worker is to let go once nobody there has it."""
+        self._add("retire", {**_input(number, NOBODY, at_ps, overdue), "adapter_key": adapter_key})
 
     def late(self, event: Awaited, boundary_ps: int | None) -> None:
         """Note an input that took effect at this boundary, later than it should have; None: it left before.

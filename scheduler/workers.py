@@ -174,6 +174,12 @@ class Dispatcher:
         self._inputs.recalled(handle, to, at_ps, lost=bool(self.loss))
         self._guarded(self._nudge, at_ps, True)
 
+    def retired(self, adapter_key: str, at_ps: int) -> None:
+        """Let go of an adapter that no further request will name, once nobody has it."""
+        if self.member.retire(adapter_key, at_ps):
+            self._inputs.retired(adapter_key, at_ps, lost=bool(self.loss))
+            self._guarded(self._nudge, at_ps, True)
+
     def _expects(self, at_ps: int, heeded: bool) -> bool:
         """Tell whether an input should take effect at the next boundary."""
         return heeded or self._running is None or self._inputs.effects.missed(at_ps)

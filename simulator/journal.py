@@ -13,13 +13,13 @@ from pathlib import Path
 from lorrery.chassis.errors import FormatError
 from lorrery.scheduler.core.record import FORMAT_VERSION, Record
 
-FORMAT_VERSIONS = (1, 2, 3, 4, 5, 6, FORMAT_VERSION)
+FORMAT_VERSIONS = (1, 2, 3, 4, 5, 6, 7, FORMAT_VERSION)
 """Those that can be read; see `FORMAT_VERSION`. In version 1 where a request went is given too."""
 
 INPUTS = frozenset(
     {
         *("adapter", "adapter_removed", "faults", "attached", "request", "refused"),
-        *("placed", "cancel", "recall", "drained", "lost"),
+        *("placed", "cancel", "recall", "retire", "drained", "lost"),
     }
 )
 

@@ -66,7 +66,7 @@ class _Replay:
                 self._result.num_cancels += 1
                 if "worker" in content:
                     self._worker(content).give(content, None)
-            case "recall":
+            case "recall" | "retire":
                 self._worker(content).give(content, None)
             case "faults":
                 faults = [parse_fault(rule) for rule in content["rules"]]

@@ -72,7 +72,7 @@ class ReplayWorker:
     # --- what is given ----------------------------------------------------------------------------------------------
 
     def give(self, content: Record, request: ReplayedRequest | None) -> None:
-        """Take an arrival, or a cancel or recall (`request` is None), at its time."""
+        """Take an arrival, or something else (`request` is None), at its time."""
         late = self._lines.late.get(content["input"])
         if late is None and content.get("overdue"):
             late = Late(NEVER, None, 0)  # the journal ends before it takes effect
@@ -94,6 +94,8 @@ class ReplayWorker:
         member, at_ps, heeded = self.member, content["at_ps"], True
         if content["type"] == "recall":
             member.recall(content["handle"], content["to"], at_ps)
+        elif content["type"] == "retire":
+            member.replica.retire(content["adapter_key"], at_ps)
         elif request is None:
             member.replica.cancel(content["handle"], at_ps)
         else:

@@ -18,6 +18,8 @@ A load may fail, and begins anew. In the background mode the adapter is given up
 waiters are dropped.
 
 `keep_unused = False` is S-LoRA's way: an adapter leaves the GPU as soon as no running sequence uses it.
+
+An adapter that new requests cannot name any more (`retire`) leaves GPU and host once nobody of the worker has it.
 """
 
 from collections.abc import Collection
@@ -35,7 +37,7 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 _NOBODY: frozenset[str] = frozenset()
 _MOST_KNOWN: Final = 4096
-"""Load times that are kept of each tier."""
+"""Load times that are kept of each tier, and adapters that are known to be out of use."""
 
 
 class Residency:
@@ -70,6 +72,9 @@ class Residency:
         self._next_to_come: str | None = None
         self.given_up: dict[str, Adapter] = {}
         """Adapters whose load was given up, until `take_given_up`."""
+        self.retiring: dict[str, None] = {}
+        """Adapters out of use on the GPU or the host, by key."""
+        self._retired: dict[str, None] = {}
         self.evicted: list[str] = []
         """Who was put out, until `take_evicted`."""
         self.log: AdapterLog | None = None
@@ -189,6 +194,11 @@ class Residency:
         """Tell whether an adapter is on the GPU, or its load is under way or waits for its turn."""
         key = adapter.key
         return key in self.gpu or key in self.loading or key in self._waiting
+
+    def holds(self, adapter_key: str) -> bool:
+        """Tell whether an adapter is on the GPU or the host, or on its way there."""
+        there = adapter_key in self.gpu or adapter_key in self.host
+        return there or adapter_key in self.loading or adapter_key in self._waiting
 
     @property
     def awaited(self) -> Collection[str]:
@@ -333,6 +343,8 @@ class Residency:
             if self._holders is not None:
                 self._holders.came(self._number, name)
             self._cache_on_host(load.adapter, load.ready_ps)
+            if name in self._retired:
+                self.retiring[name] = None
             if self._awaited and (awaited := self._awaited.pop(name, None)) is not None:
                 awaited.at_ps = load.ready_ps
         self._begin_waiting(load.ready_ps)
@@ -358,6 +370,27 @@ class Residency:
             oldest = self.host.pop(next(iter(self.host)))
             if self.log is not None:
                 self.log.evicted(oldest, "host", at_ps)
+
+    # --- out of use -------------------------------------------------------------------------------------------------
+
+    def retire(self, adapter_key: str) -> None:
+        """Take note that an adapter is out of use; it is `retiring` from now on, or when it comes."""
+        self._retired[adapter_key] = None
+        if len(self._retired) > _MOST_KNOWN:
+            del self._retired[next(iter(self._retired))]
+        if adapter_key in self.gpu or adapter_key in self.host:
+            self.retiring[adapter_key] = None
+
+    def put_out(self, adapter_key: str, at_ps: int) -> None:
+        """Let go of an adapter that is retiring and that nobody has."""
+        del self.retiring[adapter_key]
+        if adapter_key in self.gpu:
+            self._evict(adapter_key, at_ps)
+        adapter = self.host.pop(adapter_key, None)
+        if adapter is not None:
+            self.version += 1
+            if self.log is not None:
+                self.log.evicted(adapter, "host", at_ps)
 
     # --- what changed -----------------------------------------------------------------------------------------------
 
@@ -397,4 +430,5 @@ class Residency:
         self._awaited.clear()
         self._taken_slots = 0
         self.given_up.clear()
+        self.retiring.clear()
         self.evicted.clear()

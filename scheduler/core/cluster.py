@@ -352,10 +352,16 @@ class ClusterCore:
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
-    def load_adapter(self, adapter: Adapter) -> None:
-        """Let new requests that name an adapter have this one. Those that came in before keep what they have."""
-        self.adapters[adapter.adapter_id] = adapter
+    def load_adapter(self, adapter: Adapter) -> Adapter | None:
+        """Let new requests that name an adapter have this one. Those that came in before keep what they have.
 
-    def unload_adapter(self, adapter_id: str) -> None:
-        """Forget an adapter, if it is known. Requests that have it keep it."""
-        self.adapters.pop(adapter_id, None)
+        Returns:
+            The one that they had until now, of which the driver tells each member (`retire`); None: there was none.
+        """
+        before = self.adapters.get(adapter.adapter_id)
+        self.adapters[adapter.adapter_id] = adapter
+        return None if before is None or before.key == adapter.key else before
+
+    def unload_adapter(self, adapter_id: str) -> Adapter | None:
+        """Forget an adapter, and return it, if it is known, likewise. Requests that have it keep it."""
+        return self.adapters.pop(adapter_id, None)

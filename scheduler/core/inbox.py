@@ -1,4 +1,7 @@
-"""What has come in for a replica and has not taken effect: arrivals, cancels and recalls, each with its time."""
+"""What has come in for a replica and has not taken effect, each with its time.
+
+Arrivals, cancels, recalls, and adapters that are out of use.
+"""
 
 from collections import deque
 from dataclasses import dataclass
@@ -15,8 +18,15 @@ class Recall:
     to: str
 
 
-Input = Sequence | int | Recall
-"""An arrival, a cancel by its handle, a recall."""
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """New requests cannot name an adapter any more, or name another version of it."""
+
+    adapter_key: str
+
+
+Input = Sequence | int | Recall | Retire
+"""An arrival, a cancel by its handle, a recall, an adapter."""
 
 
 class Inbox:
@@ -67,8 +77,8 @@ class Inbox:
     def give_back(self, unfinished: dict[int, Sequence]) -> tuple[list[Sequence], list[Event]]:
         """Add the arrivals to `unfinished`, by handle, and take out what was cancelled.
 
-        Cancels of others stay, recalls do not. Returns what is left, in order of arrival, and the cancels that took
-        effect.
+        Cancels of others stay, recalls and adapters do not. Returns what is left, in order of arrival, and the cancels
+        that took effect.
         """
         cancelled: set[int] = set()
         kept: deque[tuple[int, Input]] = deque()

@@ -208,6 +208,14 @@ class Member:
         self._is_new = True
         self.replica.recall(handle, to, at_ps)
 
+    def retire(self, adapter_key: str, at_ps: int) -> bool:
+        """Let an adapter go that no further request will name; return whether it may be here, or come."""
+        adapters = self.replica.adapters
+        if not (self.sequences or adapters.holds(adapter_key)):
+            return False
+        self.replica.retire(adapter_key, at_ps)
+        return True
+
     def plan(self, at_ps: int) -> Plan | Idle:
         """Decide what runs from this boundary on."""
         try:

@@ -25,11 +25,11 @@ from lorrery.scheduler.core.plan import (
     Recalled,
 )
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Of the journal. Since 2 a `placed` line says what the placement read; since 3 adapters have versions, their loads
 overlap as the settings say, and what waits may be recalled for another worker; since 4 an operator may set faults,
 since 5 add to them; since 6 whatever finishes says where its time went; since 7 a hello has the settings of its
-worker's device."""
+worker's device; since 8 workers let go of adapters that are out of use."""
 
 Record = dict[str, Any]
 """Names and values as JSON has them; what is empty is left out."""

@@ -16,7 +16,7 @@ from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.headroom import Headroom
-from lorrery.scheduler.core.inbox import Inbox, Recall
+from lorrery.scheduler.core.inbox import Inbox, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.offload import Offload
 from lorrery.scheduler.core.plan import (
@@ -150,6 +150,10 @@ class Replica:
         """Ask for a waiting sequence for another worker; nothing happens if it has been admitted by then."""
         self._inbox.put(at_ps, Recall(handle, to))
 
+    def retire(self, adapter_key: str, at_ps: int) -> None:
+        """Let an adapter go, once nobody here has it; no further request will name it."""
+        self._inbox.put(at_ps, Retire(adapter_key))
+
     def headroom(self) -> Headroom:
         """Return what could enter the batch now; of no use after the next plan or commit."""
         running = self.running
@@ -211,6 +215,8 @@ class Replica:
                 self._apply_cancel(what, at_ps)
             elif isinstance(what, Recall):
                 self._apply_recall(what, at_ps)
+            elif isinstance(what, Retire):
+                adapters.retire(what.adapter_key)
             else:
                 try:
                     context.enqueue(what, at_ps)
@@ -218,6 +224,8 @@ class Replica:
                     self._turn_away(what, error)
         if adapters.given_up:
             self._drop_unloadable(adapters.take_given_up())
+        if adapters.retiring:
+            self._put_out_retired(at_ps)
         if self._may_preempt:
             self._preempt(at_ps)
         batch = self._batch
@@ -353,6 +361,17 @@ class Replica:
         for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.key in given_up]:
             if self.queue.cancel(sequence.handle) is not None:
                 self._context.events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
+
+    def _put_out_retired(self, at_ps: int) -> None:
+        for key in list(self.adapters.retiring):
+            if key not in self.running.adapter_use.pins and not self._waits_for(key):
+                self.adapters.put_out(key, at_ps)
+
+    def _waits_for(self, adapter_key: str) -> bool:
+        for sequence in self.queue:  # noqa: SIM110 - a generator costs more
+            if sequence.adapter is not None and sequence.adapter.key == adapter_key:
+                return True
+        return False
 
     # --- policies that raise ----------------------------------------------------------------------------------------
 

@@ -61,6 +61,11 @@ async def test_an_adapter_loaded_again_under_another_rank_while_the_old_one_runs
             # Of the same prompt under the rank before nothing counts as computed.
             assert (await stream).check(cluster.settings).cached_tokens % 64 < 64
         assert await scrape(cluster, "scheduler", "lorrery_scheduler_workers_lost_total") == 0
+
+        async def all_gone() -> bool:
+            return await scrape(cluster, "worker-0", "lorrery_worker_resident_adapters") == 0
+
+        await wait_until(all_gone, what="adapters out of use have left the GPU with the last who had them")
     await nothing_held(cluster)
 
 

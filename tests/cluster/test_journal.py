@@ -21,6 +21,7 @@ from tests.cluster.harness import running_cluster, wait_until
 pytestmark = pytest.mark.cluster
 
 NUM_STREAMS = 48
+BRIEF_RANKS = (8, 16, 8)
 ADAPTERS = ("", "lora-0", "lora-1", "lora-2", "lora-3", "big")
 FAULTS = json.dumps(
     [
@@ -59,6 +60,11 @@ async def test_a_run_with_loads_cancels_and_a_killed_worker_is_replayed_exactly(
         await client.load_adapter("late", 32)
         asks = mixed_asks(NUM_STREAMS, rng, prompt=(1, 400), output=(20, 120), adapters=(*ADAPTERS, "late"))
         streams = await start_over_time(client, asks, rng)
+        for rank in BRIEF_RANKS:
+            await client.load_adapter("brief", rank)
+            streams.append(client.start(Ask(rng.getrandbits(64), 20, 40, "brief")))
+            await streams[-1].at(1)
+            await client.unload_adapter("brief")
         await streams[1].at(5)
         cluster.kill("worker-0")
         await cluster.restart("worker-0")
@@ -71,8 +77,10 @@ async def test_a_run_with_loads_cancels_and_a_killed_worker_is_replayed_exactly(
     journal, result = replayed(path)
     assert result.differences == []
     assert journal.complete
-    assert (result.num_requests, result.num_tokens, result.num_late) == (NUM_STREAMS, num_tokens, num_late)
+    counted = (result.num_requests, result.num_tokens, result.num_late)
+    assert counted == (NUM_STREAMS + len(BRIEF_RANKS), num_tokens, num_late)
     assert result.num_workers == 3
+    assert sum(line.type == "retire" for line in journal.inputs) >= len(BRIEF_RANKS)
     assert result.num_cancels > 0
     assert requeues > 0
     assert num_loads > len(ADAPTERS)

@@ -13,8 +13,11 @@ from lorrery.scheduler.core.adapter_loads import LoadFault, Tier
 from lorrery.scheduler.core.adapter_options import AdapterOptions
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.adapters_ahead import Ahead
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
-from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.finish_reason import FinishReason
 
 A, B, C = Adapter("a", 1), Adapter("b", 2), Adapter("c", 3)
 
@@ -311,3 +314,51 @@ def test_log_remembers_evictions_for_a_minute_only() -> None:
     for number in range(100):
         log.evicted(Adapter(str(number), 1), "gpu", number * THRASH_PS // 10)
     assert len(log._evicted_ps) == 11
+
+
+def test_an_adapter_out_of_use_leaves_gpu_and_host_at_once_if_nobody_has_it() -> None:
+    replica = build_replica(ReplicaSettings("fcfs", 1000, 100), load_ps=lambda adapter, tier: 10)
+    held = replica.adapters
+    held.log = AdapterLog()
+    for adapter in (A, B):
+        held.require(adapter, 0)
+    held.advance(100)
+    held.log.take()
+    replica.retire(A.key, 100)
+    assert list(held.gpu) == ["a", "b"]
+    decision = replica.plan(100)
+    assert decision.adapter_evictions == ("a",)
+    assert (list(held.gpu), list(held.host)) == (["b"], ["b"])
+    assert held.log.take() == [Evicted(A, "gpu", 100), Evicted(A, "host", 100)]
+    replica.retire(C.key, 200)  # not there, nor known
+    assert not replica.plan(200).adapter_evictions
+
+
+def test_an_adapter_out_of_use_stays_for_those_who_have_it_and_goes_when_it_came_for_the_last() -> None:
+    replica = build_replica(
+        ReplicaSettings("fcfs", 1000, 100, max_num_seqs=1),
+        load_ps=lambda adapter, tier: 10,
+    )
+    running, waiting = (Sequence(handle, 5, 2, adapter=A) for handle in (1, 2))
+    for sequence in (running, waiting):
+        replica.submit(sequence, 0)
+    assert isinstance(replica.plan(0), Idle)  # its load has begun
+    replica.retire(A.key, 5)
+    at_ps = 10
+    for handle in (1, 2):
+        for ended in ([], [(handle, FinishReason.LENGTH)]):
+            plan = replica.plan(at_ps)
+            assert isinstance(plan, Plan)
+            assert list(replica.resident_adapters) == ["a"], at_ps
+            at_ps += 100
+            replica.commit(plan, Ran(1, at_ps, ended))
+    decision = replica.plan(at_ps)
+    assert (decision.adapter_evictions, len(replica.adapters.host)) == (("a",), 0)
+    again = Sequence(3, 5, 2, adapter=A)  # resumed; it began before
+    replica.submit(again, at_ps)
+    assert isinstance(replica.plan(at_ps), Idle)
+    plan = replica.plan(at_ps + 10)
+    assert isinstance(plan, Plan)
+    replica.commit(plan, Ran(1, at_ps + 20, [(3, FinishReason.STOP)]))
+    assert replica.plan(at_ps + 20).adapter_evictions == ("a",)
+    assert not replica.adapters.retiring
