@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from lorrery.simulator.cluster import check_routers
 from lorrery.simulator.run import SimulationOptions
 from lorrery.sweeps.axes import Axis, Value, combinations
 from lorrery.sweeps.flags import CONFIG, SweptFlags
+from lorrery.sweeps.plugin_code import plugin_files
 from lorrery.worker.build import deployment_of
 
 __all__ = ["Asked", "Point", "code_digest", "make_points"]
@@ -218,12 +218,7 @@ def _plugins(settings: Settings) -> dict[str, Path | None]:
     found: dict[str, Path | None] = {}
     for name in (own.policy, own.batching, own.placement):
         if isinstance(name, str) and ":" in name:
-            module = name.partition(":")[0]
-            try:
-                spec = find_spec(module)
-            except (ImportError, ValueError):
-                spec = None
-            found[module] = Path(spec.origin) if spec is not None and spec.origin is not None else None
+            found |= plugin_files(name.partition(":")[0])
     return found
 
 

@@ -18,6 +18,7 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.simulate import app
 from lorrery.sweeps.axes import parse_axes
 from lorrery.sweeps.outcome import CPU_SECONDS, FIGURES, Outcome
+from lorrery.sweeps.plugin_code import plugin_files
 from lorrery.sweeps.points import ROOMS_OF_A_SIMULATION, Point
 from lorrery.sweeps.store import PointStore
 
@@ -283,6 +284,31 @@ def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatc
     assert "to run" not in sweep(tmp_path / "out", *values)
     with plugin.open("a", encoding="utf-8") as file:
         file.write("Own.changed = True\n")
+    assert "2 points to run" in sweep(tmp_path / "out", *values)
+
+
+def test_a_point_is_known_by_what_its_plug_ins_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rules = tmp_path / "own_rules"
+    rules.mkdir()
+    (rules / "__init__.py").write_text("", encoding="utf-8")
+    (rules / "fair.py").write_text("from .base import Base\nclass Own(Base): ...\n", encoding="utf-8")
+    base = rules / "base.py"
+    base.write_text(
+        "from lorrery.scheduler.core.queues.vtc_fair import VtcFair as Base\nimport numpy\n", encoding="utf-8"
+    )
+    (tmp_path / "own_plugin.py").write_text("from own_rules import fair\nOwn = fair.Own\n", encoding="utf-8")
+    assert plugin_files("own_plugin") == {
+        "own_plugin": tmp_path / "own_plugin.py",
+        "own_rules": rules / "__init__.py",
+        "own_rules.fair": rules / "fair.py",
+        "own_rules.base": base,
+    }
+    assert plugin_files("no_such_plugin") == {"no_such_plugin": None}
+    values = ("scheduler.policy=own_plugin:Own", "rate=4,8")
+    assert "2 points to run" in sweep(tmp_path / "out", *values)
+    assert "to run" not in sweep(tmp_path / "out", *values)
+    base.write_text(base.read_text(encoding="utf-8") + "Base.changed = True\n", encoding="utf-8")
     assert "2 points to run" in sweep(tmp_path / "out", *values)
 
 

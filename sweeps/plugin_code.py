@@ -1,0 +1,91 @@
+"""The files that a plug-in is made of: its module, and the modules of one's own that it imports, and they import.
+
+They are read, not run, so an import that is computed (`importlib.import_module(name)`) is not seen. What is installed,
+the standard library and lorrery itself are left out: they have versions.
+"""
+
+import ast
+import sysconfig
+from collections.abc import Iterator
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+import lorrery
+
+__all__ = ["plugin_files"]
+
+
+def plugin_files(module: str) -> dict[str, Path | None]:
+    """Return the files of a plug-in by dotted name, its own first; None: not to be found.
+
+    Args:
+        module: the plug-in's, as settings name it.
+    """
+    found: dict[str, Path | None] = {module: _origin(module)}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = found[name]
+        if path is None:
+            continue
+        for other in _imported(name, path):
+            if other not in found and (origin := _origin(other)) is not None and not _is_installed(origin):
+                found[other] = origin
+                waiting.append(other)
+    return found
+
+
+def _origin(module: str) -> Path | None:
+    """Return the source file of a module without importing anything; None: it has none, or is not to be found."""
+    spec: ModuleSpec | None = None
+    places: list[str] | None = None
+    parts = module.split(".")
+    for number in range(1, len(parts) + 1):
+        try:
+            spec = PathFinder.find_spec(".".join(parts[:number]), places)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or ())
+    return None if spec is None or spec.origin is None or not spec.has_location else Path(spec.origin)
+
+
+def _imported(module: str, path: Path) -> Iterator[str]:
+    """Yield the modules that a file may import, packages of theirs included; nothing of one that cannot be read."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    yield from _with_packages(package)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _with_packages(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join((*above, *filter(None, (node.module,))))
+            yield from _with_packages(base)
+            for alias in node.names:
+                yield f"{base}.{alias.name}"
+
+
+def _with_packages(module: str) -> Iterator[str]:
+    parts = module.split(".") if module else []
+    for number in range(1, len(parts) + 1):
+        yield ".".join(parts[:number])
+
+
+def _is_installed(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in _installed())
+
+
+@cache
+def _installed() -> tuple[Path, ...]:
+    paths = sysconfig.get_paths()
+    folders = (paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return *map(Path, folders), *map(Path, lorrery.__path__)
