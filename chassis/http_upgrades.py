@@ -14,6 +14,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 class UpgradeBlindProtocol(HttpToolsProtocol):
     """uvicorn's connection, blind to upgrades. `CONNECT`, which would be a tunnel, is no request here."""
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether there is an answer to a whole request that its client has not taken in yet."""
+        cycle = self.cycle
+        comes = cycle is not None and not cycle.response_complete and (cycle.response_started or not cycle.more_body)
+        return comes or len(self.pipeline) > 0 or self.transport.get_write_buffer_size() > 0
+
     def data_received(self, data: bytes) -> None:
         """Take what comes; `send_400_response` is called for what is no request."""
         self._unset_keepalive_if_required()

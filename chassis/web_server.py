@@ -27,6 +27,8 @@ MAX_CONNECTIONS = 256
 """A browser has up to six for a page."""
 _SEND_BUFFER_BYTES = 1 << 17
 """What the kernel takes for a reader that has stopped; by itself it would let that grow to megabytes."""
+_LOOK_SECONDS = 0.02
+"""Between two looks at what is still to be answered."""
 _CLOSE_SECONDS = 1
 """How long connections may take to end once the server stops."""
 
@@ -89,6 +91,14 @@ class WebServer:
         finally:
             self._server.should_exit = True
             await serving
+
+    async def answered(self) -> None:
+        """Return once no answer is being written, nor waits for its reader."""
+        connections = self._server.server_state.connections
+        while any(  # noqa: ASYNC110  of which there is no event
+            isinstance(one, UpgradeBlindProtocol) and one.is_answering for one in connections
+        ):
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 class _Connection(UpgradeBlindProtocol):

@@ -102,6 +102,8 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         for server in self._engines:
             await server.end_health()
         await self._handler.drain()
+        if self._http is not None:
+            await self._http.answered()  # what its generations have made may still be on its way
 
     # --- the client's side ---
 

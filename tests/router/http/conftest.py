@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis.web_server import WebServer
 from lorrery.router.handler import Handler
 from lorrery.router.http.server import make_server
 from lorrery.router.metrics import RouterMetrics
@@ -24,6 +25,7 @@ class HttpRouter:
     """A server, and how to talk to it."""
 
     port: int
+    server: WebServer
 
     @contextlib.asynccontextmanager
     async def connection(
@@ -93,6 +95,6 @@ async def start_http() -> AsyncIterator[StartHttp]:
                     await running
 
             stack.push_async_callback(stop)
-            return HttpRouter(int(address.rpartition(":")[2]))
+            return HttpRouter(int(address.rpartition(":")[2]), server)
 
         yield start

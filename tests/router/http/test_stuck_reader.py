@@ -1,9 +1,11 @@
 """Clients that stop reading: their connections go, and with them what they left unread."""
 
 import asyncio
+import contextlib
 import json
 import select
 import socket
+from collections.abc import AsyncIterator
 from unittest.mock import Mock
 
 import pytest
@@ -11,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.router.http.stuck_reader import LOOKS, ReaderWatch
-from tests.router.http.conftest import StartHttp
+from tests.router.http.conftest import HttpRouter, StartHttp
 
 TIMEOUT_SECONDS = 4.0
+LONG = {"max_req_input_len": 300_000, "max_req_total_len": 400_000}
 
 
 class FakeLoop:
@@ -79,11 +82,10 @@ def test_nothing_unread_is_not_watched() -> None:
     assert loop.due is None
 
 
-@pytest.mark.parametrize("connection", ["keep-alive", "close"])
-async def test_an_answer_that_is_not_read_does_not_hold_its_connection(start_http: StartHttp, connection: str) -> None:
-    limits = {"max_req_input_len": 300_000, "max_req_total_len": 400_000}
-    router = await start_http(router={"reader_timeout_seconds": 0.2}, scheduler=limits)
-    body = json.dumps({"prompt": "word " * 150_000}).encode()  # answered with a megabyte of numbers
+@contextlib.asynccontextmanager
+async def asks_for_a_megabyte(router: HttpRouter, connection: str) -> AsyncIterator[socket.socket]:
+    """Yield a client that has sent its request, and takes little at a time."""
+    body = json.dumps({"prompt": "word " * 150_000}).encode()
     head = (
         f"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: {connection}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
@@ -92,7 +94,29 @@ async def test_an_answer_that_is_not_read_does_not_hold_its_connection(start_htt
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", router.port))
         await asyncio.to_thread(client.sendall, head.encode() + body)
+        yield client
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+async def test_an_answer_that_is_not_read_does_not_hold_its_connection(start_http: StartHttp, connection: str) -> None:
+    router = await start_http(router={"reader_timeout_seconds": 0.2}, scheduler=LONG)
+    async with asks_for_a_megabyte(router, connection) as client:
         cut = select.poll()
         cut.register(client, 0)  # that the server resets it, whatever there is to read
         events = await asyncio.to_thread(cut.poll, 10_000)
     assert events, "the connection stays"
+
+
+async def test_a_drain_waits_until_answers_are_taken(start_http: StartHttp) -> None:
+    router = await start_http(scheduler=LONG)
+    async with router.connection() as (_, writer):  # whose body never comes
+        writer.write(b"POST /tokenize HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n")
+        await router.server.answered()
+        async with asks_for_a_megabyte(router, "close") as client:
+            assert await asyncio.to_thread(client.recv, 9) == b"HTTP/1.1 "
+            answered = asyncio.create_task(router.server.answered())
+            assert not (await asyncio.wait([answered], timeout=0.1))[0]
+            while await asyncio.to_thread(client.recv, 1 << 20):
+                pass
+            async with asyncio.timeout(10):
+                await answered
