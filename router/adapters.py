@@ -8,7 +8,7 @@ streams (`vocabulary.adapter_log`).
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Collection, Iterable
 from typing import TypeVar
 
 import grpc
@@ -65,8 +65,8 @@ async def find_adapter(placement: Placement, adapter_id: str) -> types_pb2.Adapt
     return next((adapter for adapter in adapters if adapter.adapter_id == adapter_id), None)
 
 
-async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: int, model: str) -> None:
-    """Make an adapter of the base model `model` known to every shard.
+async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: int, models: Collection[str]) -> None:
+    """Make an adapter of the base model, whose names are `models`, known to every shard.
 
     Raises:
         InvalidRequest: no id that an adapter may have, or rank 0.
@@ -74,7 +74,7 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
         Unavailable: no shard is connected.
         grpc.aio.AioRpcError: as the shard that decides answered.
     """
-    check_adapter_id(adapter.adapter_id, model)
+    check_adapter_id(adapter.adapter_id, models)
     name = quoted(adapter.adapter_id)
     if adapter.rank < 1:
         raise InvalidRequest(f"adapter {name} has rank 0; it must be at least 1", field="rank", value=0, limit=1)
@@ -97,7 +97,7 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
         await _all(_tell(_register(shard, taken_over)) for shard in others)
 
 
-async def unload(placement: Placement, adapter_id: str, model: str) -> None:
+async def unload(placement: Placement, adapter_id: str, models: Collection[str]) -> None:
     """Make an adapter unknown to new requests on every shard.
 
     Raises:
@@ -106,7 +106,7 @@ async def unload(placement: Placement, adapter_id: str, model: str) -> None:
         Unavailable: no shard is connected.
         grpc.aio.AioRpcError: as the shard that decides answered.
     """
-    check_adapter_id(adapter_id, model)
+    check_adapter_id(adapter_id, models)
     decides, *others = connected(placement)
     request = scheduler_pb2.UnregisterAdapterRequest(adapter_id=adapter_id)
     try:

@@ -5,7 +5,7 @@ router about 0.3 s a megabyte.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -30,15 +30,15 @@ def check_length(field: str, value: str) -> None:
         raise InvalidRequest(f"{field} {why}", field=field, value=quoted(value), limit=MAX_NAME_CHARACTERS)
 
 
-def check_adapter_id(adapter_id: str, model: str, instead: str = "give another name") -> None:
-    """Check that an adapter may have this id; `instead` is what to do where it is the base model's.
+def check_adapter_id(adapter_id: str, models: Collection[str], instead: str = "give another name") -> None:
+    """Check that an adapter may have this id; `instead` is what to do where it is one of the base model's, `models`.
 
     Raises:
-        InvalidRequest: it is empty or too long, has blanks or control characters, or is the base model's name.
+        InvalidRequest: it is empty or too long, has blanks or control characters, or is a name of the base model.
     """
     why = why_no_name(adapter_id)
-    if why is None and adapter_id == model:
-        why = f"is {quoted(model)}, the base model's name; {instead}"
+    if why is None and adapter_id in models:
+        why = f"is {quoted(adapter_id)}, the base model's name; {instead}"
     if why is not None:
         raise InvalidRequest(
             f"adapter_id {why}", field="adapter_id", value=quoted(adapter_id), limit=MAX_NAME_CHARACTERS

@@ -241,12 +241,12 @@ class Handler:
         """Make an adapter known to every shard."""
         check_load(caller, adapter.adapter_id)
         max_lora_rank = self.settings.adapters.max_lora_rank
-        await adapters.load(self._placement, adapter, max_lora_rank, self.settings.model)
+        await adapters.load(self._placement, adapter, max_lora_rank, self.settings.model_names)
 
     async def unload_adapter(self, caller: ApiKey, adapter_id: str) -> None:
         """Make an adapter unknown to every shard."""
         check_load(caller, adapter_id)
-        await adapters.unload(self._placement, adapter_id, self.settings.model)
+        await adapters.unload(self._placement, adapter_id, self.settings.model_names)
 
     async def engine_metrics(self) -> CollectorRegistry | None:
         """Return the cluster as one engine, under other engines' names, as it is now; None: that is not wanted."""

@@ -52,7 +52,7 @@ class RequestReader:
         check_length("request_id", message.request_id)
         adapter_id = self.adapter_id(message)
         if adapter_id:
-            check_adapter_id(adapter_id, self._settings.model, "leave it empty to ask the base model")
+            check_adapter_id(adapter_id, self._settings.model_names, "leave it empty to ask the base model")
         sampling = self._sampling(message)
         check_top_logprobs(message.top_logprobs)
         if message.HasField("true_output_tokens") and message.true_output_tokens < 1:

@@ -61,6 +61,9 @@ class RouterSettings(Section):
     http_idle_seconds: Interval = Field(
         default=60.0, description="how long an HTTP connection stays open without a request"
     )
+    http_max_outputs: Count = Field(
+        default=1024, description="most outputs of one HTTP request: its prompts times n; more are refused with 400"
+    )
     vllm_grpc: AddressOrNone = Field(
         default=None,
         description="where gateways that speak vLLM's gRPC (vllm.Inference, vllm.Control) connect, HOST:PORT; port 0"

@@ -175,7 +175,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         adapter = request.adapter
         most = self._settings.adapters.max_lora_rank
         why = why_no_name(adapter.adapter_id)
-        if why is None and adapter.adapter_id == self._settings.model:
+        if why is None and adapter.adapter_id in self._settings.model_names:
             why = f"is {quoted(adapter.adapter_id)}, the base model's name"
         if why is not None:
             await status.abort(context, InvalidRequest(f"adapter_id {why}", field="adapter_id"))

@@ -163,7 +163,7 @@ class Settings(FileSettings):
 
     @model_validator(mode="after")
     def _no_adapter_is_the_model(self) -> Self:
-        if same := self.adapters.listed((self.model, *self.served_model_names)):
+        if same := self.adapters.listed(self.model_names):
             raise ValueError(f"adapters.registry: adapter {same[0]!r} has the base model's name; give it another id")
         return self
 
@@ -186,6 +186,11 @@ class Settings(FileSettings):
     def served_model_names(self) -> tuple[str, ...]:
         """What clients may call the base model; answers carry the first."""
         return self.router.served_model_names or (self.model,)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names of the base model; no adapter has one of them."""
+        return self.model, *self.served_model_names
 
     @property
     def http_tls(self) -> TlsSettings:

@@ -15,7 +15,7 @@ from lorrery.chassis.errors import InvalidRequest
 from lorrery.v1 import router_pb2, types_pb2
 
 MAX_CHOICES = 128
-"""Most outputs of one HTTP request, over all its prompts."""
+"""Most outputs of one prompt, as OpenAI has it."""
 
 TokenId = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -153,20 +153,21 @@ class GeneratingRequest(BaseModel):
         if self.prompt_logprobs is not None and self.stream:
             raise refused("prompt_logprobs", self.prompt_logprobs, "streams have none; leave out one of the two")
 
-    def check_outputs(self, num_prompts: int) -> None:
+    def check_outputs(self, num_prompts: int, http_max_outputs: int) -> None:
         """Check how many outputs it asks for.
 
         Raises:
             InvalidRequest: they are too many.
         """
         n = self.n or 1
-        if num_prompts * n > MAX_CHOICES:
+        if num_prompts * n > http_max_outputs:
+            at_fault = ("prompt", num_prompts) if n == 1 or num_prompts > http_max_outputs else ("n", n)
             raise InvalidRequest(
-                f"{num_prompts} prompts with n = {n} are {num_prompts * n} outputs; at most {MAX_CHOICES}; send several"
+                f"prompts times n are {num_prompts} x {n} outputs; http_max_outputs is {http_max_outputs}; send several"
                 " requests",
-                field="n" if n > 1 else "prompt",
-                value=n if n > 1 else num_prompts,
-                limit=MAX_CHOICES,
+                field=at_fault[0],
+                value=at_fault[1],
+                limit=http_max_outputs,
             )
 
     def messages(

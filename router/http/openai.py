@@ -90,6 +90,7 @@ async def _answer(
     request_id: str,
     shape: type[CompletionShape],
 ) -> Response:
+    request.check_outputs(len(prompts), edge.handler.settings.router.http_max_outputs)
     n = request.n or 1
     messages = request.messages(prompts, request_id, edge.tenant(request.user))
     names = [one._replace(max_model_len=edge.max_model_len) for one in _names(request)]

@@ -1,11 +1,12 @@
 """The bodies of OpenAI's routes. What all of them have is in generating.py."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
+from lorrery.chassis.names import quoted
 from lorrery.router.http.generating import LENIENT, Count, GeneratingRequest, Positive, Texts, Tokens, refused
 
 _CHAT_REFUSED = {
@@ -61,7 +62,9 @@ class CompletionRequest(GeneratingRequest):
             raise InvalidRequest("max_tokens is 0; it must be at least 1 without echo", field="max_tokens", value=0)
         if not self.prompts:
             raise InvalidRequest("prompt is empty; give text or tokens", field="prompt")
-        self.check_outputs(len(self.prompts))
+
+
+_TEXTS = ("text", "input_text", "output_text")
 
 
 class ContentPart(BaseModel):
@@ -69,8 +72,25 @@ class ContentPart(BaseModel):
 
     model_config = LENIENT
 
-    type: Literal["text", "input_text", "output_text"]
-    text: str
+    type: str = Field(description="text; input_text and output_text are the same")
+    text: str | None = None
+
+    def check(self, field: str) -> str:
+        """Return what is said; `field`: its name, for errors.
+
+        Raises:
+            InvalidRequest: it is no text.
+        """
+        if self.type not in _TEXTS:
+            raise InvalidRequest(
+                f"{field} is of type {quoted(self.type)}, and the mock model reads text only; leave out images, audio"
+                " and files",
+                field=field,
+                value=quoted(self.type),
+            )
+        if self.text is None:
+            raise InvalidRequest(f"{field}.text: Field required", field=f"{field}.text")
+        return self.text
 
 
 class ChatMessage(BaseModel):
@@ -81,16 +101,27 @@ class ChatMessage(BaseModel):
     role: str
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
-    def text(self) -> str:
-        """Return what is said."""
+    def text(self, field: str) -> str:
+        """Return what is said; `field`: its name, for errors.
+
+        Raises:
+            InvalidRequest: a part of it is no text.
+        """
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
+            return "".join([part.check(f"{field}.content[{number}]") for number, part in enumerate(self.content)])
         return self.content or ""
 
 
 def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return a conversation as chat templates read it."""
-    return [{**(message.model_extra or {}), "role": message.role, "content": message.text()} for message in messages]
+    """Return a conversation as chat templates read it.
+
+    Raises:
+        InvalidRequest: it is not all text.
+    """
+    return [
+        {**(message.model_extra or {}), "role": message.role, "content": message.text(f"messages[{number}]")}
+        for number, message in enumerate(messages)
+    ]
 
 
 class ChatRequest(GeneratingRequest):

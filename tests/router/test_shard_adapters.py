@@ -180,7 +180,7 @@ async def test_what_a_load_an_unload_and_one_models_card_send_does_not_grow_with
 ) -> None:
     sent: list[list[int]] = []
     for num_known in (10, 1000):
-        router = await start_router(2, http="127.0.0.1:0")
+        router = await start_router(2, http="127.0.0.1:0", served_model_names=["Llama-2-7B", "ours"])
         routes = [await router.route(index) for index in range(2)]
         routes[0].say_changes(*(AdapterChange(number + 1, f"known-{number:04}", 8) for number in range(num_known)))
         await router.until(lambda: all(len(fake.adapters) > num_known for fake in router.schedulers))  # noqa: B023
@@ -188,6 +188,7 @@ async def test_what_a_load_an_unload_and_one_models_card_send_does_not_grow_with
         for method, path, body, code in (
             ("POST", "/v1/load_lora_adapter", {"lora_name": "new", "rank": 16}, 200),
             ("POST", "/v1/load_lora_adapter", {"lora_name": "new", "rank": 16}, 400),
+            ("POST", "/v1/load_lora_adapter", {"lora_name": "ours", "rank": 16}, 400),
             ("GET", "/v1/models/new", None, 200),
             ("GET", "/v1/models/none", None, 404),
             ("GET", "/v1/models/a%20b", None, 404),

@@ -52,6 +52,21 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "parameters.stop_sequences",
         "has 5000 bytes",
     ),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}]},
+        "messages[0].content[1]",
+        "messages[0].content[1] is of type 'image_url', and the mock model reads text only",
+    ),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
+        "Field required",
+    ),
+    (COMPLETIONS, {"prompt": ["x"] * 5, "n": 2}, "n", "prompts times n are 5 x 2 outputs; http_max_outputs is 8"),
+    (COMPLETIONS, {"prompt": ["x"] * 9, "n": 2}, "prompt", "9 x 2 outputs"),
+    (LLM_MOCK, {"prompt": "x", "n": 9}, "n", "1 x 9 outputs"),
     (UNLOAD, {"lora_name": "a b"}, "lora_name", "lora_name is 'a b'"),
     ("/detokenize", {"tokens": [2**31]}, "tokens[0]", "tokens[0] is 2147483648"),
 ]
@@ -66,7 +81,10 @@ DENIED: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 async def test_a_refusal_names_fields_as_its_route_does(start_http: StartHttp) -> None:
-    router = await start_http(scheduler={"max_req_input_len": 900, "max_req_total_len": 1200})
+    router = await start_http(
+        scheduler={"max_req_input_len": 900, "max_req_total_len": 1200},
+        router={"http_max_outputs": 8},
+    )
     async with router.connection() as connection:
         for path, body, param, message in REFUSED:
             status, error = await refusal(connection, path, body)
