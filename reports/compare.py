@@ -4,13 +4,13 @@ Ramp-up and drain are left out (`steady.py`); how far a figure of what is left w
 the run itself (`spread.py`).
 
 Runs that had the same requests, by position in the workload, are compared in pairs, even if they sent them at other
-times, as closed loops do: the influence values of each request are subtracted, so that what the workload does to both
-cancels. Other runs are independent, and their variances add up. Tokens/s are paired where the sends had the same times,
-in equal parts of the time that both runs were in a steady state.
+times, as closed loops do: what the workload does to both cancels. Tokens/s are paired by parts in which both sent the
+same number of requests, which have the same work. Other runs are independent, and their variances add up.
 
 A metric needs 100 requests in each run, a quantile ten beyond it, and a steady part of eight mean E2E times; else there
-is no interval. Without a steady part that is long enough, the figures are those of the whole runs. The share of failed
-requests always is.
+is no interval. Where only the queue makes E2E times long, as in a cluster that does not keep up, tokens/s and TPOT have
+one. Without a steady part that is long enough, figures are those of the whole runs. The share of failed requests
+always is.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,20 +21,22 @@ import numpy.typing as npt
 
 from lorrery.reports.figures import quantiles
 from lorrery.reports.requests import Requests
-from lorrery.reports.spread import degrees_of_difference, drifts, influence, spread, student
-from lorrery.reports.steady import LEAST_E2E, Steady, steady
+from lorrery.reports.spread import difference, drifts, estimate, estimate_mean
+from lorrery.reports.steady import Steady, steadily_served, steady
 from lorrery.reports.timeline import tokens_between
 
-__all__ = ["Comparison", "Difference", "compare"]
+__all__ = ["Comparison", "Difference", "Short", "compare"]
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 FEWEST = 100
-_FEWEST_COSINES, _MOST_COSINES = 4, 12
-_E2E_PER_COSINE = 4.0
-"""Half a period of the fastest cosine in mean E2E times, unless that leaves fewer than four cosines."""
-_NUM_TIMES = 240
+_FEWEST_COSINES, _MOST_COSINES = 3, 12
+_E2E_PER_COSINE = 6.0
+"""Half a period of the fastest cosine in mean E2E times, unless that leaves fewer than three cosines."""
+_FEWEST_OF_A_TREND = 4
+"""Cosines that a trend is told from."""
+_NUM_PARTS = 240
 """Parts of the steady time, for throughput."""
 _SAME_TIME = 1e-5
 """Seconds by which sends at the same time differ at most: files have microseconds."""
@@ -63,14 +65,37 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """`equal`, `within noise`, `lower`, `higher`, or empty where nothing can be said."""
+        """`equal`, `within noise`, `drifts`, `lower`, `higher`, or empty where nothing can be said."""
         if self.low == self.high == 0 and self.base == self.other:
             return "equal"
         if np.isnan(self.low):
             return ""
         if self.low <= 0 <= self.high:
-            return "within noise"
+            return "drifts" if self.doubt == "drifts" else "within noise"
         return "lower" if self.high < 0 else "higher"
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Why runs are too short, and what they have in common all the same.
+
+    Attributes:
+        which: 0 or 1, the run that falls shorter.
+        sends_seconds: from its first send to its last.
+        e2e: its mean E2E time, seconds.
+        queue_share: of that, waiting; 0 where it is not known.
+        num_pairs: of the same requests, that completed in both; 0: they had other requests.
+        num_slower: of these, with a longer E2E time in the other run.
+        num_faster: with a shorter one.
+    """
+
+    which: int
+    sends_seconds: float
+    e2e: float
+    queue_share: float
+    num_pairs: int
+    num_slower: int
+    num_faster: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +104,39 @@ class Comparison:
 
     Attributes:
         parts: steady part of each; None: one of them has none that is long enough.
+        served: where there are no such parts, those that tokens/s and TPOT are of; None: neither are they long enough.
+        short: why there are no `parts`; None: there are, or a run completed nothing.
         same_requests: whether the runs had the same requests.
         same_times: and sent them at the same times.
     """
 
     differences: list[Difference]
     parts: tuple[Steady, Steady] | None
+    served: tuple[Steady, Steady] | None
+    short: Short | None
     same_requests: bool
     same_times: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """A value of each request, and what is computed of it: by name the level of a quantile, or None for the mean."""
+    """A value of each request, and what is computed of it.
+
+    Attributes:
+        statistics: by name the level of a quantile, or None for the mean.
+        is_of_service: whether it does not depend on how long requests wait.
+    """
 
     name: str
     unit: str
     values: Callable[[Requests], Floats]
     statistics: Mapping[str, float | None]
+    is_of_service: bool = False
 
 
 _LATENCIES = (
     _Series("TTFT", "s", lambda run: run.ttft, {"mean": None, "p50": 0.5, "p90": 0.9, "p99": 0.99}),
-    _Series("TPOT", "s", lambda run: run.tpot, {"p50": 0.5, "p99": 0.99}),
+    _Series("TPOT", "s", lambda run: run.tpot, {"p50": 0.5, "p99": 0.99}, is_of_service=True),
     _Series("E2E", "s", lambda run: run.e2e, {"p50": 0.5, "p99": 0.99}),
     _Series("queue", "s", lambda run: np.where(run.completed, run["queue_seconds"], np.nan), {"mean": None}),
 )
@@ -124,22 +159,43 @@ class _Run:
 
 def compare(base: Requests, other: Requests) -> Comparison:
     """Compare each metric of two runs."""
-    parts = steady(base), steady(other)
     place = _same_requests(base, other)
     same_times = place is not None and _same_times(base, other, place)
-    whole = _runs(base, other, place, None, None)
-    if parts[0] is None or parts[1] is None or min(one.lengths for one in parts if one) < LEAST_E2E:
-        found, both, counted = [_whole_throughput(base, other)], None, whole
-    else:
-        both = parts[0], parts[1]
-        found, counted = [_throughput(base, other, *both, paired=same_times)], _runs(base, other, place, *both)
+    parts = _long_enough(steady(base), steady(other))
+    served = parts or _long_enough(steadily_served(base), steadily_served(other))
+    found = [_whole_throughput(base, other) if served is None else _throughput(base, other, served, place is not None)]
     for series in _LATENCIES:
+        counted = _runs(base, other, place, served if series.is_of_service else parts)
         found += _compare(series, *counted, paired=place is not None)
-    cosines = 0 if both is None else min(_num_cosines(one) for one in both)
-    found += _compare(_FAILED, *(replace(one, cosines=cosines) for one in whole), paired=place is not None)
+    cosines = 0 if parts is None else min(map(_num_cosines, parts))
+    whole = (replace(one, cosines=cosines) for one in _runs(base, other, place, None))
+    found += _compare(_FAILED, *whole, paired=place is not None)
     kept = [one for one in found if not (np.isnan(one.base) and np.isnan(one.other))]
     kept = [one for one in kept if not (one.unit == "%" and one.base == one.other == 0)]
-    return Comparison(kept, both, place is not None, same_times)
+    short = None if parts else _short(base, other, place)
+    return Comparison(kept, parts, None if parts else served, short, place is not None, same_times)
+
+
+def _short(base: Requests, other: Requests, place: npt.NDArray[np.int64] | None) -> Short | None:
+    lives = [np.nan if one is None else one.lives for one in (steady(base), steady(other))]
+    if np.isnan(lives).any():
+        return None
+    which = int(np.argmin(lives))
+    run = (base, other)[which]
+    sent, e2e, queue = run["intended_seconds"], float(np.nanmean(run.e2e)), run["queue_seconds"][run.completed]
+    if e2e <= 0:
+        return None
+    share = float(np.nanmean(queue)) / e2e if np.isfinite(queue).any() else 0.0
+    changes = np.zeros(0) if place is None else other.e2e[place] - base.e2e
+    changes = changes[np.isfinite(changes)]
+    slower, faster = int((changes > _SAME_TIME).sum()), int((changes < -_SAME_TIME).sum())
+    return Short(which, float(np.nanmax(sent) - np.nanmin(sent)), e2e, share, len(changes), slower, faster)
+
+
+def _long_enough(base: Steady | None, other: Steady | None) -> tuple[Steady, Steady] | None:
+    if base is None or other is None or not (base.is_long_enough and other.is_long_enough):
+        return None
+    return base, other
 
 
 def _same_requests(base: Requests, other: Requests) -> npt.NDArray[np.int64] | None:
@@ -172,21 +228,27 @@ def _same_times(base: Requests, other: Requests, place: npt.NDArray[np.int64]) -
 
 
 def _num_cosines(part: Steady) -> int:
-    return min(_MOST_COSINES, max(_FEWEST_COSINES, int(part.lengths / _E2E_PER_COSINE)))
+    return min(_MOST_COSINES, max(_FEWEST_COSINES, int(part.lives / _E2E_PER_COSINE)))
 
 
 def _runs(
-    base: Requests, other: Requests, place: npt.NDArray[np.int64] | None, first: Steady | None, second: Steady | None
+    base: Requests, other: Requests, place: npt.NDArray[np.int64] | None, parts: tuple[Steady, Steady] | None
 ) -> tuple[_Run, _Run]:
-    """Choose what counts: the steady part of each run; in pairs what is in both."""
-    which = [np.ones(len(run), np.bool_) if one is None else one.sent for run, one in ((base, first), (other, second))]
-    cosines = [0 if one is None else _num_cosines(one) for one in (first, second)]
+    """Choose what counts: the steady part of each run, in order of time; in pairs what is in both, in base's order."""
+    if parts is None:
+        rows = [np.arange(len(base)), np.arange(len(other)) if place is None else place]
+        return _Run(base, rows[0], 0), _Run(other, rows[1], 0)
+    cosines = [_num_cosines(one) for one in parts]
     if place is None:
-        rows = [np.flatnonzero(one) for one in which]
+        rows = [_in_order(np.flatnonzero(one.counts), one) for one in parts]
     else:
-        common = np.flatnonzero(which[0] & which[1][place])
+        common = _in_order(np.flatnonzero(parts[0].counts & parts[1].counts[place]), parts[0])
         rows, cosines = [common, place[common]], [min(cosines)] * 2
     return _Run(base, rows[0], cosines[0]), _Run(other, rows[1], cosines[1])
+
+
+def _in_order(rows: npt.NDArray[np.int64], part: Steady) -> npt.NDArray[np.int64]:
+    return rows[np.argsort(part.at[rows], kind="stable")]
 
 
 def _compare(series: _Series, base: _Run, other: _Run, *, paired: bool) -> list[Difference]:
@@ -205,39 +267,53 @@ def _compare(series: _Series, base: _Run, other: _Run, *, paired: bool) -> list[
         elif min(base.cosines, other.cosines) == 0:
             found.append(replace(result, doubt="too short"))
         else:
-            influences = [influence(one, level)[1] for one in each]
-            judged = _judged(result, (influences[0], influences[1]), (base.cosines, other.cosines), paired=paired)
-            found.append(replace(judged, doubt=_doubt(each, (base.cosines, other.cosines))))
+            made = [estimate(values, level, run.cosines) for values, run in zip(each, (base, other), strict=True)]
+            low, high = difference(*made, paired=paired)
+            found.append(replace(result, low=low, high=high, doubt=_doubt(each, (base.cosines, other.cosines))))
     return found
 
 
 def _doubt(each: list[Floats], cosines: tuple[int, int]) -> str:
-    has_trend = [drifts(influence(one, None)[1], count) for one, count in zip(each, cosines, strict=True)]
+    has_trend = [drifts(one, max(_FEWEST_OF_A_TREND, count)) for one, count in zip(each, cosines, strict=True)]
     return "drifts" if any(has_trend) else ""
 
 
-def _throughput(base: Requests, other: Requests, first: Steady, second: Steady, *, paired: bool) -> Difference:
-    """Compare output tokens per second, by equal parts of the steady time."""
-    spans = [(one.first, one.full_until) for one in (first, second)]
-    cosines = _num_cosines(first), _num_cosines(second)
+def _throughput(base: Requests, other: Requests, parts: tuple[Steady, Steady], paired: bool) -> Difference:
+    """Compare output tokens per second, by parts of the steady time: equal ones, or in pairs by numbers of sends."""
+    edges = (
+        _paired_edges(base, other, parts)
+        if paired
+        else [np.linspace(one.first, one.full_until, _NUM_PARTS + 1) for one in parts]
+    )
+    cosines = [_num_cosines(one) for one in parts]
     if paired:
-        spans = [(max(first.first, second.first), min(first.full_until, second.full_until))] * 2
-        cosines = min(cosines), min(cosines)
-    rates = []
-    for run, (begin, end) in zip((base, other), spans, strict=True):
-        edges = np.linspace(begin, end, _NUM_TIMES + 1)
-        rates.append(tokens_between(edges, run, ~run.failed) / (edges[1] - edges[0]))
-    result = Difference("output tokens/s", "tokens/s", False, float(rates[0].mean()), float(rates[1].mean()))
+        cosines = [min(cosines)] * 2
+    rates, each = [], []
+    for run, at in zip((base, other), edges, strict=True):
+        tokens, seconds = tokens_between(at, run, ~run.failed), np.diff(at)
+        rates.append(float(tokens.sum() / seconds.sum()))
+        each.append((tokens - rates[-1] * seconds) / seconds.mean())
+    result = Difference("output tokens/s", "tokens/s", False, rates[0], rates[1])
     if min(int(run.completed.sum()) for run in (base, other)) < FEWEST:
         return replace(result, doubt=f"fewer than {FEWEST:,} requests")
-    if paired and np.array_equal(rates[0], rates[1]):
+    if paired and rates[0] == rates[1] and np.array_equal(each[0], each[1]):
         return replace(result, low=0.0, high=0.0)
-    widths = [one.e2e * _NUM_TIMES / (end - begin) for one, (begin, end) in zip((first, second), spans, strict=True)]
+    widths = [part.life * (len(at) - 1) / float(at[-1] - at[0]) for part, at in zip(parts, edges, strict=True)]
     if paired:
         widths = [max(widths)] * 2
-    each = [_smoothed(rate, width) for rate, width in zip(rates, widths, strict=True)]
-    doubt = "drifts" if any(drifts(one, count) for one, count in zip(each, cosines, strict=True)) else ""
-    return replace(_judged(result, (each[0], each[1]), cosines, paired=paired), doubt=doubt)
+    each = [_smoothed(one, width) for one, width in zip(each, widths, strict=True)]
+    doubt = _doubt(each, (cosines[0], cosines[1]))
+    made = [estimate_mean(*one) for one in zip(rates, each, cosines, strict=True)]
+    low, high = difference(*made, paired=paired)
+    return replace(result, low=low, high=high, doubt=doubt)
+
+
+def _paired_edges(base: Requests, other: Requests, parts: tuple[Steady, Steady]) -> list[Floats]:
+    """Divide the time in which both runs are steady into parts in which both sent the same number of requests."""
+    sends = [np.sort(run["intended_seconds"]) for run in (base, other)]
+    begin = max(int(np.searchsorted(at, one.first)) for at, one in zip(sends, parts, strict=True))
+    chosen = np.unique(np.linspace(begin, len(sends[0]) - 1, _NUM_PARTS + 1).round().astype(np.int64))
+    return [at[chosen] for at in sends]
 
 
 def _smoothed(rates: Floats, width: float) -> Floats:
@@ -268,19 +344,6 @@ def _whole_throughput(base: Requests, other: Requests) -> Difference:
 
 def _tokens_per_second(run: Requests) -> float:
     return float(run["output_tokens"][run.completed].sum()) / run.duration if run.duration > 0 else float("nan")
-
-
-def _judged(result: Difference, each: tuple[Floats, Floats], cosines: tuple[int, int], *, paired: bool) -> Difference:
-    """Give a difference its interval, from the influence values of both runs."""
-    if paired:
-        together = spread(result.other - result.base, each[1] - each[0], min(cosines))
-        variance, degrees = together.variance, together.degrees
-    else:
-        alone = spread(result.base, each[0], cosines[0]), spread(result.other, each[1], cosines[1])
-        variance, degrees = alone[0].variance + alone[1].variance, degrees_of_difference(*alone)
-    half = student(0.95, degrees) * variance**0.5
-    change = result.other - result.base
-    return replace(result, low=change - half, high=change + half)
 
 
 def _statistic(values: Floats, level: float | None) -> float:

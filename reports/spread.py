@@ -1,28 +1,37 @@
 """How far the mean or a quantile of one run would change by chance, told from that run alone.
 
 Requests are not independent: neighbours share a queue and a batch, and those in flight together share a load. What
-counts is the power of slow fluctuations, those that a run does not average out. A statistic is written as the mean of
-its *influence values*, one of each request in order of the sends,
+counts is the power of slow fluctuations, those that a run does not average out. Of n values in order of time, here
+x_i - mean, or [x_i <= q] - p at the quantile q of level p, the long-run variance of the mean is the mean power of the
+first B cosines over the run (equal-weighted cosines: Mueller 2007; recommended by Lazarus, Lewis, Stock and Watson,
+"HAR Inference: Recommendations for Practice", 2018):
 
-    mean      x_i - mean
-    quantile  (p - [x_i <= q]) / f(q)        f: the density at the quantile q of level p
+    c_j = sqrt(2)/n * sum_i value_i * cos(pi * j * (i + 1/2) / n)        variance of the mean = mean_j c_j^2
 
-and their long-run variance is the mean power of the first B cosines over the run (equal-weighted cosines: Mueller 2007;
-recommended by Lazarus, Lewis, Stock and Watson, "HAR Inference: Recommendations for Practice", 2018):
+It has B degrees of freedom, so limits take Student's t with B of them, and few cosines make an interval wider, not
+wrong. Half a period of the fastest should be six mean E2E times or more: faster fluctuations average out, and their
+power says nothing about the slow ones.
 
-    c_j = sqrt(2)/n * sum_i influence_i * cos(pi * j * (i + 1/2) / n)        variance of the statistic = mean_j c_j^2
+A quantile has its limits where the share of values below it would be p, more or less by chance (Woodruff, "Confidence
+Intervals for Medians and Other Position Measures", 1952). That needs no density, of which gaps, or values that many
+requests share, allow no good estimate. The share varies on the scale of logits, so that it stays between 0 and 1 (Korn
+and Graubard 1999; `xlogit` of Lumley's R package survey):
 
-The estimate has B degrees of freedom, so an interval takes Student's t with B of them, and few cosines make an interval
-wider, not wrong. Half a period of the fastest should be four mean E2E times or more: faster fluctuations average out,
-and their power says nothing about the slow ones.
+    logit(p) -+ t * sqrt(mean_j c_j^2) / (p (1 - p))
+
+In a tail few peaks of the load make all high values, and shares within one run see too little of that. There a limit is
+no nearer than c_j / f(q) has it, f being the density about q.
+
+Runs with the same requests are compared by differences of c_j, of quantiles c_j / f(q); what moves both alike cancels.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Estimate", "degrees_of_difference", "drifts", "influence", "spread", "student"]
+__all__ = ["Estimate", "difference", "drifts", "estimate", "estimate_mean", "student"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,88 +41,157 @@ _PARTS = 1024
 """A longer series is summed to so many parts: 12 cosines do not see the difference."""
 _WINDOW = 0.05
 """Half of the ranks over which the density at a median is taken; in a tail half of the tail, if that is less."""
+_TAIL = 0.95
+"""Quantiles above it, or as far below, are in a tail."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
     """A statistic of one run.
 
     Attributes:
-        variance: of the value, over runs that differ by chance alone.
-        degrees: of freedom that the variance has.
+        waves: shape (cosines,): c_j of a mean, c_j / f(q) of a quantile.
     """
 
     value: float
-    variance: float
-    degrees: float
+    waves: Floats
+
+    @property
+    def degrees(self) -> int:
+        """Of freedom, that its variance has."""
+        return len(self.waves)
+
+    def limits(self, times: float) -> tuple[float, float]:
+        """Return where the statistic may be: so many standard deviations below and above."""
+        half = times * _root_mean_square(self.waves)
+        return self.value - half, self.value + half
 
 
-def influence(values: Floats, level: float | None) -> tuple[float, Floats]:
-    """Compute a statistic of the known values, and the influence values of all.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Quantile(Estimate):
+    """A quantile of one run.
+
+    Attributes:
+        level: between 0 and 1.
+        deviation: of the share of values up to it, on the scale of logits.
+        ordered: all values.
+    """
+
+    level: float
+    deviation: float
+    ordered: Floats
+
+    def limits(self, times: float) -> tuple[float, float]:
+        middle, shift = math.log(self.level / (1 - self.level)), times * self.deviation
+        shares = [(1 + math.tanh((middle + change) / 2)) / 2 for change in (-shift, shift)]
+        low, high = np.quantile(self.ordered, shares).tolist()
+        if not 1 - _TAIL <= self.level <= _TAIL:
+            least, most = Estimate.limits(self, times)
+            return min(low, least), max(high, most)
+        return low, high
+
+
+def estimate(values: Floats, level: float | None, cosines: int) -> Estimate:
+    """Estimate a statistic of the known values.
 
     Args:
-        values: shape (n,), NaN where not known; one at least is.
+        values: shape (n,), in order of time; NaN where not known; one at least is.
         level: of a quantile, between 0 and 1; None: the mean.
-
-    Returns:
-        The statistic, and shape (n,), whose mean is 0: how much each value moves it; 0 where not known.
+        cosines: 1 or more.
     """
     known = np.isfinite(values)
     finite = values[known]
     if level is None:
-        value = float(finite.mean())
-        each = finite - value
-    else:
-        ordered = np.sort(finite)
-        window = min(_WINDOW, (1 - level) / 2, level / 2)
-        low, value, high = np.quantile(ordered, [level - window, level, level + window]).tolist()
-        below = finite <= value
-        each = (float(below.mean()) - below) * ((high - low) / (2 * window))
-    found = np.zeros(len(values))
-    found[known] = each * (len(values) / len(finite))
-    return value, found
+        return estimate_mean(float(finite.mean()), _centred(known, finite), cosines)
+    ordered = np.sort(finite)
+    window = min(_WINDOW, (1 - level) / 2, level / 2)
+    low, value, high = np.quantile(ordered, [level - window, level, level + window]).tolist()
+    waves = _waves(_centred(known, (finite <= value).astype(np.float64)), cosines)
+    deviation = _root_mean_square(waves) / (level * (1 - level))
+    return _Quantile(value, -waves * ((high - low) / (2 * window)), level, deviation, ordered)
 
 
-def spread(value: float, each: Floats, cosines: int) -> Estimate:
-    """Estimate the variance of a statistic from its influence values, in order of time."""
-    return Estimate(value, float(_powers(each, cosines).mean()), cosines)
+def estimate_mean(value: float, each: Floats, cosines: int) -> Estimate:
+    """Estimate what is a mean but for a constant.
+
+    Args:
+        value: of the statistic.
+        each: shape (n,), how much each part of the run moves it; their mean is 0.
+        cosines: 1 or more.
+    """
+    return Estimate(value, _waves(each, cosines))
 
 
-def drifts(each: Floats, cosines: int) -> bool:
+def _centred(known: npt.NDArray[np.bool_], finite: Floats) -> Floats:
+    found = np.zeros(len(known))
+    found[known] = (finite - finite.mean()) * (len(known) / len(finite))
+    return found
+
+
+def _root_mean_square(values: Floats) -> float:
+    return math.sqrt(float((values**2).mean()))
+
+
+def difference(base: Estimate, other: Estimate, *, paired: bool) -> tuple[float, float]:
+    """Return the 95 % interval of `other - base`.
+
+    Independent runs have it from the limits of both (method of variance estimates recovery: Zou and Donner 2008), which
+    for means is the usual one. Pairs have it from the differences of their waves.
+
+    Args:
+        base: of one run.
+        other: the same statistic of another run.
+        paired: whether both have the same requests, in the same order, and as many cosines.
+    """
+    change = other.value - base.value
+    if paired:
+        return Estimate(change, other.waves - base.waves).limits(student(0.95, base.degrees))
+    times = student(0.95, _degrees(base, other))
+    (least, most), (low, high) = base.limits(times), other.limits(times)
+    below = math.hypot(other.value - low, most - base.value)
+    above = math.hypot(high - other.value, base.value - least)
+    return change - below, change + above
+
+
+def _degrees(base: Estimate, other: Estimate) -> float:
+    """Return the degrees of freedom of the sum of two variances (Welch 1947, Satterthwaite 1946)."""
+    first, second = (((high - low) / 2) ** 2 for low, high in (base.limits(1.0), other.limits(1.0)))
+    parts = first**2 / base.degrees + second**2 / other.degrees
+    return (first + second) ** 2 / parts if parts > 0 else base.degrees + other.degrees
+
+
+def drifts(values: Floats, cosines: int) -> bool:
     """Tell whether a mean has a trend: the slowest cosine has more power than the others explain, at 1 %.
 
     Args:
-        each: influence values of the mean, in order of time; a percentile's turn a trend into a step.
+        values: shape (n,), in order of time; NaN where not known; one at least is.
         cosines: 2 or more.
     """
-    powers = _powers(each, cosines)
-    others = float(powers[1:].mean())
-    return bool(powers[0] > student(0.99, len(powers) - 1) ** 2 * others)
+    found = estimate(values, None, cosines).waves ** 2
+    others = float(found[1:].mean())
+    return bool(found[0] > student(0.99, len(found) - 1) ** 2 * others)
 
 
-def _powers(each: Floats, cosines: int) -> Floats:
+def _waves(each: Floats, cosines: int) -> Floats:
     size = len(each)
     parts = _PARTS if size > 2 * _PARTS else size
     sums = np.bincount(np.arange(size) * parts // size, weights=each, minlength=parts)
     at = (np.arange(len(sums)) + 0.5) / len(sums)
     waves = np.cos(np.pi * np.arange(1, cosines + 1)[:, None] * at)
-    found: Floats = ((np.sqrt(2.0) / size * (waves @ sums)) ** 2).astype(np.float64)
+    found: Floats = (np.sqrt(2.0) / size * (waves @ sums)).astype(np.float64)
     return found
 
 
 def student(inside: float, degrees: float) -> float:
-    """Return the two-sided quantile of Student's t, within 1 % from 4 degrees on (Abramowitz and Stegun, 26.7.5)."""
+    """Return the two-sided quantile of Student's t (Abramowitz and Stegun, 26.7.5).
+
+    Within 1 % from 2 degrees on for 95 %, from 3 on for 99 %.
+    """
     z = _NORMAL[inside]
     return (
         z
         + (z**3 + z) / (4 * degrees)
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * degrees**4)
     )
-
-
-def degrees_of_difference(base: Estimate, other: Estimate) -> float:
-    """Return the degrees of freedom of the sum of two variances (Welch 1947, Satterthwaite 1946)."""
-    total = base.variance + other.variance
-    parts = base.variance**2 / base.degrees + other.variance**2 / other.degrees
-    return total**2 / parts if parts > 0 else base.degrees + other.degrees

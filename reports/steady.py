@@ -6,6 +6,10 @@ what was sent within two mean E2E times of the first send, or of the last, is le
 
 What is left is too short to tell how far it would change by chance unless it lasts eight mean E2E times: requests that
 are in flight together slow each other down, so a run of n mean E2E times has some n independent loads.
+
+Where a queue grows, E2E times do, and no run is long enough. What the GPUs do is steady all the same: tokens/s and TPOT
+depend on who is served, not on who waits, so their times are those without the queue, and what counts is when the first
+token came.
 """
 
 from dataclasses import dataclass
@@ -15,11 +19,13 @@ import numpy.typing as npt
 
 from lorrery.reports.requests import Requests
 
-__all__ = ["LEAST_E2E", "LEFT_OUT_E2E", "Steady", "steady"]
+__all__ = ["LEAST_LIVES", "LEFT_OUT_LIVES", "Steady", "steadily_served", "steady"]
 
-LEFT_OUT_E2E = 2.0
+Floats = npt.NDArray[np.float64]
+
+LEFT_OUT_LIVES = 2.0
 """Mean E2E times that ramp-up and drain take, each."""
-LEAST_E2E = 8.0
+LEAST_LIVES = 8.0
 """Mean E2E times that the steady part lasts at least."""
 
 
@@ -28,32 +34,50 @@ class Steady:
     """The steady part of a run.
 
     Attributes:
-        e2e: mean of the run's completed requests, seconds.
-        first: intended sends from here on count, seconds.
+        life: mean E2E time of the run's completed requests, or the mean without the queue, seconds.
+        at: shape (requests,), when each request was sent, or served.
+        first: what was sent, or served, from here on counts, seconds.
         last: and up to here.
         full_until: the last intended send: until then the load is full, so tokens/s count from `first` to here.
-        sent: shape (requests,), which requests count.
     """
 
-    e2e: float
+    life: float
+    at: Floats
     first: float
     last: float
     full_until: float
-    sent: npt.NDArray[np.bool_]
 
     @property
-    def lengths(self) -> float:
+    def counts(self) -> npt.NDArray[np.bool_]:
+        """Shape (requests,), which requests count."""
+        found: npt.NDArray[np.bool_] = (self.at >= self.first) & (self.at <= self.last)
+        return found
+
+    @property
+    def lives(self) -> float:
         """How many mean E2E times it lasts; below 0 where nothing is left."""
-        return (self.last - self.first) / self.e2e if self.e2e > 0 else 0.0
+        return (self.last - self.first) / self.life if self.life > 0 else 0.0
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether what changes by chance can be told from it."""
+        return self.lives >= LEAST_LIVES
 
 
 def steady(run: Requests) -> Steady | None:
     """Find the steady part of a run; None: nothing completed."""
-    e2e, intended = run.e2e[run.completed], run["intended_seconds"]
-    e2e = e2e[np.isfinite(e2e)]
-    if not len(e2e):
+    return _part(run, run.e2e, run["intended_seconds"])
+
+
+def steadily_served(run: Requests) -> Steady | None:
+    """Find the part of a run in which the GPUs were steady; None: nothing completed, or when is not known."""
+    return _part(run, run.e2e - run["queue_seconds"], run["first_token_seconds"])
+
+
+def _part(run: Requests, lives: Floats, at: Floats) -> Steady | None:
+    known = lives[np.isfinite(lives)]
+    if not len(known):
         return None
-    mean = float(e2e.mean())
-    begin, end = float(np.nanmin(intended)), float(np.nanmax(intended))
-    first, last = begin + LEFT_OUT_E2E * mean, end - LEFT_OUT_E2E * mean
-    return Steady(mean, first, last, end, (intended >= first) & (intended <= last))
+    life = float(known.mean())
+    begin, end = float(np.nanmin(run["intended_seconds"])), float(np.nanmax(run["intended_seconds"]))
+    return Steady(life, at, begin + LEFT_OUT_LIVES * life, end - LEFT_OUT_LIVES * life, end)

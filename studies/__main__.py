@@ -17,7 +17,7 @@ STUDIES = {
     "shards": "2 and 4 routers and schedulers that do not talk, beside one with the same workers: regret (2 min)",
     "affinity": "where an adapter is, or where little waits? placements by adapters, skew and load (2 min)",
     "autoscaling": "a day of chat: GPU hours against service level for five autoscaling rules (2 min)",
-    "intervals": "do the intervals of `lorrery report A B` hold? equal runs, and slower ones (5 min)",
+    "intervals": "do the intervals of `lorrery report A B` hold? equal runs, and slower ones (10 min)",
     "fair_tenants": "one tenant at ten times its share: what the others notice, by policy (25 s)",
 }
 """Name -> what it answers, and about how long it takes on one core. docs/studies.md shows them all."""

@@ -154,10 +154,46 @@ def test_a_queue_that_only_grows_leaves_a_doubt_and_few_or_long_requests_no_inte
     growing = [row(i, i * 0.1, ttft=0.1 + 0.01 * i) for i in range(1000)]
     faster = [row(i, i * 0.1, ttft=0.1 + 0.005 * i) for i in range(1000)]
     found = by_name(requests(tmp_path / "a", growing), requests(tmp_path / "b", faster))["TTFT p50"]
-    assert (found.verdict, found.doubt) == ("lower", "drifts")
+    assert (found.verdict, found.doubt) == ("drifts", "drifts")
     few = by_name(requests(tmp_path / "c", poisson(50)), requests(tmp_path / "d", poisson(50, seed=2)))["TTFT p50"]
     assert (few.verdict, few.doubt) == ("", "fewer than 100 requests")
     whole = requests(tmp_path / "e", [row(i, i * 0.01, decode=1.0 + i % 7) for i in range(1000)])
     compared = compare(whole, requests(tmp_path / "f", poisson(1000)))
-    assert compared.parts is None
+    assert compared.parts is compared.served is None
+    assert compared.short is not None
+    assert (compared.short.which, compared.short.num_pairs) == (0, 0)
     assert {one.doubt for one in compared.differences} == {"too short"}
+
+
+def saturated(seed, factor=1.0, size=3000, places=16):
+    """An open loop that comes faster than its places can serve it; who is served does not depend on who waits."""
+    rng = np.random.default_rng(seed)
+    sent, tokens = np.cumsum(rng.exponential(0.02, size)), rng.integers(20, 80, size)
+    free, first, last = [0.0] * places, np.zeros(size), np.zeros(size)
+    for index in range(size):
+        first[index] = max(sent[index], heapq.heappop(free))
+        last[index] = first[index] + factor * 0.01 * rng.lognormal(0, 0.1) * tokens[index]
+        heapq.heappush(free, last[index])
+    return columns(sent, first - sent, last - first, tokens)
+
+
+def test_where_only_the_queue_is_too_long_tokens_and_tpot_are_told_all_the_same():
+    compared = compare(saturated(1), saturated(1, 1.05))
+    found = {one.name: one for one in compared.differences}
+    assert compared.parts is None
+    assert compared.served is not None
+    assert found["output tokens/s"].verdict == "lower"
+    assert found["TPOT p50"].verdict == "higher"
+    assert found["TTFT p50"].doubt == found["E2E p99"].doubt == "too short"
+    assert compared.short is not None
+    assert compared.short.queue_share > 0.5
+    assert (compared.short.num_pairs, compared.short.num_slower + compared.short.num_faster) == (3000, 3000)
+    assert compared.short.num_slower > 2900
+    equal = by_name(saturated(1), saturated(2))
+    assert equal["output tokens/s"].verdict == equal["TPOT p50"].verdict == "within noise"
+
+
+def test_tokens_of_a_closed_loop_with_the_same_requests_are_compared_in_pairs():
+    paired, unpaired = (by_name(closed_loop(1), closed_loop(seed, 1.02))["output tokens/s"] for seed in (1, 2))
+    assert (paired.high - paired.low) * 4 < unpaired.high - unpaired.low
+    assert paired.verdict == "lower"
