@@ -47,6 +47,8 @@ _PANELS = (
     _Panel("E2E p99", "from the intended send", "s", "e2e_ms_p99", 1e-3),
 )
 _IF_ANY = (
+    _Panel("Cost", "GPU hours", "", "gpu_hours"),
+    _Panel("Within the service level", "% of requests", "%", "good_ratio", 100.0),
     _Panel("Cached prompt tokens", "% of prompt tokens", "%", "cached_tokens", 100.0, "input_tokens"),
     _Panel("Failed requests", "% of requests", "%", "num_failed", 100.0, "num_requests"),
 )
@@ -58,6 +60,11 @@ _SHOWN = (
     ("TPOT p50", "tpot_ms_p50", 1.0, "ms"),
     ("TPOT p99", "tpot_ms_p99", 1.0, "ms"),
     ("E2E p99", "e2e_ms_p99", 1.0, "ms"),
+    ("GPU hours", "gpu_hours", 1.0, ""),
+    ("within the service level", "good_ratio", 100.0, "%"),
+    ("replicas, mean", "replicas_mean", 1.0, ""),
+    ("scaled up", "num_scale_ups", 1.0, ""),
+    ("scaled down", "num_scale_downs", 1.0, ""),
     ("failed", "num_failed", 1.0, ""),
 )
 

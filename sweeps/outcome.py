@@ -11,7 +11,7 @@ from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.simulator.run import SimulatedRun
 from lorrery.sweeps.points import Point, code_digest
 
-__all__ = ["COUNTS", "CPU_SECONDS", "FIGURES", "Figure", "Outcome", "run_point", "run_remotely"]
+__all__ = ["COUNTS", "CPU_SECONDS", "FIGURES", "SCALING", "Figure", "Outcome", "run_point", "run_remotely"]
 
 Figure = int | float | None
 """None: nothing to compute it from."""
@@ -30,10 +30,24 @@ COUNTS = (
     "num_requeues",
     "num_steps",
     "num_plans",
+    "replicas_min",
+    "replicas_max",
+    "num_scale_ups",
+    "num_scale_downs",
 )
+SCALING = (
+    "gpu_hours",
+    "replicas_min",
+    "replicas_mean",
+    "replicas_max",
+    "num_scale_ups",
+    "num_scale_downs",
+    "good_ratio",
+)
+"""What an autoscaled run has besides; `autoscaler.summary` says what they are."""
 _LATENCIES = ("ttft", "tpot", "itl", "e2e", "norm_tpot")
 FIGURES = (
-    *COUNTS,
+    *(name for name in COUNTS if name not in SCALING),
     "simulated_seconds",
     "duration_seconds",
     "requests_per_second",
@@ -43,8 +57,9 @@ FIGURES = (
     "slora_avg_satisfaction",
     "slora_avg_attainment",
     CPU_SECONDS,
+    *SCALING,
 )
-"""Columns of the table, in order."""
+"""Columns of the table, in order; without an autoscaler the last ones are not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +102,9 @@ def run_remotely(point: Point, expected_code: str) -> Outcome:
 def _figures(report: LoadReport) -> dict[str, Figure]:
     summary, cost, slora = report.summary, report.simulation, report.slora
     assert cost is not None
-    found: dict[str, Figure] = {
-        name: getattr(source, name) for source in (report, summary, cost) for name in FIGURES if hasattr(source, name)
-    }
+    sources = [report, summary, cost, *([] if report.scaling is None else [report.scaling.summary])]
+    found: dict[str, Figure] = dict.fromkeys(SCALING)
+    found |= {name: getattr(source, name) for source in sources for name in FIGURES if hasattr(source, name)}
     latencies: dict[str, Distribution] = {
         "ttft": summary.from_intended.ttft_ms,
         "tpot": summary.tpot_ms,

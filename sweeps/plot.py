@@ -57,6 +57,7 @@ class _Panel:
     second: str | None = None
     of: str | None = None
     """Divide by this figure, and show per cent."""
+    scale: float = 1.0
 
 
 _PANELS = (
@@ -66,6 +67,8 @@ _PANELS = (
     _Panel("E2E, from the intended send", "E2E (ms)", "e2e_ms_p50", "e2e_ms_p99"),
 )
 _IF_ANY = (
+    _Panel("Cost", "GPU hours", "gpu_hours"),
+    _Panel("Within the service level", "TTFT and TPOT in time (% of requests)", "good_ratio", scale=100.0),
     _Panel("Cached prompt tokens", "cached (% of prompt tokens)", "cached_tokens", of="input_tokens"),
     _Panel("Failed requests", "failed (% of requests)", "num_failed", of="num_requests"),
 )
@@ -159,7 +162,7 @@ def _draw_panel(place: "Axes", panel: _Panel, x: Axis, x_name: str, series: Sequ
         for name in (panel.main, panel.second):
             if name is None:
                 continue
-            marks = _marks(one, name, panel.of)
+            marks = _marks(one, name, panel)
             drawn += [mean for _, mean, _, _ in marks]
             if x.is_numeric:
                 _draw_line(place, x, one, marks, is_second=name == panel.second)
@@ -176,15 +179,15 @@ def _draw_panel(place: "Axes", panel: _Panel, x: Axis, x_name: str, series: Sequ
     _set_x(place, x)
 
 
-def _marks(series: _Series, name: str, of: str | None) -> list[tuple[int, float, float, float]]:
+def _marks(series: _Series, name: str, panel: _Panel) -> list[tuple[int, float, float, float]]:
     """Give index on the x axis, mean, least and most of a figure; of one seed these are the same."""
     found = []
     for index, rows in series.rows.items():
         values = []
         for row in rows:
-            value, whole = row.figure(name), row.figure(of) if of is not None else 1.0
+            value, whole = row.figure(name), row.figure(panel.of) if panel.of is not None else 1.0
             if value is not None and whole:
-                values.append(value / whole * (100 if of is not None else 1))
+                values.append(value / whole * (100 if panel.of is not None else panel.scale))
         if values:
             found.append((index, sum(values) / len(values), min(values), max(values)))
     return found

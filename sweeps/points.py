@@ -17,7 +17,6 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.names import cut
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen.options import LoadOptions
-from lorrery.scheduler.plugins import search_here
 from lorrery.settings import Settings, load
 from lorrery.simulator.cluster import check_routers
 from lorrery.simulator.run import SimulationOptions
@@ -111,10 +110,19 @@ def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[P
             determined_by = _determined_by(run)
             points.append(Point(values, _hash(determined_by), run, determined_by=determined_by))
             possible.update(chosen)
+    _check_autoscaler(axes, points)
     impossible = {choice: error for choice, error in errors.items() if choice not in possible}
     if impossible:
         raise _blame(impossible, maker)
     return points
+
+
+def _check_autoscaler(axes: Sequence[Axis], points: Sequence[Point]) -> None:
+    """Refuse to sweep the rule of an autoscaler that no point has: it would draw a flat line."""
+    runs = [point.run for point in points if point.run is not None]
+    swept = next((axis.key for axis in axes if "autoscaler" in axis.key.split(".")[:-1]), None)
+    if swept is not None and runs and not any(run.settings.is_autoscaled for run in runs):
+        raise SettingsError(f"--sweep {cut(swept)} needs an autoscaler: add --autoscale")
 
 
 class _RunMaker:
@@ -212,7 +220,7 @@ def _determined_by(run: Run) -> dict[str, Any]:
 
 
 def _plugins(settings: Settings) -> dict[str, Path | None]:
-    """Return the files of what settings take from outside the tree by dotted name; None: not to be found."""
+    """Return the files of what settings take from outside the tree by dotted name, and of what that imports."""
     own = settings.scheduler
     search_here()
     found: dict[str, Path | None] = {}

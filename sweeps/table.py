@@ -15,7 +15,7 @@ from rich.text import Text
 
 from lorrery.chassis.terminal import FigureTable
 from lorrery.sweeps.axes import Axis, Value
-from lorrery.sweeps.outcome import COUNTS, FIGURES, Figure
+from lorrery.sweeps.outcome import COUNTS, FIGURES, SCALING, Figure
 from lorrery.sweeps.points import Point
 from lorrery.sweeps.store import replace_file
 
@@ -31,7 +31,13 @@ _SHOWN = (
     ("TTFT p99", "ttft_ms_p99"),
     ("TPOT p50", "tpot_ms_p50"),
 )
-_IF_ANY = (("failed", "num_failed"), ("cached", "cached_tokens"), ("requeued", "num_requeues"))
+_IF_ANY = (
+    ("GPU hours", "gpu_hours"),
+    ("good %", "good_ratio"),
+    ("failed", "num_failed"),
+    ("cached", "cached_tokens"),
+    ("requeued", "num_requeues"),
+)
 _FIRST_TO_GO = ("requeued", "cached", "req/s", "TPOT p50", "TTFT p50")
 """Where the terminal is too narrow for all columns."""
 _LEAST_NAME = 12
@@ -99,7 +105,9 @@ def print_table(console: Console, axes: Sequence[Axis], rows: Sequence[Row]) -> 
     shown = [
         (title, name)
         for title, name in (*_SHOWN, *_IF_ANY)
-        if (title, name) in _SHOWN or any(row.figure(name) for row in rows)
+        if (title, name) in _SHOWN
+        or any(row.figure(name) for row in rows)
+        or (name in SCALING and any(row.figure(name) is not None for row in rows))
     ]
     all_ran = all(row.figures is not None for row in rows[:_MOST_ROWS])
     if not all_ran:
@@ -111,7 +119,7 @@ def print_table(console: Console, axes: Sequence[Axis], rows: Sequence[Row]) -> 
         if not all_ran:
             cells.append(Text(row.status, style=_STYLES[row.status]))
         if row.figures is not None:
-            cells += [_number(row.figure(name)) for _, name in shown]
+            cells += [_cell(name, row.figure(name)) for _, name in shown]
         table.add_row(*cells)
     console.print(table)
     if len(rows) > _MOST_ROWS:
@@ -129,8 +137,15 @@ def _columns(axes: Sequence[Axis], rows: Sequence[Row]) -> Iterator[tuple[str, l
         yield axis.key, [row.point.values[axis.key] for row in rows]
     yield "status", [row.status for row in rows]
     yield "error", [row.error for row in rows]
-    for name in FIGURES:
+    is_scaled = any(row.figure("gpu_hours") is not None for row in rows)
+    for name in FIGURES if is_scaled else (name for name in FIGURES if name not in SCALING):
         yield name, [row.figure(name) for row in rows]
+
+
+def _cell(name: str, value: Figure) -> str:
+    if value is None or name not in SCALING:
+        return _number(value)
+    return f"{100 * value:.2f}" if name == "good_ratio" else f"{value:,.2f}"
 
 
 def _number(value: Figure) -> str:

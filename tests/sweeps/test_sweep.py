@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.simulate import app
 from lorrery.sweeps.axes import parse_axes
-from lorrery.sweeps.outcome import CPU_SECONDS, FIGURES, Outcome
+from lorrery.sweeps.outcome import CPU_SECONDS, FIGURES, SCALING, Outcome
 from lorrery.sweeps.plugin_code import plugin_files
 from lorrery.sweeps.points import ROOMS_OF_A_SIMULATION, Point
 from lorrery.sweeps.store import PointStore
@@ -96,6 +96,7 @@ def test_values_are_listed_ranged_or_an_array(text: str, texts: tuple[str, ...],
         (["routers=1,2"], "--sweep routers=2: --routers 2 goes with several schedulers only: .* add --shards N"),
         (["think=0,5"], "--sweep think=0: --think 0 goes with --workload chat, sharegpt only"),
         (["concurrency=4", "rate=1,4"], "--sweep .* needs times, and a closed loop"),
+        (["autoscaler.target=1,4"], "--sweep autoscaler.target needs an autoscaler: add --autoscale"),
         (["adapter-exponent=0,2"], "--sweep adapter-exponent=0: --adapter-exponent 0 needs adapters"),
         (["workers=1..3..0"], r"--sweep workers: 1..3..0: expected LOW..HIGH"),
         (["seed=1..999999"], "--sweep seed: 1..999999: 999,999 values"),
@@ -152,7 +153,7 @@ def test_the_table_has_each_with_each_in_order_and_each_is_as_a_run_of_its_own(t
         for lengths in ("8:64", "512")
     ]
     assert {row["status"] for row in rows} == {"ok"}
-    assert tuple(rows[0]) == (*keys, "status", "error", *FIGURES)
+    assert tuple(rows[0]) == (*keys, "status", "error", *(name for name in FIGURES if name not in SCALING))
     assert output.count("vtc_fair") == 4
     simulate("--set", "scheduler.policy=vtc_fair", "--rate", "16", "--input-range", "8:64", "--out", tmp_path / "one")
     report = json.loads((tmp_path / "one" / "summary.json").read_text(encoding="utf-8"))
@@ -169,6 +170,23 @@ def test_the_table_has_each_with_each_in_order_and_each_is_as_a_run_of_its_own(t
             assert float(row[f"{name}_{part}"]) == values[part]
     for name in ("num_steps", "num_plans", "simulated_seconds"):
         assert float(row[name]) == report["simulation"][name]
+
+
+def test_an_autoscaled_sweep_has_what_the_rule_costs_and_gets(tmp_path: Path) -> None:
+    asked = ("--autoscale", "--rate", "20", "--duration", "40", "--set", "autoscaler.sync_period_seconds=5")
+    shown = sweep(tmp_path / "out", "autoscaler.target=1,400", asked=asked)
+    assert "GPU hours" in shown
+    eager, lazy = table(tmp_path / "out")
+    simulate(*asked, "--set", "autoscaler.target=1", "--out", tmp_path / "one")
+    alone = json.loads((tmp_path / "one" / "summary.json").read_text())["scaling"]
+    for name in SCALING:
+        assert float(eager[name]) == alone[name]
+    assert float(eager["gpu_hours"]) > float(lazy["gpu_hours"])
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Within the service level" in page
+    assert "GPU hours" in page
+    sweep(tmp_path / "plain", "rate=4,8")
+    assert not set(SCALING) & set(table(tmp_path / "plain")[0])
 
 
 def test_faults_settings_files_and_unset_options_can_be_swept(tmp_path: Path) -> None:
