@@ -17,6 +17,7 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.names import cut
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen.options import LoadOptions
+from lorrery.scheduler.plugins import search_here
 from lorrery.settings import Settings, load
 from lorrery.simulator.cluster import check_routers
 from lorrery.simulator.run import SimulationOptions
@@ -220,7 +221,7 @@ def _determined_by(run: Run) -> dict[str, Any]:
 
 
 def _plugins(settings: Settings) -> dict[str, Path | None]:
-    """Return the files of what settings take from outside the tree by dotted name, and of what that imports."""
+    """Return the files of what settings take from outside the tree by dotted name; None: not to be found."""
     own = settings.scheduler
     search_here()
     found: dict[str, Path | None] = {}
