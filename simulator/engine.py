@@ -184,9 +184,13 @@ class Simulation:
         self._faulty = FaultyRequests(injector, self._clock, self._requests, self._submit)
 
     def close(self) -> list[SimulatedRequest]:
-        """End every request that is still open, as interrupted; the simulation is of no more use."""
+        """End every request whose client waits, as interrupted; the simulation is of no more use."""
         still_open = list(self._requests.by_handle.values())
         for request in still_open:
+            if request.finished_ps is not None:  # its client has gone
+                self._requests.withdraw(request.handle)
+                self._requests.ended.remove(request)
+                continue
             worker = self._worker_of(request)
             request.outcome, request.finished_ps = "interrupted", self.now_ps
             request.output_tokens = (

@@ -66,7 +66,7 @@ class OutcomeRecorder:
 
     def add(self, request: SimulatedRequest) -> None:
         """Take note of one that has ended."""
-        sequence = request.sequence
+        sequence, first_ps = request.sequence, request.first_token_ps
         left_ps = request.finished_ps if request.left_ps is None else request.left_ps
         phases = _NO_PHASES
         if left_ps is not None and sequence.first_admitted_ps is not None:
@@ -81,7 +81,7 @@ class OutcomeRecorder:
             sequence.first_cached_tokens,
             sequence.num_requeues,
             request.sent_ps,
-            _NONE if sequence.first_token_ps is None else sequence.first_token_ps,
+            _NONE if first_ps is None else first_ps,
             _last_token_ps(request),
             _NONE if request.finished_ps is None else request.finished_ps,
             *phases,

@@ -123,8 +123,9 @@ class SimulatedRequest:
 
     @property
     def first_token_ps(self) -> int | None:
-        """When its first token came."""
-        return self.sequence.first_token_ps
+        """When its first token came, if its client was still there."""
+        first_ps, end_ps = self.sequence.first_token_ps, self.finished_ps
+        return None if first_ps is not None and end_ps is not None and first_ps > end_ps else first_ps
 
     @property
     def produced_tokens(self) -> int:

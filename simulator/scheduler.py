@@ -245,6 +245,10 @@ class SimulatedScheduler:
                     reason, tokens = event.reason.word, event.output_tokens
                     self.history.ended(event.sequence, worker.name, reason, tokens, event.at_ps)
                 request = requests.by_handle[event.sequence.handle]
+                if request.finished_ps is not None and request.faults is NO_FAULTS:
+                    request.worker = worker.name  # its client had gone when the step ended
+                    requests.withdraw(request.handle)
+                    continue
                 del requests.by_handle[request.handle]
                 request.worker, request.outcome, request.reason = worker.name, "finished", event.reason
                 request.output_tokens, request.finished_ps = event.output_tokens, event.at_ps

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from lorrery.scheduler.core.forecast import Forecast, OutputShare, finish_ps
-from lorrery.scheduler.core.placements.candidate import Candidate
+from lorrery.scheduler.core.placements.candidate import Candidate, not_kept
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
@@ -107,32 +107,37 @@ class ReplicaCandidate(Candidate):
     @property
     def pace(self) -> Pace:
         """What its steps take, as announced."""
-        return self.forecast.pace
+        return self._kept("pace").pace
 
     @property
     def slowdown(self) -> int:
         """What its last steps took, in thousandths of what its pace says."""
-        return self.forecast.slowdown
+        return self._kept("slowdown").slowdown
 
     @property
     def usual_slowdown(self) -> int:
         """The same for all its steps."""
-        return self.forecast.usual_slowdown
+        return self._kept("usual_slowdown").usual_slowdown
 
     @property
     def prompt_share(self) -> int:
         """Share of its last steps' time in which running sequences waited for prompts, in thousandths."""
-        return self.forecast.prompt_share
+        return self._kept("prompt_share").prompt_share
 
     @property
     def waiting_tokens(self) -> int:
         """Input tokens of the sequences in its queue."""
-        return self.forecast.waiting_tokens
+        return self._kept("waiting_tokens").waiting_tokens
 
     @property
     def output_ratio(self) -> int:
         """How much of what they may produce requests do produce lately, in thousandths."""
-        return self.forecast.outputs.ratio
+        return self._kept("output_ratio").outputs.ratio
+
+    def _kept(self, name: str) -> Forecast:
+        if self.forecast is NO_FORECAST:
+            raise not_kept(name)
+        return self.forecast
 
     def finish_ps(self, sequence: Sequence, output_tokens: int) -> int:
         """Return how long after now a sequence with so much output would end there; from the figures above, at once."""

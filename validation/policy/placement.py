@@ -13,6 +13,7 @@ import numpy as np
 
 from lorrery.scheduler.core.placement_answers import fields_of, put_back
 from lorrery.scheduler.core.placements.base import Choice, Placement
+from lorrery.scheduler.core.placements.candidate import PREDICTED, not_kept
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.scheduler.plugins import in_words
@@ -22,6 +23,7 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.pace import Pace
 
 _MOST_WORKERS, _MOST_REQUESTS = 6, 60
+_PREDICTED = frozenset({*PREDICTED, *Pace._fields})
 _ADAPTERS = (None, Adapter("adapter-0", 8), Adapter("adapter-1", 16), Adapter("adapter-2", 64))
 
 
@@ -32,8 +34,11 @@ class Worker(RecordedCandidate):
         figures: by name, as a journal has them.
     """
 
-    def __init__(self, name: str, figures: Figures, adapters: frozenset[str], cached_tokens: int) -> None:
+    def __init__(
+        self, name: str, figures: Figures, adapters: frozenset[str], cached_tokens: int, *, is_asked_to_predict: bool
+    ) -> None:
         super().__init__(name, figures)
+        self._is_asked_to_predict = is_asked_to_predict
         self.figures = figures
         self._adapters = adapters
         self._cached_tokens = cached_tokens
@@ -54,6 +59,11 @@ class Worker(RecordedCandidate):
     def load_ps(self, adapter: Adapter) -> int:
         """Return how long the load of an adapter takes."""
         return 0 if self.has_adapter(adapter) else adapter.rank * PS_PER_SECOND // 1000
+
+    def _figure(self, name: str) -> int:
+        if name in _PREDICTED and not self._is_asked_to_predict:
+            raise not_kept("pace" if name in Pace._fields else name)
+        return super()._figure(name)
 
     def move_on(self, rng: np.random.Generator) -> None:
         """Let one that waits begin, or one that runs end, or both or neither."""
@@ -111,13 +121,14 @@ def _play(make: Callable[[np.random.Generator], Placement], seed: int, number: i
     """Place drawn requests on a drawn fleet; return who got each."""
     rng = np.random.default_rng([seed, number])
     placement = make(np.random.default_rng([seed, number, 1]))
-    fleet = [_worker(rng, index) for index in range(int(rng.integers(1, _MOST_WORKERS + 1)))]
+    predicts = bool(getattr(placement, "predicts", False))
+    fleet = [_worker(rng, index, predicts) for index in range(int(rng.integers(1, _MOST_WORKERS + 1)))]
     placed: list[str] = []
     for handle in range(int(rng.integers(1, _MOST_REQUESTS + 1))):
         if rng.random() < 0.1 and len(fleet) > 1:
             fleet.pop(int(rng.integers(len(fleet))))
         if rng.random() < 0.1 and len(fleet) < _MOST_WORKERS:
-            fleet.append(_worker(rng, handle + _MOST_WORKERS))
+            fleet.append(_worker(rng, handle + _MOST_WORKERS, predicts))
         adapter = _ADAPTERS[int(rng.integers(len(_ADAPTERS)))]
         prompt, most = int(rng.integers(1, 4_000)), int(rng.integers(1, 1_000))
         sequence = Sequence(handle, prompt, most, arrived_ps=handle * PS_PER_SECOND, adapter=adapter)
@@ -155,7 +166,7 @@ def _check(choice: object, handle: int, fleet: list[Worker]) -> None:
         raise PolicyFault(f"request {handle}: the reason of the Choice is {choice.why!r}; it must be words")
 
 
-def _worker(rng: np.random.Generator, number: int) -> Worker:
+def _worker(rng: np.random.Generator, number: int, predicts: bool) -> Worker:
     running, waiting = int(rng.integers(0, 40)), int(rng.integers(0, 10)) * int(rng.random() < 0.5)
     held = rng.random(3) < 0.4
     figures = {
@@ -171,4 +182,5 @@ def _worker(rng: np.random.Generator, number: int) -> Worker:
     }
     figures |= {name: int(rng.integers(1, 10**power)) for name, power in zip(Pace._fields, (10, 8, 5, 8), strict=True)}
     adapters = frozenset(f"adapter-{index}" for index in range(3) if held[index])
-    return Worker(f"worker-{number}", figures, adapters, int(rng.integers(0, 2_000)) * int(rng.random() < 0.5))
+    cached_tokens = int(rng.integers(0, 2_000)) * int(rng.random() < 0.5)
+    return Worker(f"worker-{number}", figures, adapters, cached_tokens, is_asked_to_predict=predicts)

@@ -67,7 +67,7 @@ class Placement(Protocol):
 
     With an attribute `moves_waiting` that is true, what it has placed may move to another worker while it waits, if it
     would start there first (`core.balance`). Candidates keep the figures from `pace` on only for a placement with an
-    attribute `predicts` that is true; for others they are those of a worker without steps. One that predicts, or has an
+    attribute `predicts` that is true; others that read them are told so by an error. One that predicts, or has an
     attribute `asks_all` that is true, is taken to read what changes with each step of all candidates, so that a driver
     whose replicas lag behind its clock brings them all up to date at once, and not each when it is read.
     """

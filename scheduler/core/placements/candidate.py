@@ -1,10 +1,19 @@
 """What a placement rule sees of a worker."""
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.worker.device.pace import Pace
+
+PREDICTED: Final = ("pace", "slowdown", "usual_slowdown", "prompt_share", "waiting_tokens", "output_ratio")
+"""Figures that are kept only for a placement that predicts."""
+
+
+def not_kept(name: str) -> ValueError:
+    """Return the error of a placement that reads one of them, and does not say that it predicts."""
+    return ValueError(f"{name} is kept only for a placement that predicts; give its class `predicts = True`")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -66,6 +66,8 @@ def test_faults_are_told_in_words():
     assert "`place` answered None; it must be a Choice(candidate, why) of one of worker-" in fault_of(lambda *_: None)
     assert "is no candidate; there are worker-" in fault_of(remember, seconds=0.5)
     assert "when all was played again with the same generator" in fault_of(by_chance, seconds=0.5)
+    told = "waiting_tokens is kept only for a placement that predicts; give its class `predicts = True`"
+    assert told in fault_of(lambda _, candidates: Choice(min(candidates, key=lambda one: one.waiting_tokens), "least"))
     assert fault_of(lambda _, candidates: Choice(least_loaded(candidates), "least")) == ""
 
 
