@@ -76,12 +76,11 @@ class EdgeEngine:
         metrics.cached(prompt_tokens if metrics.cache.prefix_caching else 0, usage.cached_tokens)
         metrics.prompt_cached(usage.cached_tokens)
         metrics.preempted(usage.num_requeues)
-        # vLLM has no phase for loads: in the background they come before admission, else they are part of the prefill.
-        queue_seconds, prefill_seconds = usage.queue_seconds, usage.prefill_seconds
-        if self._settings.adapters.loading == "blocking":
-            prefill_seconds += usage.adapter_load_seconds
-        else:
-            queue_seconds += usage.adapter_load_seconds
+        # vLLM has no phase for adapters: who waits for one is queued before the admission, and in prefill after it.
+        queue_seconds = usage.waited_seconds
+        prefill_seconds = max(
+            0.0, usage.queue_seconds + usage.adapter_load_seconds + usage.prefill_seconds - queue_seconds
+        )
         metrics.ended(
             EndedRequest(
                 reason,

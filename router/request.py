@@ -25,6 +25,7 @@ class Usage:
     adapter_load_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

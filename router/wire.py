@@ -146,6 +146,7 @@ def last_response(token_ids: Sequence[int], text: str, finish: Finish) -> router
                 adapter_load_seconds=usage.adapter_load_seconds,
                 prefill_seconds=usage.prefill_seconds,
                 decode_seconds=usage.decode_seconds,
+                waited_seconds=usage.waited_seconds,
             ),
         ),
     )
@@ -356,5 +357,6 @@ def _finish(done: scheduler_pb2.Finished) -> Finish:
             adapter_load_seconds=usage.adapter_load_seconds,
             prefill_seconds=usage.prefill_seconds,
             decode_seconds=usage.decode_seconds,
+            waited_seconds=usage.waited_seconds,
         ),
     )

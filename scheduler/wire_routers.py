@@ -196,6 +196,8 @@ def finished(
 ) -> FinishedMessage:
     """Write the end of a sequence, as its router knows it."""
     phases = sequence.phases(at_ps)
+    admitted_ps = at_ps if sequence.first_admitted_ps is None else min(sequence.first_admitted_ps, at_ps)
+    waited_ps = max(0, admitted_ps - sequence.arrived_ps)
     return pb.Finished(
         handle=router_handle,
         reason=types_pb2.FinishReason.ValueType(reason),
@@ -209,5 +211,6 @@ def finished(
             adapter_load_seconds=phases.adapter_load_ps / PS_PER_SECOND,
             prefill_seconds=phases.prefill_ps / PS_PER_SECOND,
             decode_seconds=phases.decode_ps / PS_PER_SECOND,
+            waited_seconds=waited_ps / PS_PER_SECOND,
         ),
     )

@@ -45,6 +45,7 @@ async def test_a_prompt_travels_down_and_its_tokens_come_back_in_order(start_rou
         adapter_load_seconds=0.25,
         prefill_seconds=0.75,
         decode_seconds=2,
+        waited_seconds=0.625,
     )
     route.send([(submit.handle, 3)])
     route.send([(submit.handle, 4)])

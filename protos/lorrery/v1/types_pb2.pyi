@@ -220,6 +220,7 @@ class Usage(message.Message):
     ADAPTER_LOAD_SECONDS_FIELD_NUMBER: builtins.int
     PREFILL_SECONDS_FIELD_NUMBER: builtins.int
     DECODE_SECONDS_FIELD_NUMBER: builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """Tokens of the prompt as the client gave it."""
     completion_tokens: builtins.int
@@ -242,6 +243,10 @@ class Usage(message.Message):
     """From first token to end. Where the scheduler got the request with tokens, from
     its admission there.
     """
+    waited_seconds: builtins.float
+    """From arrival at the scheduler to first admission into a batch, with what it
+    waited for its adapter meanwhile.
+    """
     def __init__(
         self,
         *,
@@ -254,10 +259,11 @@ class Usage(message.Message):
         adapter_load_seconds: builtins.float = ...,
         prefill_seconds: builtins.float = ...,
         decode_seconds: builtins.float = ...,
+        waited_seconds: builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_load_seconds", b"adapter_load_seconds", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "decode_seconds", b"decode_seconds", "num_requeues", b"num_requeues", "prefill_seconds", b"prefill_seconds", "prompt_tokens", b"prompt_tokens", "queue_seconds", b"queue_seconds", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_load_seconds", b"adapter_load_seconds", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "decode_seconds", b"decode_seconds", "num_requeues", b"num_requeues", "prefill_seconds", b"prefill_seconds", "prompt_tokens", b"prompt_tokens", "queue_seconds", b"queue_seconds", "waited_seconds", b"waited_seconds", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
