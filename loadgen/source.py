@@ -21,7 +21,7 @@ from lorrery.loadgen.workload.request import TraceError, Turn, WorkloadRequest, 
 __all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
 _DEFAULT_EXPONENT = 1.0
-_NO_ADAPTERS = "base model only; --adapters all or --num-adapters N draws adapters"
+_DRAWN = "; --adapters all or --num-adapters N draws adapters"
 _SHIPPED = "an excerpt of the trace, the one that ships with Lorrery; --trace FILE plays another"
 _SHARED_DRAWS = 1
 _MAX_REQUESTS = 10_000_000
@@ -40,6 +40,11 @@ class BuiltWorkload:
     requests: Sequence[WorkloadRequest]
     attribution: str
     notes: tuple[str, ...]
+
+
+def _no_adapters(options: LoadOptions) -> str:
+    """Say which model all requests name; what that is, a base model or an adapter, the server knows."""
+    return (f"model {options.model} only" if options.model else "base model only") + _DRAWN
 
 
 def build_workload(
@@ -112,7 +117,7 @@ def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
     )
     dirs = expand_adapters(options.adapter_dirs) if options.adapter_dirs and num_adapters else None
     requests = slora.generate_requests(draws, adapter_dirs=dirs, adapters=adapters or None)
-    notes: tuple[str, ...] = ("synthetic: S-LoRA's generator", _NO_ADAPTERS)
+    notes: tuple[str, ...] = ("synthetic: S-LoRA's generator", _no_adapters(options))
     if num_adapters:
         notes = (f"synthetic: S-LoRA's generator, adapters by power(alpha={options.alpha:g}) over {num_adapters}",)
     return BuiltWorkload(arrivals.scale(requests, options.speed_up), "", notes)
@@ -152,7 +157,7 @@ def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests 
     adapters = _adapter_names(options, known_adapters)
     if not adapters:
         named = any(request.adapter_id is not None for request in requests)
-        return BuiltWorkload(requests, attribution, notes if named else (*notes, _NO_ADAPTERS))
+        return BuiltWorkload(requests, attribution, notes if named else (*notes, _no_adapters(options)))
     indices, note = _adapter_indices(options, requests, len(adapters), rng)
     return BuiltWorkload(popularity.assign(requests, adapters, indices), attribution, (*notes, note))
 

@@ -39,10 +39,20 @@ def compared(base: Run, other: Run) -> Differences:
             " still felt: a longer run would have another figure. The interval takes the drift for chance, and is wide."
             " Run longer, or at a rate that the cluster keeps up with."
         )
+    if found.parts is not None and (with_faults := [one.name for one in (base, other) if _has_faults(one)]):
+        notes.append(
+            f"{cut(' and '.join(with_faults), 80)} had faults. Each came once, and one run does not say how far another"
+            " would differ: intervals take what it did for chance that comes again, and may be too wide or too narrow."
+            " The timeline shows what it did; seeds and other times of the fault show how that varies."
+        )
     if found.short is not None:
         names = base.name, other.name
         notes.append(_why_short(found.short, names, rest=found.served is not None))
     return Differences(cut(other.name), _method(found), rows, notes)
+
+
+def _has_faults(run: Run) -> bool:
+    return bool(run.part("simulation").get("events"))
 
 
 def _method(found: Comparison) -> str:

@@ -61,10 +61,8 @@ _SHOWN = (
     ("TPOT p99", "tpot_ms_p99", 1.0, "ms"),
     ("E2E p99", "e2e_ms_p99", 1.0, "ms"),
     ("GPU hours", "gpu_hours", 1.0, ""),
-    ("within the service level", "good_ratio", 100.0, "%"),
-    ("replicas, mean", "replicas_mean", 1.0, ""),
-    ("scaled up", "num_scale_ups", 1.0, ""),
-    ("scaled down", "num_scale_downs", 1.0, ""),
+    ("service level", "good_ratio", 100.0, "%"),
+    ("workers", "replicas_mean", 1.0, "mean"),
     ("failed", "num_failed", 1.0, ""),
 )
 

@@ -122,6 +122,12 @@ def test_a_workload_without_adapters_says_base_model_only(workload):
     assert not any("base model" in note for note in build(workload=workload, num_adapters=2).notes)
 
 
+def test_a_workload_for_a_named_model_says_its_name():
+    notes = build(workload="poisson", protocol="openai", model="sql").notes
+    assert any(note.startswith("model sql only; --adapters all") for note in notes)
+    assert not any("base model" in note for note in notes)
+
+
 def test_more_adapters_than_there_are_is_an_error():
     with pytest.raises(SettingsError, match="the cluster lists only 3"):
         build(num_adapters=4)

@@ -337,3 +337,21 @@ def test_workers_that_come_and_go_are_drawn_group_by_group(tmp_path):
     (tmp_path / "one" / "scaling.csv").write_text("seconds,ready\n1,two\n", encoding="utf-8")
     text, _ = page(tmp_path / "one")
     assert "scaling.csv cannot be read" in text
+
+
+def test_a_comparison_of_runs_with_faults_says_that_one_fault_is_no_sample(tmp_path):
+    usual, faulty = (
+        write(tmp_path / "usual", poisson(1500)),
+        write(tmp_path / "faulty", poisson(1500, ttft=0.12), summary={"simulation": {"events": ["worker_loss,at=30"]}}),
+    )
+    text, _ = page(usual, faulty, file=tmp_path / "both.html")
+    assert "faulty had faults. Each came once" in text
+    alike, _ = page(usual, write(tmp_path / "alike", poisson(1500)), file=tmp_path / "alike.html")
+    assert "had faults" not in alike
+
+
+def test_a_page_of_short_runs_says_how_long_would_be_enough_and_counts_what_took_longer(tmp_path):
+    runs = [write(tmp_path / name, poisson(100, ttft=ttft)) for name, ttft in (("a", 0.1), ("b", 0.2))]
+    text, _ = page(*runs, file=tmp_path / "both.html")
+    assert re.search(r"There is no interval: [ab] sends for .* it takes 12, of which .* Run for [\d.]+ s or more", text)
+    assert "Of 100 requests that both completed, 100 took longer in b and 0 took less" in text
