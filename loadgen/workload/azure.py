@@ -11,7 +11,7 @@ zone. There are no prompts and no adapter or user names, so adapters assigned to
 
 import re
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 
 from lorrery.loadgen.workload.request import MOST_TOKENS, TraceError, WorkloadRequest
@@ -24,8 +24,11 @@ ATTRIBUTION = (
 )
 
 _HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
-_ROW = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:\+00:00|Z)?,(\d{1,10}),(\d{1,10})")
-_EPOCH = datetime.fromisoformat("2000-01-01 00:00:00")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|([+-]\d\d:\d\d))?")
+_LENGTH = re.compile(r"\d{1,10}")
+_LENGTHS = _HEADER.split(",")[1:]
+_NUM_FIELDS = 1 + len(_LENGTHS)
+_EPOCH = datetime.fromisoformat("2000-01-01 00:00:00+00:00")
 
 
 def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadRequest]:
@@ -49,15 +52,24 @@ def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadR
     rows: list[tuple[int, int, int]] = []
     filled = ((number, line.strip()) for number, line in numbered if line.strip())
     for number, line in islice(filled, limit):
-        match = _ROW.fullmatch(line)
-        if match is None:
+        fields = line.split(",")
+        if len(fields) != _NUM_FIELDS:
             raise TraceError(f"line {number}: expected TIMESTAMP,tokens,tokens, found {line[:80]!r}")
-        whole, fraction, *lengths = match.groups()
+        stamp, *lengths = fields
+        match = _STAMP.fullmatch(stamp)
+        if match is None:
+            raise TraceError(
+                f"line {number}: expected TIMESTAMP as 2024-05-10 00:00:00.000000, with T and an offset if need be,"
+                f" found {stamp[:40]!r}"
+            )
+        for name, length in zip(_LENGTHS, lengths, strict=True):
+            if not _LENGTH.fullmatch(length):
+                raise TraceError(f"line {number}: expected TIMESTAMP,tokens,tokens; {name} is {length[:40]!r}")
         prompt_tokens, output_tokens = (max(int(length), 1) for length in lengths)
         if max(prompt_tokens, output_tokens) > MOST_TOKENS:
             raise TraceError(f"line {number}: a prompt or an answer has at most {MOST_TOKENS} tokens, found {line!r}")
         try:
-            nanoseconds = _nanoseconds(whole, fraction or "")
+            nanoseconds = _nanoseconds(match[1] + (match[3] or ""), match[2] or "")
         except ValueError as error:
             raise TraceError(f"line {number}: {error}") from None
         rows.append((nanoseconds, prompt_tokens, output_tokens))
@@ -72,5 +84,6 @@ def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadR
 
 def _nanoseconds(whole: str, fraction: str) -> int:
     # Integers, because a float of seconds since any epoch has no room for seven fractional digits.
-    since = datetime.fromisoformat(whole) - _EPOCH
+    at = datetime.fromisoformat(whole)
+    since = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + int(fraction.ljust(9, "0"))

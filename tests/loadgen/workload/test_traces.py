@@ -36,6 +36,11 @@ def test_azure_keeps_a_tenth_of_a_microsecond_and_takes_other_stamps():
     assert workload[-1].output_tokens == 1
 
 
+def test_azure_takes_iso_stamps_and_offsets():
+    rows = ["2023-11-16T18:15:46+02:00,1,2", "2023-11-16T16:15:48Z,1,2", "2023-11-16 16:15:49.5,1,2"]
+    assert [request.at_seconds for request in read_azure([HEADER, *rows])] == [0.0, 2.0, 3.5]
+
+
 def test_azure_sorts_by_time_and_stops_at_the_limit():
     lines = [HEADER, "2023-11-16 00:00:02,2,2\n", "2023-11-16 00:00:01,1,1\n", "not read"]
     workload = read_azure(lines, limit=2)
@@ -52,6 +57,8 @@ def test_azure_sorts_by_time_and_stops_at_the_limit():
         (["a,b,c\n"], "line 1: expected the header"),
         ([HEADER, "2023-11-16 18:15:46,1\n"], "line 2: expected TIMESTAMP"),
         ([HEADER, "2023-11-16 18:15:46,1,-2\n"], "line 2: expected TIMESTAMP"),
+        ([HEADER, "16.11.2023 18:15,1,2\n"], "line 2: expected TIMESTAMP as 2024-05-10 .*, found '16.11.2023 18:15'"),
+        ([HEADER, "2023-11-16 18:15:46,1,1.5\n"], "line 2: .*; GeneratedTokens is '1.5'"),
         ([HEADER, "2023-13-16 18:15:46,1,2\n"], "line 2: month"),
         ([HEADER, "2023-11-16 18:15:46,2147483648,2\n"], "line 2: a prompt or an answer has at most 2147483647 tokens"),
         ([HEADER, f"2023-11-16 18:15:46,1,{'9' * 5000}\n"], "line 2: expected TIMESTAMP"),
