@@ -7,7 +7,6 @@ and a NUL behind it.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any
 
 from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import Collected
@@ -35,7 +34,7 @@ class LlmMockShape:
     media_type = "application/octet-stream"
 
     def __init__(self, prompt: str, n: int) -> None:
-        self._texts = [prompt] * n
+        self._quoted = [quoted(prompt)[:-1]] * n  # as far as they go: each event shows all of all
 
     def echo(self, index: int) -> Iterable[bytes]:
         """See `Shape`."""
@@ -43,8 +42,8 @@ class LlmMockShape:
 
     def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
         """See `Shape`."""
-        self._texts[index] += message.text
-        return _chunk({"text": self._texts})
+        self._quoted[index] += quoted(message.text)[1:-1]
+        return ('{"text": [' + '", '.join(self._quoted) + '"]}\0').encode()
 
     def last_events(self, usages: Sequence[types_pb2.Usage]) -> bytes:
         """See `Shape`."""
@@ -52,16 +51,12 @@ class LlmMockShape:
 
     def error_events(self, error: RequestError) -> bytes:
         """See `Shape`."""
-        return _chunk(error_body(error))
+        return json.dumps(error_body(error)).encode() + b"\0"
 
     def whole(self, choices: Sequence[Collected]) -> Iterator[str]:
         """See `Shape`."""
         yield '{"text": '
         yield from array(
-            quoted(text + choice.text.getvalue()) for text, choice in zip(self._texts, choices, strict=True)
+            text + quoted(choice.text.getvalue())[1:] for text, choice in zip(self._quoted, choices, strict=True)
         )
         yield "}"
-
-
-def _chunk(content: dict[str, Any]) -> bytes:
-    return json.dumps(content).encode() + b"\0"
