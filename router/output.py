@@ -60,7 +60,7 @@ class Output:
             pieces.append(stop.push(self._detokenizer.push((token_id,)), counts=self._counts(index + 1)))
             if stop.matched:
                 if finish is not None:
-                    finish = _stop_finish(finish.usage, self.num_tokens + index + 1)
+                    finish = _stop_finish(finish.usage, self.num_tokens + index + 1, stop.found)
                 return token_ids[: index + 1], "".join(pieces), finish
         return token_ids, "".join(pieces), finish
 
@@ -76,8 +76,8 @@ class Output:
                 not said.
         """
         usage = upstream.usage if upstream is not None else Usage(self._request.prompt_tokens, 0)
-        return _stop_finish(usage, self.num_tokens)
+        return _stop_finish(usage, self.num_tokens, "" if self._stop is None else self._stop.found)
 
 
-def _stop_finish(usage: Usage, completion_tokens: int) -> Finish:
-    return Finish(FinishReason.STOP, replace(usage, completion_tokens=completion_tokens))
+def _stop_finish(usage: Usage, completion_tokens: int, stop_sequence: str) -> Finish:
+    return Finish(FinishReason.STOP, replace(usage, completion_tokens=completion_tokens), stop_sequence)

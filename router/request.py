@@ -30,10 +30,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a sequence ended."""
+    """How a sequence ended; `stop_sequence`: the one that its text has come to."""
 
     reason: FinishReason
     usage: Usage
+    stop_sequence: str = ""
 
 
 @dataclass(frozen=True, slots=True)

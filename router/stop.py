@@ -31,16 +31,24 @@ class StopMatcher:
     Args:
         automaton: of the stop strings' characters.
         include: whether the text has the stop string.
+
+    Attributes:
+        found: the stop string that the text has come to; empty: none.
     """
 
-    __slots__ = ("_automaton", "_held", "_include", "_state", "matched")
+    __slots__ = ("_automaton", "_held", "_include", "_state", "found")
 
     def __init__(self, automaton: StopAutomaton, *, include: bool = False) -> None:
         self._automaton = automaton
         self._include = include
         self._state = START
         self._held = ""
-        self.matched = False
+        self.found = ""
+
+    @property
+    def matched(self) -> bool:
+        """Whether the text has come to a stop string."""
+        return bool(self.found)
 
     def push(self, text: str, *, counts: bool = True) -> str:
         """Take more text and return what is certain not to belong to a stop string; after a match, nothing.
@@ -49,13 +57,14 @@ class StopMatcher:
             text: what follows.
             counts: whether a stop string that is complete in this text is a match.
         """
-        if self.matched:
+        if self.found:
             return ""
         automaton, state = self._automaton, self._state
         for index, char in enumerate(text, len(self._held) + 1):
             state = automaton.step(state, ord(char))
             if counts and (length := automaton.matched[state]):
-                text, self._held, self.matched = self._held + text, "", True
+                text, self._held = self._held + text, ""
+                self.found = text[index - length : index]
                 return text[:index] if self._include else text[: index - length]
         self._state = state
         text = self._held + text

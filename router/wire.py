@@ -148,6 +148,7 @@ def last_response(token_ids: Sequence[int], text: str, finish: Finish) -> router
                 decode_seconds=usage.decode_seconds,
                 waited_seconds=usage.waited_seconds,
             ),
+            stop_sequence=finish.stop_sequence,
         ),
     )
 

@@ -12,6 +12,13 @@ openai.py           OpenAI's routes, as vLLM answers them
   openai_requests.py  those of completions and of chat
   openai_shapes.py    their answers
   openai_details.py   log-probabilities, token ids and prompts in these
+responses.py        OpenAI's Responses, of text
+  responses_requests.py, responses_shapes.py
+anthropic.py        Anthropic's Messages, of text
+  anthropic_requests.py, anthropic_shapes.py
+  anthropic_errors.py   keys and errors as Anthropic has them
+blocks.py           content in blocks, of both
+events.py           events with names, of both
 vllm.py             vLLM's routes beside OpenAI's
 slora.py            S-LoRA's
 llm_mock.py         llm-mock's

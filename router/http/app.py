@@ -18,7 +18,7 @@ from lorrery.chassis.exposition import expose
 from lorrery.chassis.names import cut, quoted
 from lorrery.chassis.version import VERSION
 from lorrery.router.handler import Handler
-from lorrery.router.http import openai, slora, vllm
+from lorrery.router.http import anthropic, openai, responses, slora, vllm
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import BODY_TOO_LONG, HTTP_STATUS, body, error_response, json_response
 from lorrery.router.http.slora import KINDS
@@ -42,6 +42,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 _MAX_REASONS = 3
+_MAX_PATH = 100
 _CODES = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE: BODY_TOO_LONG, HTTPStatus.BAD_REQUEST: "invalid_value"}
 
 
@@ -54,7 +55,7 @@ def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
     """
     app = FastAPI(title="Lorrery", version=VERSION, responses=_ERRORS, redoc_url=None)
     edge = Edge(handler)
-    for dialect in (openai, vllm, slora):
+    for dialect in (openai, responses, anthropic, vllm, slora):
         app.include_router(dialect.routes(edge))
     _add_process_routes(app, handler, registry)
     _add_errors(app)
@@ -137,6 +138,10 @@ def _first_error(error: RequestValidationError) -> tuple[str, str]:
 
 
 def _add_errors(app: FastAPI) -> None:
+    def unknown_route(request: Request) -> str:
+        path = request.url.path
+        given = quoted(path) if len(path) <= _MAX_PATH else f"{quoted(path[:_MAX_PATH])}..."
+        return f"there is no {given} here; there are {', '.join(app.openapi()['paths'])}"
 
     @app.exception_handler(RequestError)
     async def refused(_: Request, error: RequestError) -> Response:
@@ -159,10 +164,11 @@ def _add_errors(app: FastAPI) -> None:
         return json_response(body(HTTPStatus.BAD_REQUEST, text, "invalid_value"), HTTPStatus.BAD_REQUEST)
 
     @app.exception_handler(HTTPException)
-    async def no_route(_: Request, error: HTTPException) -> Response:
+    async def no_route(request: Request, error: HTTPException) -> Response:
         status = HTTPStatus(error.status_code)
         code = _CODES.get(status, status.name.lower())
-        return json_response(body(status, str(error.detail), code), status, dict(error.headers or {}))
+        text = unknown_route(request) if status == HTTPStatus.NOT_FOUND else str(error.detail)
+        return json_response(body(status, text, code), status, dict(error.headers or {}))
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:

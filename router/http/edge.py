@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from functools import partial
+from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
@@ -22,6 +23,9 @@ from lorrery.v1 import router_pb2
 ROLES, REQUEST_ID = "roles", "request_id"
 """What the server knows of a request, in its ASGI state: the roles in the certificate that was shown, and its id. The
 writer of its answer's body is there too, see answer.py."""
+
+EITHER: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
+"""How routes describe an answer that is a stream if that is asked for."""
 
 
 class Edge:

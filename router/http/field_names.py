@@ -38,6 +38,21 @@ CHAT = Names(
     },
     {"prompt": "messages"},
 )
+RESPONSES = Names(
+    {
+        **COMPLETION.words,
+        EMPTY: "input makes an empty prompt; give text",
+        "max_new_tokens": "max_output_tokens",
+        "text": "input",
+        "token_ids": "input",
+    },
+    {"prompt": "input"},
+)
+MESSAGES = Names(
+    {**CHAT.words, "stop": "stop_sequences", "stop_sequences": "stop_sequences"},
+    {"prompt": "messages"},
+)
+"""Of Anthropic's."""
 LORA = Names({"ListAdapters": _ADAPTERS, "adapter_id": "lora_name"})
 """Of vLLM's routes that load adapters."""
 

@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 
 from lorrery.router.field_names import Names, named
 from lorrery.router.http.bodies import json_route
-from lorrery.router.http.edge import Edge
+from lorrery.router.http.edge import EITHER, Edge
 from lorrery.router.http.errors import json_response
 from lorrery.router.http.field_names import CHAT, COMPLETION, of_prompt
 from lorrery.router.http.generating import GeneratingRequest, outputs
@@ -20,22 +20,20 @@ from lorrery.router.http.pieces import JsonParts, array_of
 from lorrery.router.http.token_json import LogprobsJson
 from lorrery.v1 import router_pb2
 
-_EITHER: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
-
 
 def routes(edge: Edge) -> APIRouter:
     """Return OpenAI's routes."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=json_route(edge.admit))
     began = unix_seconds()
 
-    @router.post("/completions", responses=_EITHER)
+    @router.post("/completions", responses=EITHER)
     async def completions(request: CompletionRequest, http: Request) -> Response:
         """Complete one or more prompts, each text or tokens; as a stream or in one piece."""
         request.check()
         prompts = request.prompts
         return await _answer(edge, request, http, prompts, f"cmpl-{edge.request_id(http)}", CompletionShape)
 
-    @router.post("/chat/completions", responses=_EITHER)
+    @router.post("/chat/completions", responses=EITHER)
     async def chat(request: ChatRequest, http: Request) -> Response:
         """Answer a conversation, as a stream or in one piece."""
         request.check()

@@ -15,6 +15,7 @@ from lorrery.chassis.tls import server_context
 from lorrery.chassis.web_server import WebServer
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import WRITER
+from lorrery.router.http.anthropic_errors import as_anthropic_has_it
 from lorrery.router.http.app import make_app
 from lorrery.router.http.connection import DirectWriter, connection_class
 from lorrery.router.http.edge import REQUEST_ID
@@ -56,7 +57,8 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces) -> ASGIApp:
     """
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     text = f"the body has more than {max_bytes} bytes; send less"
-    too_long = json_response(body(status, text, BODY_TOO_LONG), status, {"connection": "close"})
+    too_long = as_anthropic_has_it(json_response(body(status, text, BODY_TOO_LONG), status, {"connection": "close"}))
+    app = as_anthropic_has_it(app)
 
     async def bounded_app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

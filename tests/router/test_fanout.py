@@ -217,7 +217,7 @@ async def test_a_stop_string_that_only_the_text_shows_cancels_upstream(start_rou
     token_ids, text, finish = await everything(call)
     assert (token_ids, text) == ([4, 3, 5], " able ab")
     usage.completion_tokens = 3
-    assert finish == router_pb2.Finish(reason=types_pb2.FINISH_REASON_STOP, usage=usage)
+    assert finish == router_pb2.Finish(reason=types_pb2.FINISH_REASON_STOP, usage=usage, stop_sequence="c ab")
     assert await call.code() == grpc.StatusCode.OK
     await router.until_empty()
     assert router.sample("lorrery_router_requests_total", outcome="ok") == 1

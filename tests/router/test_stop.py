@@ -1,5 +1,7 @@
 """Stop strings."""
 
+from dataclasses import replace
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -89,20 +91,20 @@ def test_a_stop_string_across_tokens_ends_the_sequence_with_tokens_counted_here(
     assert output.push([ABOUT, ABLE], None) == ([ABOUT], "", None)
     assert output.stopped
     upstream = Finish(FinishReason.ABORTED, Usage(7, 5, 2, 0.5, "w", 1))
-    assert output.stop_finish(upstream) == Finish(FinishReason.STOP, Usage(7, 3, 2, 0.5, "w", 1))
-    assert output.stop_finish(None) == Finish(FinishReason.STOP, Usage(7, 3))
+    assert output.stop_finish(upstream) == Finish(FinishReason.STOP, Usage(7, 3, 2, 0.5, "w", 1), "c ab")
+    assert output.stop_finish(None) == Finish(FinishReason.STOP, Usage(7, 3), "c ab")
 
 
 def test_a_stop_that_the_worker_matched_keeps_its_usage() -> None:
     output = Output(request(" able"), TOKENIZER)
     finish = Finish(FinishReason.STOP, Usage(7, 2, cached_tokens=5, worker_id="w"))
-    assert output.push([ABC, ABLE], finish) == ([ABC, ABLE], " abc", finish)
+    assert output.push([ABC, ABLE], finish) == ([ABC, ABLE], " abc", replace(finish, stop_sequence=" able"))
 
 
 def test_tokens_behind_the_stop_string_are_not_counted() -> None:
     output = Output(request("abl"), TOKENIZER)
     finish = Finish(FinishReason.LENGTH, Usage(7, 3, cached_tokens=5, worker_id="w"))
-    expected = Finish(FinishReason.STOP, Usage(7, 2, cached_tokens=5, worker_id="w"))
+    expected = Finish(FinishReason.STOP, Usage(7, 2, cached_tokens=5, worker_id="w"), "abl")
     assert output.push([ABC, ABLE, ABOUT], finish) == ([ABC, ABLE], " abc ", expected)
 
 

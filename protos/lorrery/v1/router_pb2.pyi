@@ -220,8 +220,13 @@ class Finish(message.Message):
 
     REASON_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
+    STOP_SEQUENCE_FIELD_NUMBER: builtins.int
     reason: types_pb2.FinishReason.ValueType
     """Why the output ends here."""
+    stop_sequence: builtins.str
+    """The stop sequence that the output has come to; empty: none, as at other
+    ends.
+    """
     @builtins.property
     def usage(self) -> types_pb2.Usage:
         """What the request consumed."""
@@ -231,10 +236,11 @@ class Finish(message.Message):
         *,
         reason: types_pb2.FinishReason.ValueType = ...,
         usage: types_pb2.Usage | None = ...,
+        stop_sequence: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["reason", b"reason", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["reason", b"reason", "stop_sequence", b"stop_sequence", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from lorrery.router.http.anthropic_requests import MessagesRequest
 from lorrery.router.http.openai_requests import ChatRequest, CompletionRequest
+from lorrery.router.http.responses_requests import ResponsesRequest
 from lorrery.router.http.slora import SloraRequest
 from lorrery.router.http.vllm import DetokenizeRequest, TokenizeRequest
 
@@ -22,6 +24,12 @@ MANY: list[Any] = [None] * 1000
         (ChatRequest, {"messages": MANY}),
         (ChatRequest, {"messages": [{"role": "user", "content": MANY}]}),
         (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "modalities": MANY}),
+        (ResponsesRequest, {"input": MANY}),
+        (ResponsesRequest, {"input": [{"role": "user", "content": MANY}]}),
+        (ResponsesRequest, {"input": "x", "tools": MANY}),
+        (MessagesRequest, {"max_tokens": 1, "messages": MANY}),
+        (MessagesRequest, {"max_tokens": 1, "messages": [{"role": "user", "content": MANY}]}),
+        (MessagesRequest, {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "system": MANY}),
         (SloraRequest, {"inputs": "x", "parameters": {"stop_sequences": MANY}}),
         (DetokenizeRequest, {"tokens": MANY}),
         (TokenizeRequest, {"messages": MANY}),

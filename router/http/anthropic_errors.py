@@ -1,0 +1,72 @@
+"""What is Anthropic's own of every exchange on its routes: where the key stands, and how errors look.
+
+The wire is that of Anthropic's API reference (errors, authentication): a key is in `x-api-key`, an error is
+`{"type": "error", "error": {"type", "message"}, "request_id"}`, and every answer has the header `request-id`.
+"""
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lorrery.router.http.edge import REQUEST_ID
+
+PREFIX = "/v1/messages"
+
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+
+
+def anthropic_body(status: HTTPStatus, message: str, request_id: str) -> dict[str, Any]:
+    """Return an error in Anthropic's shape."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def as_anthropic_has_it(app: ASGIApp) -> ASGIApp:
+    """Return an app whose answers on Anthropic's routes have its errors and header, and whose key may be its.
+
+    Args:
+        app: answers, with errors in OpenAI's shape, each in one piece.
+    """
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not f"{scope['path']}/".startswith(f"{PREFIX}/"):
+            await app(scope, receive, send)
+            return
+        request_id: str = scope["state"][REQUEST_ID]
+        start: Message = {}
+
+        async def shaped(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start":
+                start = message
+                start["headers"] = [*message.get("headers", ()), (b"request-id", request_id.encode("latin-1"))]
+                if start["status"] < HTTPStatus.BAD_REQUEST:
+                    await send(start)
+                return
+            if start["status"] >= HTTPStatus.BAD_REQUEST:
+                message["body"] = _shaped(start["status"], message["body"], request_id)
+                length = (b"content-length", str(len(message["body"])).encode())
+                start["headers"] = [*(one for one in start["headers"] if one[0] != b"content-length"), length]
+                await send(start)
+            await send(message)
+
+        names = dict(scope["headers"])
+        if (key := names.get(b"x-api-key")) is not None and b"authorization" not in names:
+            scope["headers"] = [*scope["headers"], (b"authorization", b"Bearer " + key)]
+        await app(scope, receive, shaped)
+
+    return served
+
+
+def _shaped(status: int, content: bytes, request_id: str) -> bytes:
+    return json.dumps(anthropic_body(HTTPStatus(status), json.loads(content)["error"]["message"], request_id)).encode()

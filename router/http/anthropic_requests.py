@@ -1,0 +1,153 @@
+"""The bodies of Anthropic's routes. What their fields share with those of OpenAI's is in generating.py."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.http.blocks import Block, Blocks, Content, text_of, unread
+from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Texts, refused
+
+_TEXTS = ("text",)
+_KINDS = ("text", "tool_use", "tool_result")
+_UNREAD = ("thinking", "redacted_thinking")
+"""Models do not read what they have thought in earlier turns."""
+
+_BLOCKS: TypeAdapter[list[Block]] = TypeAdapter(Blocks)
+
+_REFUSED = {
+    "n": "a message is one output; send several requests, or use /v1/chat/completions",
+    "prompt_logprobs": "a message has none; use /v1/chat/completions",
+    "return_token_ids": "a message has none; use /v1/chat/completions",
+}
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = LENIENT
+
+    role: str
+    content: Content
+
+    def turns(self, where: str) -> Iterator[dict[str, Any]]:
+        """Return it as chat templates read it: a tool's results before what else is said.
+
+        Raises:
+            InvalidRequest: it has more than text and tools.
+        """
+        if isinstance(self.content, str):
+            yield {"role": self.role, "content": self.content}
+            return
+        said: list[str] = []
+        calls: list[dict[str, Any]] = []
+        num_results = 0
+        for number, block in enumerate(self.content):
+            at = f"{where}.content[{number}]"
+            if block.type == "tool_use":
+                call = {"name": block.field("name") or "", "arguments": json.dumps(block.field("input") or {})}
+                calls.append({"id": block.field("id") or "", "type": "function", "function": call})
+            elif block.type == "tool_result":
+                num_results += 1
+                yield _result(block, at)
+            elif block.type in _TEXTS:
+                said.append(text_of([block], f"{where}.content", _TEXTS))
+            elif block.type not in _UNREAD:
+                raise unread(block.type, at, _KINDS)
+        if said or calls or not num_results:
+            turn = {"role": self.role, "content": "".join(said)}
+            yield {**turn, "tool_calls": calls} if calls else turn
+
+
+def _result(block: Block, where: str) -> dict[str, Any]:
+    content = block.field("content")
+    if isinstance(content, list):
+        try:
+            blocks = _BLOCKS.validate_python(content)
+        except ValidationError as error:
+            place, wrong = f"{where}.content", error.errors()[0]
+            at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong["loc"])
+            raise InvalidRequest(f"{place}{at}: {wrong['msg']}", field=f"{place}{at}") from None
+        content = text_of(blocks, f"{where}.content", _TEXTS)
+    return {"role": "tool", "content": str(content or ""), "tool_call_id": str(block.field("tool_use_id") or "")}
+
+
+class ToolChoice(BaseModel):
+    """Whether tools are to be called."""
+
+    model_config = LENIENT
+
+    type: str
+
+
+class OutputConfig(BaseModel):
+    """How the output is to be."""
+
+    model_config = LENIENT
+
+    format: Any = None
+
+
+class Conversation(BaseModel):
+    """What has been said: what both routes read."""
+
+    model_config = LENIENT
+
+    model: str | None = Field(default=None, description="the base model, or an adapter; unset: the base model")
+    messages_: Annotated[list[Message], Field(min_length=1, alias="messages", fail_fast=True)]
+    system: Content | None = Field(default=None, description="what the conversation begins with")
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
+        default=None, description="for the chat template; the mock model calls none"
+    )
+    tool_choice: ToolChoice | None = Field(default=None, description="of type none, or auto")
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What else the chat template may read."""
+        chosen = self.tool_choice is None or self.tool_choice.type != "none"
+        return {"tools": self.tools} if self.tools and chosen else {}
+
+    def turns(self) -> list[dict[str, Any]]:
+        """Return the conversation as chat templates read it.
+
+        Raises:
+            InvalidRequest: it has more than text and tools.
+        """
+        system = text_of(self.system, "system", _TEXTS)
+        found = [{"role": "system", "content": system}] if system else []
+        for number, message in enumerate(self.messages_):
+            found.extend(message.turns(f"messages[{number}]"))
+        return found
+
+
+class MessagesRequest(Conversation, GeneratingRequest):
+    """The body of `/v1/messages`."""
+
+    max_tokens: Positive
+    stop: str | Texts | None = Field(default=None, alias="stop_sequences")
+    output_config: OutputConfig | None = None
+
+    fills_context: ClassVar[bool] = True
+
+    @property
+    def most_tokens(self) -> int | None:
+        """See `GeneratingRequest`."""
+        return self.max_tokens
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """See `GeneratingRequest`."""
+        return None
+
+    def check(self) -> None:
+        """See `GeneratingRequest`."""
+        super().check()
+        for name, why in _REFUSED.items():
+            if (value := getattr(self, name)) and (name, value) != ("n", 1):
+                raise refused(name, value, why)
+        if self.tool_choice is not None and self.tool_choice.type not in ("none", "auto"):
+            raise refused("tool_choice", self.tool_choice.type, "the mock model calls no tools; leave it out, or auto")
+        if self.output_config is not None and self.output_config.format:
+            raise refused("output_config.format", "", "the mock model says words and no structure")

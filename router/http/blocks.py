@@ -1,0 +1,60 @@
+"""Content that comes as blocks, of which text is read: of OpenAI's Responses and of Anthropic's Messages."""
+
+from collections.abc import Collection, Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.chassis.names import quoted
+
+
+class Block(BaseModel):
+    """A block of content; which further fields it has depends on its type."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    type: str
+    text: str | None = None
+
+    def field(self, name: str) -> object:
+        """Return a further field; None: it has none."""
+        return (self.model_extra or {}).get(name)
+
+
+Blocks = Annotated[list[Block], Field(fail_fast=True)]
+Content = str | Blocks
+
+
+def text_of(content: str | Sequence[Block] | None, where: str, kinds: Collection[str]) -> str:
+    """Return the text of some content.
+
+    Args:
+        content: of a message.
+        where: it stands in the request, for errors.
+        kinds: the types of blocks that have text.
+
+    Raises:
+        InvalidRequest: a block is of another type, or has no text.
+    """
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "".join(_text(block, f"{where}[{number}]", kinds) for number, block in enumerate(content))
+
+
+def _text(block: Block, where: str, kinds: Collection[str]) -> str:
+    if block.type not in kinds:
+        raise unread(block.type, where, kinds)
+    if block.text is None:
+        raise InvalidRequest(f"{where}.text is missing; a block of type {quoted(block.type)} has one", field=where)
+    return block.text
+
+
+def unread(kind: str, where: str, kinds: Collection[str]) -> InvalidRequest:
+    """Return the error about a block of a type that is not read here."""
+    read = " or ".join(quoted(one) for one in kinds)
+    return InvalidRequest(
+        f"{where}.type is {quoted(kind)}; the model reads text alone, {read}; leave the block out",
+        field=f"{where}.type",
+        value=quoted(kind),
+    )

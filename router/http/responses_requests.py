@@ -1,0 +1,133 @@
+"""The body of OpenAI's `/v1/responses`. What its fields share with those of the other routes is in generating.py."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.http.blocks import Block, Content, text_of, unread
+from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Texts, refused
+
+_TEXTS = ("input_text", "output_text", "text")
+_ITEMS = ("message", "function_call", "function_call_output")
+_UNREAD_ITEMS = ("reasoning",)
+"""Models do not read what they have thought in earlier turns."""
+
+_REFUSED = {
+    "background": "responses are not kept; leave it out, and stream",
+    "previous_response_id": "responses are not kept; send the conversation as input, with store false",
+    "conversation": "conversations are not kept; send this one as input",
+    "prompt": "prompts are not kept; send it as instructions and input",
+    "n": "a response is one output; send several requests, or use /v1/chat/completions",
+    "prompt_logprobs": "a response has none; use /v1/chat/completions",
+    "return_token_ids": "a response has none; use /v1/chat/completions",
+}
+
+
+class InputItem(BaseModel):
+    """What has been said, or a tool's call and its output; further fields depend on the type."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    type: str = "message"
+    role: str | None = None
+    content: Content | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content | None = None
+
+    def turns(self, where: str) -> Iterator[dict[str, Any]]:
+        """Return it as chat templates read it; nothing if they do not.
+
+        Raises:
+            InvalidRequest: it is none that can be read.
+        """
+        if self.type in _UNREAD_ITEMS:
+            return
+        if self.type == "message":
+            if self.role is None:
+                raise InvalidRequest(f"{where}.role is missing; say user, assistant or system", field=f"{where}.role")
+            yield {"role": self.role, "content": text_of(self.content, f"{where}.content", _TEXTS)}
+        elif self.type == "function_call":
+            call = {"name": self.name or "", "arguments": self.arguments or ""}
+            calls = [{"id": self.call_id or "", "type": "function", "function": call}]
+            yield {"role": "assistant", "content": "", "tool_calls": calls}
+        elif self.type == "function_call_output":
+            said = text_of(self.output, f"{where}.output", _TEXTS)
+            yield {"role": "tool", "content": said, "tool_call_id": self.call_id or ""}
+        else:
+            raise unread(self.type, where, _ITEMS)
+
+
+class TextFormat(BaseModel):
+    """What kind of text is asked for."""
+
+    model_config = LENIENT
+
+    format: Block | None = Field(default=None, description="type text, or nothing")
+
+
+class ResponsesRequest(GeneratingRequest):
+    """The body of `/v1/responses`."""
+
+    input: str | Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
+    instructions: str | None = Field(default=None, description="what the conversation begins with")
+    max_output_tokens: Positive | None = Field(default=None, description="unset: what the prompt leaves of the context")
+    text: TextFormat | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
+        default=None, description="for the chat template; the mock model calls none"
+    )
+    tool_choice: Any = Field(default=None, description="none, or auto")
+    include: Texts | None = None
+    metadata: dict[str, Any] | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+
+    fills_context: ClassVar[bool] = True
+
+    @property
+    def most_tokens(self) -> int | None:
+        """See `GeneratingRequest`."""
+        return self.max_output_tokens
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """See `GeneratingRequest`."""
+        return None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What else the chat template may read."""
+        return {"tools": self.tools} if self.tools and self.tool_choice != "none" else {}
+
+    def turns(self) -> list[dict[str, Any]]:
+        """Return the conversation as chat templates read it.
+
+        Raises:
+            InvalidRequest: it has more than text.
+        """
+        found = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            return [*found, {"role": "user", "content": self.input}]
+        for number, item in enumerate(self.input):
+            found.extend(item.turns(f"input[{number}]"))
+        return found
+
+    def check(self) -> None:
+        """See `GeneratingRequest`."""
+        super().check()
+        for name, why in _REFUSED.items():
+            if (value := getattr(self, name)) and (name, value) != ("n", 1):
+                raise refused(name, value, why)
+        if self.tool_choice not in (None, "none", "auto"):
+            raise refused("tool_choice", self.tool_choice, "the mock model calls no tools; leave it out, or auto")
+        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
+            raise refused("text.format", self.text.format.type, "the mock model says words and no structure")
+        if "message.output_text.logprobs" in (self.include or ()):
+            raise refused(
+                "include", "message.output_text.logprobs", "a response has none; use logprobs of /v1/chat/completions"
+            )
