@@ -11,9 +11,9 @@ PREDICTED: Final = ("pace", "slowdown", "usual_slowdown", "prompt_share", "waiti
 """Figures that are kept only for a placement that predicts."""
 
 
-def not_kept(name: str) -> ValueError:
+def not_kept(name: str) -> AttributeError:
     """Return the error of a placement that reads one of them, and does not say that it predicts."""
-    return ValueError(f"{name} is kept only for a placement that predicts; give its class `predicts = True`")
+    return AttributeError(f"{name} is kept only for a placement that predicts; give its class `predicts = True`")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -14,19 +14,37 @@ from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.watched_candidate import WatchedCandidate
+from lorrery.simulator.placements import RecordedCandidate
 from lorrery.worker.device.pace import Pace
 
 SETTINGS = ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100)
 
 
-class Candidate(WatchedCandidate):
+class Candidate(RecordedCandidate):
     """A candidate whose replica and forecast a test may change; it is no `ReplicaCandidate`."""
 
     def __init__(self, name: str) -> None:
+        super().__init__(name, {})
         self.replica = build_replica(SETTINGS)
         self.forecast = Forecast(None, OutputShare())
-        super().__init__(ReplicaCandidate(name, self.replica, self.forecast))
+        self._now = ReplicaCandidate(name, self.replica, self.forecast)
+
+    def has_adapter(self, adapter: Adapter) -> bool:
+        return self._now.has_adapter(adapter)
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        return self._now.cached_tokens(sequence)
+
+    def load_ps(self, adapter: Adapter) -> int:
+        return self._now.load_ps(adapter)
+
+    @property
+    def pace(self) -> Pace:
+        return self._now.pace
+
+    def _figure(self, name: str) -> int:
+        figure: int = getattr(self._now, name)
+        return figure
 
 
 def candidates(*loads: int) -> list[Candidate]:
