@@ -50,10 +50,10 @@ def as_anthropic_has_it(app: ASGIApp) -> ASGIApp:
             if message["type"] == "http.response.start":
                 start = message
                 start["headers"] = [*message.get("headers", ()), (b"request-id", request_id.encode("latin-1"))]
-                if start["status"] < HTTPStatus.BAD_REQUEST:
+                if not _is_error(start):
                     await send(start)
                 return
-            if start["status"] >= HTTPStatus.BAD_REQUEST:
+            if _is_error(start):
                 message["body"] = _shaped(start["status"], message["body"], request_id)
                 length = (b"content-length", str(len(message["body"])).encode())
                 start["headers"] = [*(one for one in start["headers"] if one[0] != b"content-length"), length]
@@ -66,6 +66,11 @@ def as_anthropic_has_it(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, shaped)
 
     return served
+
+
+def _is_error(start: Message) -> bool:
+    """Return whether an answer has an error of ours; that of a browser's question about origins is plain text."""
+    return start["status"] >= HTTPStatus.BAD_REQUEST and (b"content-type", b"application/json") in start["headers"]
 
 
 def _shaped(status: int, content: bytes, request_id: str) -> bytes:

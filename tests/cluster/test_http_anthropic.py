@@ -23,7 +23,9 @@ HEAD = {"type": "message", "role": "assistant", "model": "lora-1"}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
     """One cluster for all."""
-    async with running_cluster(tmp_path_factory.mktemp("cluster"), "time_scale=0.1") as cluster:
+    async with running_cluster(
+        tmp_path_factory.mktemp("cluster"), "time_scale=0.1", "router.request_faults=true"
+    ) as cluster:
         yield cluster
         await nothing_held(cluster)
 
@@ -162,3 +164,14 @@ async def test_a_body_that_is_no_json_and_a_route_that_is_none_are_told_alike(cl
     none = await exchange(cluster, "POST", "/v1/messages/batches", {})
     assert (status_of(bad), json_of(bad)["error"]["type"]) == (400, "invalid_request_error")
     assert (status_of(none), json_of(none)["error"]["type"]) == (404, "not_found_error")
+
+
+async def test_an_error_within_a_stream_is_its_last_event(cluster: LocalCluster) -> None:
+    body = ASKED | {"max_tokens": 50, "stream": True}
+    answer = await exchange(cluster, "POST", "/v1/messages", body, "lorrery-fault: cut,after=3", "x-request-id: mine")
+    *_, event, rest = unchunked(answer).split(b"\n\n")
+    name, _, error = event.partition(b"\ndata: ")
+    assert (name, rest) == (b"event: error", b"")
+    content = json.loads(error)
+    assert (content["type"], content["request_id"]) == ("error", "mine")
+    assert content["error"]["type"] in ("api_error", "overloaded_error")

@@ -24,7 +24,9 @@ BEHIND = ["response.output_text.done", "response.content_part.done", "response.o
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
     """One cluster for all."""
-    async with running_cluster(tmp_path_factory.mktemp("cluster"), "time_scale=0.1") as cluster:
+    async with running_cluster(
+        tmp_path_factory.mktemp("cluster"), "time_scale=0.1", "router.request_faults=true"
+    ) as cluster:
         yield cluster
         await nothing_held(cluster)
 
@@ -128,3 +130,20 @@ async def test_an_unknown_model_and_an_unknown_route_say_what_there_is(
     message = json_of(answer)["error"]["message"]
     assert message.startswith("there is no '/v1/embeddings' here; there are /v1/completions, /v1/chat/completions, ")
     assert "/v1/messages/count_tokens" in message
+
+
+async def test_an_error_within_a_stream_is_its_last_two_events(openai: AsyncOpenAI) -> None:
+    stream = await openai.responses.create(
+        model="lora-1",
+        input="x",
+        max_output_tokens=50,
+        stream=True,
+        extra_body=EXACT,
+        extra_headers={"lorrery-fault": "cut,after=3"},
+    )
+    *_, error, failed = [event async for event in stream]
+    assert error.type == "error"
+    assert error.code == "fault_injected"
+    assert failed.type == "response.failed"
+    assert failed.response.error is not None
+    assert (failed.response.status, failed.response.error.message) == ("failed", error.message)
