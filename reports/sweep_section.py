@@ -116,10 +116,11 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
     worker, scheduler = (_mapping(settings.get(name)) for name in ("worker", "scheduler"))
     simulation = _mapping(sweep.context.get("simulation"))
     groups = _groups(settings.get("workers"), worker)
+    is_scaled = _mapping(settings.get("autoscaler")).get("enabled") is True
     shown = (
         ("model", settings.get("model"), "model"),
         ("GPU", None if groups else worker.get("gpu"), "worker.gpu"),
-        ("workers", groups or simulation.get("num_workers"), "workers"),
+        ("workers at first" if is_scaled else "workers", groups or simulation.get("num_workers"), "workers"),
         ("policy", scheduler.get("policy"), "scheduler.policy"),
         ("workload", options.get("workload"), "workload"),
         ("rate", options.get("rate"), "rate"),

@@ -68,7 +68,7 @@ _PANELS = (
 )
 _IF_ANY = (
     _Panel("Cost", "GPU hours", "gpu_hours"),
-    _Panel("Within the service level", "TTFT and TPOT in time (% of requests)", "good_ratio", scale=100.0),
+    _Panel("Within the service level", "in time (% of requests)", "good_ratio", scale=100.0),
     _Panel("Cached prompt tokens", "cached (% of prompt tokens)", "cached_tokens", of="input_tokens"),
     _Panel("Failed requests", "failed (% of requests)", "num_failed", of="num_requests"),
 )
@@ -175,6 +175,8 @@ def _draw_panel(place: "Axes", panel: _Panel, x: Axis, x_name: str, series: Sequ
             place.set_ylim(bottom=10 ** math.floor(math.log10(least)))
     else:
         place.set_ylim(bottom=0)
+        if drawn:  # values that hardly differ would lie on the upper edge
+            place.set_ylim(top=max(place.get_ylim()[1], 1.05 * max(drawn) or 1.0))
     place.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     _set_x(place, x)
 
@@ -272,7 +274,8 @@ def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: 
     num_workers = simulation.num_workers
     assert num_workers is not None  # as points say it
     in_all = sum(count for _, count in settings.kinds(num_workers))
-    workers = unless("workers", f"{in_all} worker" if in_all == 1 else f"{in_all} workers")
+    at_first = " at first" if settings.is_autoscaled else ""
+    workers = unless("workers", (f"{in_all} worker" if in_all == 1 else f"{in_all} workers") + at_first)
     if settings.workers:
         counted = count_kinds(
             (kind.worker.gpu, kind.worker.tensor_parallel)
