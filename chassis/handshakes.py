@@ -43,12 +43,10 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection's socket out of its transport, before that reads."""
-        self._connections.add(self)
-        num_refused = len(self._connections) - self._max_connections
-        if num_refused > MAX_REFUSED:
-            self._connections.discard(self)
-        else:
-            taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        num_refused = len(self._connections) + 1 - self._max_connections
+        taken = _copied(transport) if num_refused <= MAX_REFUSED else None
+        if taken is not None:
+            self._connections.add(self)
             seconds = self._seconds if num_refused <= 0 else min(self._seconds, REFUSED_SECONDS)
             self._task = asyncio.create_task(self._shake_hands(taken, seconds), name="TLS handshake")
         cast("asyncio.Transport", transport).abort()
@@ -72,6 +70,14 @@ class Handshake(asyncio.Protocol):
     def _over(self) -> asyncio.Protocol:
         self._connections.discard(self)
         return self._make()
+
+
+def _copied(transport: asyncio.BaseTransport) -> socket.socket | None:
+    """Return a transport's socket under a descriptor of its own; None: there is none left."""
+    try:
+        return socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+    except OSError:
+        return None
 
 
 class _Behind(asyncio.Protocol):

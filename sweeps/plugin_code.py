@@ -44,6 +44,10 @@ def _origin(module: str) -> Path | None:
     for number in range(1, len(parts) + 1):
         try:
             spec = PathFinder.find_spec(".".join(parts[:number]), places)
+        except KeyError:  # a folder without __init__.py in another, of which the finder asks for what has been imported
+            spec = None
+            places = [str(inner) for place in places or () if (inner := Path(place) / parts[number - 1]).is_dir()]
+            continue
         except (ImportError, ValueError):
             return None
         if spec is None:

@@ -37,7 +37,7 @@ async def test_a_mixed_step_counts_the_tokens_of_its_prefills() -> None:
     overrides = (*PATIENT, "scheduler.batching='chunked'", "scheduler.max_num_batched_tokens=3072")
     async with Harness(load(None, overrides)) as scheduler:
         worker, router = await scheduler.attach(), await scheduler.route()
-        await router.submit(1, prompt=10, max_new=9)
+        await router.submit(1, prompt=10, max_new=500)  # so that it still decodes, whenever the other comes
         await worker.step(await worker.plan(), hand_back=True)
         decode = await worker.plan()
         await router.submit(2, prompt=700, max_new=9)

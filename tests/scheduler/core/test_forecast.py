@@ -5,6 +5,7 @@ import pytest
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.forecast import ONE, WINDOW_ENDS, WINDOW_PS, Forecast, OutputShare
 from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.placements.candidate import PREDICTED
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
@@ -103,8 +104,11 @@ def test_the_share_of_outputs_is_of_the_last_windows():
     assert share.ratio == ONE // 10
 
 
+@pytest.mark.parametrize("name", PREDICTED)
 @pytest.mark.parametrize("pace", [None, PACE])
-def test_a_member_whose_placement_does_not_ask_notes_nothing(pace: Pace | None):
+def test_of_a_member_whose_placement_does_not_predict_nothing_is_kept_and_a_look_says_so(pace: Pace | None, name: str):
     one = Member("w", build_replica(SETTINGS), pace=pace)
-    run(one, 3, at_once=True, requests=2)
-    assert figures(one) == (ONE, ONE, 0, ONE, 0)
+    with pytest.raises(
+        AttributeError, match=f"^{name} is kept only for a placement that predicts; .*`predicts = True`"
+    ):
+        getattr(one.candidate, name)

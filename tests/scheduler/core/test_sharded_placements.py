@@ -1,8 +1,9 @@
 """Placements that look at a few workers of many: rendezvous hashing, shards, weighted scores."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,28 +22,34 @@ from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.placements.weighted import Weighted
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.simulator.placements import RecordedCandidate
 from lorrery.worker.device.pace import Pace
 
 SEATS = 24
 SHARDED = ("adapter_shards", "weighted")
+FIGURES = {
+    **Pace(10**10, 10**7, 10**4, 10**7)._asdict(),
+    **dict.fromkeys(("slowdown", "usual_slowdown", "output_ratio"), 1000),
+    **dict.fromkeys(("kv_tokens", "is_blocked", "prompt_share", "waiting_tokens"), 0),
+}
+"""Of each worker, beside those that are given."""
 
 
-@dataclass
-class Worker:
+class Worker(RecordedCandidate):
     """A candidate with given figures, which counts how often it is looked at."""
 
-    name: str
-    num_waiting: int = 0
-    num_running: int = 0
-    adapters: frozenset[str] = frozenset()
-    cached: int = 0
-    num_looks: int = field(default=0, compare=False)
-
-    kv_tokens = 0
-    is_blocked = False
-    pace = Pace(10**10, 10**7, 10**4, 10**7)
-    slowdown = usual_slowdown = output_ratio = 1000
-    prompt_share = waiting_tokens = 0
+    def __init__(
+        self,
+        name: str,
+        num_waiting: int = 0,
+        num_running: int = 0,
+        adapters: frozenset[str] = frozenset(),
+        cached: int = 0,
+    ) -> None:
+        self.figures = {**FIGURES, "num_waiting": num_waiting, "num_running": num_running}
+        super().__init__(name, self.figures)
+        self.adapters, self.cached = adapters, cached
+        self.num_looks = 0
 
     @property
     def load(self) -> int:
@@ -82,8 +89,7 @@ def request(handle: int, adapter: str | None) -> Sequence:
 
 names = st.sampled_from(["a", "b", "c"])
 workers = st.lists(
-    st.builds(
-        Worker,
+    st.tuples(
         st.integers(0, 99).map("w{}".format),
         st.integers(0, 9),
         st.integers(0, 30),
@@ -92,8 +98,9 @@ workers = st.lists(
     ),
     min_size=1,
     max_size=12,
-    unique_by=lambda worker: worker.name,
+    unique_by=lambda worker: worker[0],
 )
+"""What each is made of. Hypothesis refers weakly to what it makes, which ends in a crash where the base is compiled."""
 options = st.builds(
     PlacementOptions,
     st.integers(1, 5),
@@ -104,10 +111,11 @@ options = st.builds(
 
 @given(st.sampled_from(sorted(PLACEMENTS)), st.lists(st.tuples(workers, names | st.none()), max_size=6), options)
 def test_every_placement_chooses_one_of_the_workers_that_it_is_given(
-    name: str, asked: list[tuple[list[Worker], str | None]], chosen: PlacementOptions
+    name: str, asked: list[tuple[list[tuple[Any, ...]], str | None]], chosen: PlacementOptions
 ) -> None:
     placement = PLACEMENTS[name](np.random.default_rng(1), chosen)
-    for handle, (among, adapter) in enumerate(asked):
+    for handle, (made_of, adapter) in enumerate(asked):
+        among = [Worker(*one) for one in made_of]
         choice = placement.place(request(handle, adapter), among)
         assert any(choice.candidate is worker for worker in among)
         assert choice.why
@@ -223,7 +231,7 @@ def test_the_requests_of_an_adapter_share_its_homes_and_take_more_when_they_are_
         for _ in range(2):
             chosen = placement.place(request(handle, adapter), among).candidate
             assert isinstance(chosen, Worker)
-            chosen.num_running += 1
+            chosen.figures["num_running"] += 1
             chosen.adapters |= {adapter}
     assert max(len(worker.adapters) for worker in among) <= 20
     hot = Counter[str]()
@@ -231,9 +239,9 @@ def test_the_requests_of_an_adapter_share_its_homes_and_take_more_when_they_are_
         chosen = placement.place(request(handle, "hot"), among).candidate
         assert isinstance(chosen, Worker)
         if chosen.num_running < SEATS:
-            chosen.num_running += 1
+            chosen.figures["num_running"] += 1
         else:
-            chosen.num_waiting += 1
+            chosen.figures["num_waiting"] += 1
         chosen.adapters |= {"hot"}
         hot[chosen.name] += 1
     loads = [worker.num_waiting + worker.num_running for worker in among]
@@ -246,7 +254,7 @@ def test_a_placement_looks_at_a_few_workers_however_many_there_are(name: str) ->
     rng = np.random.default_rng(1)
     among = fleet(512)
     for worker in among:
-        worker.num_running = int(rng.integers(8, 13))
+        worker.figures["num_running"] = int(rng.integers(8, 13))
     placement = PLACEMENTS[name](rng)
     for handle in range(100):
         placement.place(request(handle, f"a{handle}"), among)
@@ -255,8 +263,9 @@ def test_a_placement_looks_at_a_few_workers_however_many_there_are(name: str) ->
 
 @given(workers, names | st.none(), options)
 def test_the_decision_log_shows_the_greatest_score_where_the_request_went(
-    among: list[Worker], adapter: str | None, chosen: PlacementOptions
+    made_of: list[tuple[Any, ...]], adapter: str | None, chosen: PlacementOptions
 ) -> None:
+    among = [Worker(*one) for one in made_of]
     choice = Weighted(np.random.default_rng(1), chosen).place(request(1, adapter), among)
     best = max(choice.scores, key=lambda score: (score.total, -score.load))
     assert best.name == choice.candidate.name
@@ -270,9 +279,9 @@ def test_the_decision_log_shows_the_greatest_score_where_the_request_went(
 
 @given(workers, names | st.none(), options, st.floats(1.01, 4))
 def test_no_score_outweighs_a_load_over_the_bound(
-    among: list[Worker], adapter: str | None, chosen: PlacementOptions, factor: float
+    made_of: list[tuple[Any, ...]], adapter: str | None, chosen: PlacementOptions, factor: float
 ) -> None:
-    bounded = replace(chosen, max_load=factor)
+    among, bounded = [Worker(*one) for one in made_of], replace(chosen, max_load=factor)
     choice = Weighted(np.random.default_rng(1), bounded).place(request(1, adapter), among)
     loads = [score.load for score in choice.scores]
     share = factor * (sum(loads) + 1) / len(loads)
