@@ -1,6 +1,5 @@
 """What a placement rule sees of a worker."""
 
-from abc import ABC, abstractmethod
 from typing import Final
 
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -17,11 +16,11 @@ def not_kept(name: str) -> AttributeError:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Candidate(ABC):
+class Candidate:
     """A worker that could take the sequence: figures of the present, read when they are asked for.
 
     A base class and no protocol, so that compiled code reads them without looking them up: a candidate of one's own
-    derives from it.
+    derives from it. Not abstract by `abc`: mypyc gives the instances of such a class weak references that outlive them.
 
     Attributes:
         name: the worker's id; the same for as long as it is attached.
@@ -33,68 +32,68 @@ class Candidate(ABC):
         self.name = name
 
     @property
-    @abstractmethod
     def num_waiting(self) -> int:
         """Sequences in its queue."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def num_running(self) -> int:
         """Sequences in its batch, those in prefill included."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def load(self) -> int:
         """Sequences it has, waiting and running."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def kv_tokens(self) -> int:
         """Tokens that the sequences of its batch hold."""
+        raise NotImplementedError
 
-    @abstractmethod
     def has_adapter(self, adapter: Adapter) -> bool:
         """Tell whether an adapter is on its GPU in this version, usable now."""
+        raise NotImplementedError
 
-    @abstractmethod
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many leading tokens of the sequence's input its prefix cache holds. Cost: one look-up."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def is_blocked(self) -> bool:
         """Whether those that wait, if any do, could not start when they were tried."""
+        raise NotImplementedError
 
-    @abstractmethod
     def load_ps(self, adapter: Adapter) -> int:
         """Return how long the load of an adapter takes there, by itself: 0 if it is there, half if it is under way."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def pace(self) -> Pace:
         """What its steps take, as announced; see `core.forecast` for this and what follows."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def slowdown(self) -> int:
         """What its last steps took, in thousandths of what its pace says."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def usual_slowdown(self) -> int:
         """The same for all its steps."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def prompt_share(self) -> int:
         """Share of its last steps' time in which running sequences waited for prompts, in thousandths."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def waiting_tokens(self) -> int:
         """Input tokens of the sequences in its queue."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def output_ratio(self) -> int:
         """How much of what they may produce requests do produce lately, in thousandths; the same of all workers."""
+        raise NotImplementedError
