@@ -42,7 +42,6 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 _MAX_REASONS = 3
-_MAX_PATH = 100
 _CODES = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE: BODY_TOO_LONG, HTTPStatus.BAD_REQUEST: "invalid_value"}
 
 
@@ -139,9 +138,7 @@ def _first_error(error: RequestValidationError) -> tuple[str, str]:
 
 def _add_errors(app: FastAPI) -> None:
     def unknown_route(request: Request) -> str:
-        path = request.url.path
-        given = quoted(path) if len(path) <= _MAX_PATH else f"{quoted(path[:_MAX_PATH])}..."
-        return f"there is no {given} here; there are {', '.join(app.openapi()['paths'])}"
+        return f"there is no {quoted(request.url.path)} here; there are {', '.join(app.openapi()['paths'])}"
 
     @app.exception_handler(RequestError)
     async def refused(_: Request, error: RequestError) -> Response:
