@@ -353,7 +353,7 @@ async def test_a_stream_that_fails_while_its_hello_is_being_written_ends_with_it
     async with Harness(load(overrides=OVERRIDES)) as harness:
 
         async def ended() -> grpc.StatusCode:
-            call = harness.channel.stream_stream("/lorrery.v1.SchedulerService/Route")(timeout=2)
+            call = harness.channel.stream_stream("/lorrery.v1.SchedulerService/Route")(timeout=30)
             await call.write(hello)
             await call.write(b"\x0b")  # a group that begins, and nothing in it
             while await call.read() is not grpc.aio.EOF:
