@@ -5,6 +5,7 @@ body for the next request; uvicorn leaves it at that, so a body could smuggle a 
 written anew without the offer, and another parser reads it and what follows.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import httptools
@@ -12,14 +13,26 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class UpgradeBlindProtocol(HttpToolsProtocol):
-    """uvicorn's connection, blind to upgrades. `CONNECT`, which would be a tunnel, is no request here."""
+    """uvicorn's connection, blind to upgrades. `CONNECT`, which would be a tunnel, is no request here.
+
+    Attributes:
+        beneath: the transport that TLS writes to; None: there is no TLS.
+    """
+
+    beneath: asyncio.Transport | None = None
+
+    @property
+    def unread_bytes(self) -> int:
+        """What is written and not taken by the client; TLS's transport leaves out what waits in the one beneath."""
+        num_bytes = self.transport.get_write_buffer_size()
+        return num_bytes if self.beneath is None else num_bytes + self.beneath.get_write_buffer_size()
 
     @property
     def is_answering(self) -> bool:
         """Whether there is an answer to a whole request that its client has not taken in yet."""
         cycle = self.cycle
         comes = cycle is not None and not cycle.response_complete and (cycle.response_started or not cycle.more_body)
-        return comes or len(self.pipeline) > 0 or self.transport.get_write_buffer_size() > 0
+        return comes or len(self.pipeline) > 0 or self.unread_bytes > 0
 
     def data_received(self, data: bytes) -> None:
         """Take what comes; `send_400_response` is called for what is no request."""

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -93,9 +93,13 @@ class WebServer:
             await serving
 
     async def answered(self) -> None:
-        """Return once no answer is being written, nor waits for its reader."""
+        """Return once no answer is being written, nor waits for its reader.
+
+        It has no time limit; a caller that stops gives it one. A reader that has stopped is cut where the server's
+        protocol does so (`router.http.stuck_reader`). No event says that a transport's buffer is empty, so it polls.
+        """
         connections = self._server.server_state.connections
-        while any(  # noqa: ASYNC110  of which there is no event
+        while any(  # noqa: ASYNC110  see above
             isinstance(one, UpgradeBlindProtocol) and one.is_answering for one in connections
         ):
             await asyncio.sleep(_LOOK_SECONDS)
@@ -171,11 +175,9 @@ class _Server(uvicorn.Server):
         config, loop = self.config, asyncio.get_running_loop()
         tls = config.ssl
 
-        def connection() -> asyncio.Protocol:
-            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
-                config=config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-            return made
+        def connection() -> UpgradeBlindProtocol:
+            make = cast("type[UpgradeBlindProtocol]", config.http_protocol_class)
+            return make(config, self.server_state, self.lifespan.state)
 
         def handshake() -> asyncio.Protocol:
             assert tls is not None

@@ -73,7 +73,9 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
                 max_bytes,
             )
             super().connection_made(self._closing)  # type: ignore[arg-type]
-            self._reader = ReaderWatch(self.transport, self.loop, settings.reader_timeout_seconds)
+            self._reader = ReaderWatch(
+                self.transport, lambda: self.unread_bytes, self.loop, settings.reader_timeout_seconds
+            )
             tls: Any = transport.get_extra_info("ssl_object")
             if tls is not None:
                 self.app_state = {**self.app_state, ROLES: roles_in(tls.getpeercert())}

@@ -8,6 +8,7 @@ stays as it is means that nothing is taken. Time is counted in looks: a process 
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 
 from lorrery.chassis.log import get_logger
 
@@ -27,24 +28,29 @@ class ReaderWatch:
 
     Args:
         transport: of the connection.
+        unread_bytes: returns how much is written that the client has not taken.
         loop: of the transport.
         timeout_seconds: how long a client may take nothing; its connection is cut after half as long again.
     """
 
-    __slots__ = ("_look_seconds", "_loop", "_num_same", "_timer", "_transport", "_unread_bytes")
+    __slots__ = ("_before_bytes", "_look_seconds", "_loop", "_num_same", "_timer", "_transport", "_unread_bytes")
 
     def __init__(
-        self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop, timeout_seconds: float
+        self,
+        transport: asyncio.WriteTransport,
+        unread_bytes: Callable[[], int],
+        loop: asyncio.AbstractEventLoop,
+        timeout_seconds: float,
     ) -> None:
-        self._transport, self._loop = transport, loop
+        self._transport, self._unread_bytes, self._loop = transport, unread_bytes, loop
         self._look_seconds = timeout_seconds / TIMEOUT_LOOKS
         self._timer: asyncio.TimerHandle | None = None
-        self._unread_bytes = self._num_same = 0
+        self._before_bytes = self._num_same = 0
 
     def begin(self) -> None:
         """Watch from now on, if it does not yet: nothing more is written until `end`."""
-        if self._timer is None and (unread := self._transport.get_write_buffer_size()):
-            self._unread_bytes, self._num_same = unread, 0
+        if self._timer is None and (unread := self._unread_bytes()):
+            self._before_bytes, self._num_same = unread, 0
             self._timer = self._loop.call_later(self._look_seconds, self._look)
 
     def end(self) -> None:
@@ -55,11 +61,11 @@ class ReaderWatch:
 
     def _look(self) -> None:
         self._timer = None
-        unread = self._transport.get_write_buffer_size()
+        unread = self._unread_bytes()
         if not unread:
             return
-        self._num_same = self._num_same + 1 if unread == self._unread_bytes else 0
-        self._unread_bytes = unread
+        self._num_same = self._num_same + 1 if unread == self._before_bytes else 0
+        self._before_bytes = unread
         if self._num_same == LOOKS:
             _log.info("http_reader_stuck", unread_bytes=unread, timeout_seconds=TIMEOUT_LOOKS * self._look_seconds)
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.web_server import WebServer
@@ -72,6 +73,11 @@ async def refusal(
     writer.write("\r\n".join(lines).encode() + content)
     answer, _, rest = (await one_answer(reader)).partition(b"\r\n\r\n")
     return int(answer.split()[1]), json.loads(rest)["error"]
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run tests of TLS in uvloop, which services run in: its TLS is its own."""
+    return {"uvloop": uvloop.new_event_loop} if item.path.name == "test_tls.py" else {"asyncio": asyncio.new_event_loop}
 
 
 StartHttp = Callable[..., Any]

@@ -5,6 +5,7 @@ import contextlib
 import json
 import select
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from unittest.mock import Mock
 
@@ -43,7 +44,7 @@ class FakeTransport:
 
     unread, aborted = 0, False
 
-    def get_write_buffer_size(self) -> int:
+    def unread_bytes(self) -> int:
         return self.unread
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class FakeTransport:
 @given(taken=st.lists(st.integers(0, 3), max_size=40), unread=st.integers(1, 60))
 def test_a_reader_is_cut_when_it_takes_nothing_for_all_looks_in_a_row(taken: list[int], unread: int) -> None:
     loop, transport = FakeLoop(), FakeTransport()
-    watch = ReaderWatch(transport, loop, TIMEOUT_SECONDS)  # type: ignore[arg-type]
+    watch = ReaderWatch(transport, transport.unread_bytes, loop, TIMEOUT_SECONDS)  # type: ignore[arg-type]
     transport.unread = unread
     watch.begin()
     watch.begin()  # changes nothing
@@ -78,23 +79,30 @@ def test_a_reader_is_cut_when_it_takes_nothing_for_all_looks_in_a_row(taken: lis
 
 def test_nothing_unread_is_not_watched() -> None:
     loop = FakeLoop()
-    ReaderWatch(FakeTransport(), loop, TIMEOUT_SECONDS).begin()  # type: ignore[arg-type]
+    transport = FakeTransport()
+    ReaderWatch(transport, transport.unread_bytes, loop, TIMEOUT_SECONDS).begin()  # type: ignore[arg-type]
     assert loop.due is None
 
 
 @contextlib.asynccontextmanager
-async def asks_for_a_megabyte(router: HttpRouter, connection: str) -> AsyncIterator[socket.socket]:
+async def asks_for_a_megabyte(
+    router: HttpRouter, connection: str, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[socket.socket]:
     """Yield a client that has sent its request, and takes little at a time."""
     body = json.dumps({"prompt": "word " * 150_000}).encode()
     head = (
         f"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: {connection}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", router.port))
+    with socket.socket() as plain:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.connect(("127.0.0.1", router.port))
+        client = plain
+        if tls is not None:
+            client = await asyncio.to_thread(tls.wrap_socket, plain, server_hostname="localhost")
         await asyncio.to_thread(client.sendall, head.encode() + body)
         yield client
+        client.close()
 
 
 @pytest.mark.parametrize("connection", ["keep-alive", "close"])

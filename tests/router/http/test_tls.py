@@ -1,9 +1,13 @@
 """TLS of the HTTP edge: roles in certificates, and files that change."""
 
+import asyncio
 import contextlib
+import select
 import shutil
 import ssl
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +17,7 @@ from lorrery.cli.certs import app
 from lorrery.router.http import connection
 from tests.cluster.harness import wait_until
 from tests.router.http.conftest import HttpRouter, StartHttp, rest_of
+from tests.router.http.test_stuck_reader import LONG, asks_for_a_megabyte
 
 CLOSING = b"host: x\r\nconnection: close\r\n"
 LOAD = b'{"lora_name": "new", "rank": 8}'
@@ -124,3 +129,46 @@ async def test_connections_far_over_the_limit_are_closed_without_a_word(
             for reader in readers[1:]:
                 assert await rest_of(reader) == b""  # in a second
             assert not readers[0].at_eof()
+
+
+async def test_a_server_that_stops_ends_handshakes_that_have_not_begun(folders: tuple[Path, Path]) -> None:
+    folder, _ = folders
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(folder / "router.pem", folder / "router.key")
+    connections: set[Any] = set()
+    made: list[handshakes.Handshake] = []
+
+    class Stopping(handshakes.Handshake):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            assert connections == {self}
+            made.append(self)
+            self.shutdown()
+
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Stopping(Mock(), tls, 30.0, connections, 1), "localhost", 0)
+    async with server:
+        reader, writer = await asyncio.open_connection("localhost", server.sockets[0].getsockname()[1])
+        with contextlib.suppress(ConnectionError):
+            assert await rest_of(reader) == b""
+        writer.close()
+    assert (len(made), connections) == (1, set())
+
+
+async def test_what_waits_beneath_tls_counts_as_unread(start_http: StartHttp, folders: tuple[Path, Path]) -> None:
+    folder, _ = folders
+    tls = {"cert": folder / "router.pem", "key": folder / "router.key"}
+    router = await start_http(server_tls=tls, scheduler=LONG)
+    async with asks_for_a_megabyte(router, "close", client(folder, None)) as reader:
+        assert await asyncio.to_thread(reader.recv, 9) == b"HTTP/1.1 "
+        answered = asyncio.create_task(router.server.answered())
+        assert not (await asyncio.wait([answered], timeout=0.1))[0]
+        while await asyncio.to_thread(reader.recv, 1 << 20):
+            pass
+        async with asyncio.timeout(10):
+            await answered
+    router = await start_http(server_tls=tls, scheduler=LONG, router={"reader_timeout_seconds": 0.2})
+    async with asks_for_a_megabyte(router, "keep-alive", client(folder, None)) as reader:
+        cut = select.poll()
+        cut.register(reader, 0)  # that the server resets it, whatever there is to read
+        assert await asyncio.to_thread(cut.poll, 10_000), "the connection stays"
