@@ -188,7 +188,7 @@ class Simulation:
         still_open = list(self._requests.by_handle.values())
         for request in still_open:
             if request.finished_ps is not None:  # its client has gone
-                self._requests.withdraw(request.handle)
+                self._schedulers[request.shard].withdraw(request)
                 self._requests.ended.remove(request)
                 continue
             worker = self._worker_of(request)

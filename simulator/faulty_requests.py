@@ -1,13 +1,13 @@
 """Lets the faults that simulated requests meet happen to them: late arrivals, refusals, cut and stalled streams."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.request_faults import RequestFaultInjector
+from lorrery.simulator.request_faults import Hold, RequestFaultInjector
 
 
 class FaultyRequests:
@@ -62,14 +62,26 @@ class FaultyRequests:
         return True
 
     def finish(self, request: SimulatedRequest) -> None:
-        """End a request whose stream a fault may have cut, or still holds back."""
+        """End a request whose stream a fault may have cut, or still holds back.
+
+        One without an outcome has not run to its end: its client has gone.
+        """
+        requests, cut, holds = self._requests, request.faults.cut, self._injector.take_holds(request)
+        if request.outcome is None:
+            requests.withdraw(request.handle)
+            assert request.finished_ps is not None
+            if cut is not None and request.output_tokens >= max(cut.after, 1):  # it was held (static batching)
+                request.outcome, request.detail, request.output_tokens = "faulted", cut.text, cut.after
+                request.finished_ps = request.last_token_ps
+            else:
+                request.output_tokens = _tokens_let_go(request, holds, request.finished_ps)
+            return
         assert request.finished_ps is not None
-        requests = self._requests
-        cut, released_ps = request.faults.cut, self._injector.released_ps(request)
         if cut is not None and request.output_tokens >= cut.after:
             request.outcome, request.reason, request.detail = "faulted", None, cut.text
             request.output_tokens = cut.after
         last_ps = request.finished_ps if request.last_token_ps is None else request.last_token_ps
+        released_ps = holds[-1].until_ps if holds else 0
         if released_ps <= last_ps:
             requests.ended.append(request)
             return
@@ -79,4 +91,10 @@ class FaultyRequests:
         if requests.timeout_ps is not None and request.finished_ps > request.sent_ps + requests.timeout_ps:
             request.finished_ps, request.reason = request.sent_ps + requests.timeout_ps, None
             request.outcome, request.detail = "timed out", "deadline exceeded"
+            request.output_tokens = _tokens_let_go(request, holds, request.finished_ps)
         self._clock.at(request.finished_ps, partial(requests.ended.append, request))
+
+
+def _tokens_let_go(request: SimulatedRequest, holds: Iterable[Hold], at_ps: int) -> int:
+    """Return how many of a request's tokens no stall held back at a time."""
+    return min([request.output_tokens, *(hold.after for hold in holds if hold.until_ps > at_ps)])

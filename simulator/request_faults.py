@@ -7,12 +7,20 @@ later. It needs the time of one token, which is found among the spans of steps a
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from lorrery.chassis.fault_rules import NO_FAULTS, FaultRules, RequestFaults, together
 from lorrery.chassis.faults import Fault
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import StepSpan
 from lorrery.worker.device.output import Ending
+
+
+class Hold(NamedTuple):
+    """A stall of one request: what comes after its first `after` tokens is held back until a time."""
+
+    after: int
+    until_ps: int
 
 
 class RequestFaultInjector:
@@ -32,7 +40,7 @@ class RequestFaultInjector:
         self._num_tokens: dict[int, int] = {}  # handle -> output so far
         self._stalls: dict[int, list[Fault]] = {}  # handle -> those that are still to come
         self._stalled: dict[int, SimulatedRequest] = {}
-        self._released_ps: dict[int, int] = {}
+        self._holds: dict[int, list[Hold]] = {}  # by handle, in order
 
     @property
     def has_rules(self) -> bool:
@@ -54,15 +62,15 @@ class RequestFaultInjector:
             self._stalled[request.handle] = request
         return faults
 
-    def released_ps(self, request: SimulatedRequest) -> int:
-        """Return when the last stall of a request that has ended lets its output go; 0: none held it back."""
+    def take_holds(self, request: SimulatedRequest) -> list[Hold]:
+        """Return, once, how stalls have held back the output of a request that has ended, in order."""
         handle = request.handle
         self._stalls.pop(handle, None)
         self._num_tokens.pop(handle, None)
         self._stalled.pop(handle, None)
         for decoding in self._decoding.values():
             decoding.pop(handle, None)
-        return self._released_ps.pop(handle, 0)
+        return self._holds.pop(handle, [])
 
     # --- observing --------------------------------------------------------------------------------------------------
 
@@ -96,7 +104,9 @@ class RequestFaultInjector:
                 continue  # the stream is over then
             steps = fault.after - before
             token_ps = span.start_ps + steps * span.first_ps + span.slope_ps * (steps * (steps - 1) // 2)
-            self._released_ps[handle] = max(token_ps, self._released_ps.get(handle, 0)) + fault.duration_ps
+            holds = self._holds.setdefault(handle, [])
+            begin_ps = max(token_ps, holds[-1].until_ps) if holds else token_ps
+            holds.append(Hold(fault.after, begin_ps + fault.duration_ps))
 
     def left(self, worker: str, handle: int) -> None:
         """Forget one that is over."""

@@ -102,7 +102,7 @@ class SimulatedScheduler:
         self._requests.by_handle[request.handle] = request
         timeout_ps = self._requests.timeout_ps
         if timeout_ps is not None:
-            request.sequence.deadline_ps = self._clock.now_ps + timeout_ps
+            request.sequence.deadline_ps = request.sent_ps + timeout_ps
         if self.history is not None:
             self.history.arrived(request.sequence)
         events = self.core.submit(request.sequence, self._clock.now_ps)
@@ -118,6 +118,13 @@ class SimulatedScheduler:
     def cancel(self, request: SimulatedRequest) -> None:
         """Withdraw a request."""
         self._carry_out(self.core.cancel(request.sequence, self._clock.now_ps))
+
+    def withdraw(self, request: SimulatedRequest) -> None:
+        """End a request whose client does not wait for it any more."""
+        if request.faults is NO_FAULTS:
+            self._requests.withdraw(request.handle)
+        else:
+            self._finish(request)
 
     def _carry_out(self, events: Iterable[ClusterEvent]) -> None:
         """Let the workers know what the core has decided, and the clients who was refused."""
@@ -142,7 +149,7 @@ class SimulatedScheduler:
                 self._ended(event.sequence, 0)
                 self._note_end(event.sequence, "", "cancelled", event.sequence.produced_tokens)
                 self._let_client_go(event.sequence, None)
-                self._requests.withdraw(event.sequence.handle)
+                self.withdraw(self._requests.by_handle[event.sequence.handle])
 
     def _ended(self, sequence: Sequence, output_tokens: int) -> None:
         if self._tells_ends:
@@ -245,9 +252,9 @@ class SimulatedScheduler:
                     reason, tokens = event.reason.word, event.output_tokens
                     self.history.ended(event.sequence, worker.name, reason, tokens, event.at_ps)
                 request = requests.by_handle[event.sequence.handle]
-                if request.finished_ps is not None and request.faults is NO_FAULTS:
+                if request.finished_ps is not None:
                     request.worker = worker.name  # its client had gone when the step ended
-                    requests.withdraw(request.handle)
+                    self.withdraw(request)
                     continue
                 del requests.by_handle[request.handle]
                 request.worker, request.outcome, request.reason = worker.name, "finished", event.reason
@@ -281,4 +288,4 @@ class SimulatedScheduler:
         if isinstance(event, Failed):
             self._requests.refuse(handle, refusals.raised(event.message))
         else:
-            self._requests.withdraw(handle)
+            self.withdraw(request)
