@@ -274,7 +274,10 @@ class Requests:
                     )
                 if live.trace is not None:
                     live.trace.placed(event.member.name, event.why, at_ps)
-                self._workers[event.member.name].placed(event, at_ps)
+                worker, adapter = self._workers[event.member.name], event.sequence.adapter
+                worker.placed(event, at_ps)
+                if adapter is not None and self._core.is_out_of_use(adapter):
+                    worker.retired(adapter.key, at_ps)
             elif isinstance(event, Refused):
                 self._note_refused(event, live.request_id, at_ps, event.sequence.handle)
                 if (history := self.history) is not None:

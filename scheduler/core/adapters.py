@@ -381,6 +381,10 @@ class Residency:
         if adapter_key in self.gpu or adapter_key in self.host:
             self.retiring[adapter_key] = None
 
+    def is_retired(self, adapter_key: str) -> bool:
+        """Tell whether an adapter is known to be out of use."""
+        return adapter_key in self._retired
+
     def put_out(self, adapter_key: str, at_ps: int) -> None:
         """Let go of an adapter that is retiring and that nobody has."""
         del self.retiring[adapter_key]

@@ -365,3 +365,12 @@ class ClusterCore:
     def unload_adapter(self, adapter_id: str) -> Adapter | None:
         """Forget an adapter, and return it, if it is known, likewise. Requests that have it keep it."""
         return self.adapters.pop(adapter_id, None)
+
+    def is_out_of_use(self, adapter: Adapter) -> bool:
+        """Tell whether no new request can get this adapter, since its name is unknown or stands for another version.
+
+        A worker that gets a request which has one is to `retire` it, too: it may not have been there when the name
+        changed.
+        """
+        current = self.adapters.get(adapter.adapter_id)
+        return current is None or current.key != adapter.key

@@ -209,9 +209,12 @@ class Member:
         self.replica.recall(handle, to, at_ps)
 
     def retire(self, adapter_key: str, at_ps: int) -> bool:
-        """Let an adapter go that no further request will name; return whether it may be here, or come."""
+        """Let an adapter go that no new request will name; return whether that is news, and it may be here, or come.
+
+        One that comes later, with a request that had it before, is to be retired then.
+        """
         adapters = self.replica.adapters
-        if not (self.sequences or adapters.holds(adapter_key)):
+        if adapters.is_retired(adapter_key) or not (self.sequences or adapters.holds(adapter_key)):
             return False
         self.replica.retire(adapter_key, at_ps)
         return True

@@ -363,15 +363,18 @@ class Replica:
                 self._context.events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
     def _put_out_retired(self, at_ps: int) -> None:
-        for key in list(self.adapters.retiring):
-            if key not in self.running.adapter_use.pins and not self._waits_for(key):
-                self.adapters.put_out(key, at_ps)
-
-    def _waits_for(self, adapter_key: str) -> bool:
-        for sequence in self.queue:  # noqa: SIM110 - a generator costs more
-            if sequence.adapter is not None and sequence.adapter.key == adapter_key:
-                return True
-        return False
+        """Put out what is retiring and neither used in the batch nor waited for. Cost: at most one pass of the queue."""
+        pins = self.running.adapter_use.pins
+        unused = {key: None for key in self.adapters.retiring if key not in pins}
+        if not unused:
+            return
+        for sequence in self.queue:
+            if sequence.adapter is not None and sequence.adapter.key in unused:
+                del unused[sequence.adapter.key]
+                if not unused:
+                    return
+        for key in unused:
+            self.adapters.put_out(key, at_ps)
 
     # --- policies that raise ----------------------------------------------------------------------------------------
 

@@ -149,6 +149,31 @@ async def test_a_resumed_request_goes_on_with_the_adapter_it_brings(scheduler: H
     assert (await tokens_of(router, 1))[0] == [101, 102]
 
 
+@pytest.mark.parametrize("how", ["resumed", "waited"])
+async def test_an_old_version_that_comes_to_a_worker_later_leaves_it_when_its_request_has_ended(how: str) -> None:
+    patient = ("scheduler.worker_timeout_seconds=60", "scheduler.worker_wait_seconds=60")
+    async with Harness(load(None, [*OVERRIDES, *patient])) as scheduler:
+        router, old = await scheduler.route(), types_pb2.Adapter(adapter_id="x", rank=8, version=5)
+        cluster = scheduler.service._cluster
+        if how == "resumed":
+            worker = await scheduler.attach()
+            await router.submit(1, adapter="x", max_new=2, resumed=True, pinned=old)
+        else:
+            old = await register(scheduler, "x", 8)
+            await router.submit(1, adapter="x", max_new=2, pinned=old)
+            await wait_until(lambda: cluster.num_unplaced == 1, 5.0, "the request to wait")
+            await unregister(scheduler, "x")
+            worker = await scheduler.attach()
+        plan = await worker.plan()
+        assert plan.joins[0].adapter == old
+        adapters = cluster.workers["w"].replica.adapters
+        assert list(adapters.gpu) == list(adapters.host) == [f"x@{old.version}"]
+        await worker.step(plan, hand_back=True)
+        await worker.step(await worker.plan())
+        await wait_until(lambda: not (adapters.gpu or adapters.host), 5.0, "the adapter to be gone")
+        assert "w" in cluster.workers
+
+
 async def test_loads_are_bounded(scheduler: Harness) -> None:
     async with Harness(load(None, [*OVERRIDES, "adapters.max_loaded_adapters=2"])) as bounded:
         for name in ("x", "y"):

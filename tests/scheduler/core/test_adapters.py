@@ -15,6 +15,7 @@ from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.adapters_ahead import Ahead
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
+from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -362,3 +363,35 @@ def test_an_adapter_out_of_use_stays_for_those_who_have_it_and_goes_when_it_came
     replica.commit(plan, Ran(1, at_ps + 20, [(3, FinishReason.STOP)]))
     assert replica.plan(at_ps + 20).adapter_evictions == ("a",)
     assert not replica.adapters.retiring
+
+
+class CountingFifo(Fifo):
+    """Counts the sequences that a look at all of them reads."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for sequence in super().__iter__():
+            self.num_read += 1
+            yield sequence
+
+
+def test_adapters_out_of_use_cost_one_pass_of_the_queue_however_many_they_are() -> None:
+    queue = CountingFifo()
+    settings = ReplicaSettings("fcfs", 10_000, 10_000, max_num_seqs=1)
+    replica = build_replica(settings, make_queue=lambda _: queue)
+    adapters = [Adapter(f"a{number}", 1) for number in range(40)]
+    for number, adapter in enumerate([*adapters[:20], *adapters[:20]]):
+        replica.submit(Sequence(number, 5, 100, adapter=adapter), 0)
+    assert isinstance(replica.plan(0), Plan)
+    for adapter in adapters:
+        replica.adapters.require(adapter, 0)
+    queue.num_read = 0
+    replica.plan(0)
+    otherwise, queue.num_read = queue.num_read, 0
+    for adapter in adapters:
+        replica.retire(adapter.key, 0)
+    plan = replica.plan(0)
+    assert set(plan.adapter_evictions) == {adapter.key for adapter in adapters[20:]}
+    assert set(replica.adapters.gpu) == {adapter.key for adapter in adapters[:20]}
+    assert queue.num_read <= otherwise + len(queue)

@@ -90,6 +90,9 @@ def test_a_resumed_request_keeps_the_adapter_that_it_began_with_whatever_the_nam
     assert adapter_of(5, "a", resumed=True) == ADAPTER  # as the settings list it
     assert adapter_of(6, "a") == Adapter("a", 16, version=7)
     assert isinstance(only(core.submit(Sequence(7, 5, 5), 0, adapter_id="b", resumed=True)), Refused)
+    assert core.is_out_of_use(first)
+    assert core.is_out_of_use(ADAPTER)
+    assert not core.is_out_of_use(Adapter("a", 16, version=7))
 
 
 def test_a_full_queue_and_a_drain_refuse_new_requests_but_none_that_has_been_let_in_before() -> None:
