@@ -8,6 +8,7 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -172,6 +173,27 @@ def test_a_pure_room_has_no_clock_no_io_and_no_chance_of_its_own(path: Path) -> 
 )
 def test_the_check_sees_what_is_not_pure(source: str) -> None:
     assert len(impurities(source, "lorrery.scheduler.core")) == 1
+
+
+def compiled_modules() -> list[Path]:
+    """Return the files that the wheel's build compiles."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["modules"]
+    return sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
+
+
+def test_no_compiled_class_is_abstract_by_abc() -> None:
+    """mypyc gives the instances of such a class weak references that outlive them."""
+    paths = compiled_modules()
+    assert len(paths) > 100
+    abstract = [
+        path.relative_to(ROOT).as_posix()
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if (isinstance(node, ast.ImportFrom) and node.module == "abc")
+        or (isinstance(node, ast.Import) and any(alias.name == "abc" for alias in node.names))
+    ]
+    assert abstract == []
 
 
 def test_the_check_lets_pure_code_pass() -> None:

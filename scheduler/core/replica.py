@@ -363,7 +363,7 @@ class Replica:
                 self._context.events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
     def _put_out_retired(self, at_ps: int) -> None:
-        """Put out what is retiring and neither used in the batch nor waited for. Cost: at most one pass of the queue."""
+        """Put out what is retiring, and neither in use nor waited for. Cost: one pass of the queue at most."""
         pins = self.running.adapter_use.pins
         unused = {key: None for key in self.adapters.retiring if key not in pins}
         if not unused:

@@ -1,6 +1,5 @@
 """What the next step may be, and who chooses it."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -75,16 +74,16 @@ class Wait:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class BatchContext(ABC):
+class BatchContext:
     """What a way to batch sees of its replica, and what it may do there.
 
     A base class and no protocol, so that compiled code calls its methods without looking them up: a context of one's
-    own (a test's, one that wraps another) derives from it.
+    own (a test's, one that wraps another) derives from it. Not abstract by `abc`: mypyc gives the instances of such a
+    class weak references that outlive them.
     """
 
     running: Running
 
-    @abstractmethod
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
         """Admit waiting sequences within these limits; they are in prefill afterwards.
 
@@ -93,22 +92,23 @@ class BatchContext(ABC):
             at_ps: the boundary.
             max_prompt_tokens: in place of the limits' own, where a step has used up some of it.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def steps_blocked(self, limit: int) -> int:
         """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
+        raise NotImplementedError
 
-    @abstractmethod
     def has_no_candidates(self) -> bool:
         """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
+        raise NotImplementedError
 
-    @abstractmethod
     def arrivals_matter(self) -> bool:
         """Tell whether an arrival could change what `admit` has just answered."""
+        raise NotImplementedError
 
-    @abstractmethod
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
         """Return who would be admitted next if only the prompt limit counted."""
+        raise NotImplementedError
 
 
 class Batching(Protocol):

@@ -1,9 +1,9 @@
 """What a memory rule must be able to do.
 
-These are base classes and no protocols, so that compiled code calls their methods without looking them up.
+These are base classes and no protocols, so that compiled code calls their methods without looking them up. Not abstract
+by `abc`: mypyc gives the instances of such a class weak references that outlive them.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.running import Running
@@ -54,20 +54,20 @@ class BlockUse:
     free: int
 
 
-class Trial(ABC):
+class Trial:
     """Memory as one admission pass sees it: what is in use, and what the pass has taken so far."""
 
-    @abstractmethod
     def test(self, sequence: Sequence) -> Check:
         """Test one more sequence."""
+        raise NotImplementedError
 
-    @abstractmethod
     def take(self, sequence: Sequence) -> None:
         """Count a sequence that passed as taken."""
+        raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Memory(ABC):
+class Memory:
     """A replica's KV pool.
 
     Attributes:
@@ -77,53 +77,53 @@ class Memory(ABC):
 
     reserved = False
 
-    @abstractmethod
     def trial(self, running: Running) -> Trial:
         """Begin an admission walk. The pool does not change before `admitted`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
         """Return after how many decode steps a waiting sequence that does not fit now will: 1 to `limit`.
 
         `limit` is so small that no running sequence ends within it, and nothing prefills. 1 where it cannot be told.
         """
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def capacity(self) -> tuple[int, ...]:
         """What `can_ever_hold` depends on: memories of one class with equal ones hold the same sequences."""
+        raise NotImplementedError
 
-    @abstractmethod
     def can_ever_hold(self, sequence: Sequence) -> str | None:
         """Return None if an empty pool holds the sequence to its end, else why not: what, the limit, what to do."""
+        raise NotImplementedError
 
-    @abstractmethod
     def admitted(self, sequence: Sequence) -> None:
         """Give a sequence what it needs for its prefill."""
+        raise NotImplementedError
 
-    @abstractmethod
     def joined(self, sequence: Sequence) -> None:
         """Take note that a sequence has its first token and will grow by one in every decode step."""
+        raise NotImplementedError
 
-    @abstractmethod
     def left(self, sequence: Sequence) -> None:
         """Take back what a sequence had."""
+        raise NotImplementedError
 
-    @abstractmethod
     def steps_before_full(self, running: Running, limit: int) -> int:
         """Return how many decode steps the running sequences can surely go on, at most `limit`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def victim(self, running: Running) -> Sequence | None:
         """Return who must be preempted next so that the coming decode step has room; usually nobody."""
+        raise NotImplementedError
 
-    @abstractmethod
     def spare_tokens(self, running: Running, num_steps: int) -> int:
         """Return the tokens that a decode step leaves which `num_steps` others precede; a prefix cache may keep them.
 
         Blocks that a sequence uses are the sequence's, also where a prefix cache knows them.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def block_use(self, running: Running) -> BlockUse | None:
         """Return who has the blocks; None where the pool has none."""
+        raise NotImplementedError

@@ -5,7 +5,6 @@ all but looking means nothing). Looking never changes anything, not even who was
 looked up at every step would else keep its blocks for ever.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence as Tokens
 
 from lorrery.scheduler.core.sequence import Sequence
@@ -13,10 +12,11 @@ from lorrery.vocabulary.compiling import mypyc_attr
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class PrefixCache(ABC):
+class PrefixCache:
     """Knows which prefixes have their keys and values in the KV pool.
 
-    A base class and no protocol, so that compiled code calls its methods without looking them up.
+    A base class and no protocol, so that compiled code calls its methods without looking them up. Not abstract by
+    `abc`: mypyc gives the instances of such a class weak references that outlive them.
 
     Attributes:
         share_within_plan: whether a sequence may use what another one computes in the same step.
@@ -27,7 +27,6 @@ class PrefixCache(ABC):
         self.share_within_plan = share_within_plan
         self.num_evictions = 0
 
-    @abstractmethod
     def match(self, token_ids: Tokens[int], adapter_key: str | None) -> int:
         """Count the leading tokens that are cached; mutates nothing.
 
@@ -42,27 +41,27 @@ class PrefixCache(ABC):
         Returns:
             A length in 0..len(token_ids).
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def reusable(self, sequence: Sequence) -> int:
         """Count the leading input tokens of a waiting sequence that it could take over; mutates nothing."""
+        raise NotImplementedError
 
-    @abstractmethod
     def acquire(self, sequence: Sequence) -> None:
         """Pin the first `cached_tokens` of a sequence that enters the batch, and note that they were used."""
+        raise NotImplementedError
 
-    @abstractmethod
     def commit(self, sequence: Sequence) -> None:
         """Let others see what a step has computed of a sequence's input: its first `computed_tokens`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def shows_alone(self, sequence: Sequence) -> bool:
         """Whether the commits of a sequence's coming steps, with nothing but `shrink` between, may be made as one.
 
         Places are then asked for once, as many as before the last of them. It may always say no.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def release(self, sequence: Sequence, output_tokens: int) -> None:
         """Unpin what a sequence used that leaves the batch, and keep what it leaves in the pool.
 
@@ -70,14 +69,15 @@ class PrefixCache(ABC):
             sequence: it has computed `computed_tokens` of its input.
             output_tokens: it has produced so many since; the last of them was never cached.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def shrink(self, spare_tokens: int) -> None:
         """Give up the least recently used of what nobody pins, until it takes no more than so many tokens."""
+        raise NotImplementedError
 
-    @abstractmethod
     def lose(self) -> None:
         """Forget what lay in a worker's memory; the worker is gone."""
+        raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -96,9 +96,9 @@ class SharedBlocks(PrefixCache):
         self.num_pinned = 0
         self.num_unpinned = 0
 
-    @abstractmethod
     def num_shareable(self, sequence: Sequence) -> int:
         """Count the blocks that a waiting sequence would find, and that others pin already."""
+        raise NotImplementedError
 
 
 def usable_tokens(cache: PrefixCache | None, sequence: Sequence, min_computed_tokens: int) -> int:
