@@ -5,10 +5,12 @@ the standard library and lorrery itself are left out: they have versions.
 """
 
 import ast
+import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import lorrery
@@ -37,23 +39,41 @@ def plugin_files(module: str) -> dict[str, Path | None]:
 
 
 def _origin(module: str) -> Path | None:
-    """Return the source file of a module without importing anything; None: it has none, or is not to be found."""
+    """Return the source file of a module without importing anything; None: it has none, or is not to be found.
+
+    Of one in an archive that is the archive.
+    """
     spec: ModuleSpec | None = None
     places: list[str] | None = None
     parts = module.split(".")
-    for number in range(1, len(parts) + 1):
-        try:
-            spec = PathFinder.find_spec(".".join(parts[:number]), places)
-        except KeyError:  # a folder without __init__.py in another, of which the finder asks for what has been imported
-            spec = None
-            places = [str(inner) for place in places or () if (inner := Path(place) / parts[number - 1]).is_dir()]
+    for number, part in enumerate(parts, start=1):
+        spec = _find_spec(".".join(parts[:number]), places)
+        if spec is not None:
+            places = list(spec.submodule_search_locations or ())
             continue
-        except (ImportError, ValueError):
+        places = [str(inner) for place in places or () if (inner := Path(place) / part).is_dir()]
+        if not places:
             return None
-        if spec is None:
-            return None
-        places = list(spec.submodule_search_locations or ())
-    return None if spec is None or spec.origin is None or not spec.has_location else Path(spec.origin)
+    if spec is None or spec.origin is None or not spec.has_location:
+        return None
+    origin = Path(spec.origin)
+    return next((path for path in (origin, *origin.parents) if path.is_file()), origin)
+
+
+def _find_spec(name: str, places: list[str] | None) -> ModuleSpec | None:
+    """Ask the finders that an import would ask, among them those of editable installs; None: none of them finds it.
+
+    Args:
+        name: of a module.
+        places: where its package looks for modules; None: it is in no package.
+    """
+    for finder in sys.meta_path:
+        # A KeyError: a folder without __init__.py in another, of which the finder asks for what has been imported.
+        with suppress(ImportError, ValueError, KeyError):
+            spec = finder.find_spec(name, places)
+            if spec is not None:
+                return spec
+    return None
 
 
 def _imported(module: str, path: Path) -> Iterator[str]:

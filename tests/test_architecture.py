@@ -183,7 +183,7 @@ def compiled_modules() -> list[Path]:
 
 
 def test_no_compiled_class_is_abstract_by_abc() -> None:
-    """mypyc gives the instances of such a class weak references that outlive them."""
+    """The instances of such a class would get weak references from mypyc that outlive them."""
     paths = compiled_modules()
     assert len(paths) > 100
     abstract = [

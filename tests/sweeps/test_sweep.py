@@ -9,7 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from typer.testing import CliRunner
@@ -303,6 +306,40 @@ def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatc
     with plugin.open("a", encoding="utf-8") as file:
         file.write("Own.changed = True\n")
     assert "2 points to run" in sweep(tmp_path / "out", *values)
+
+
+class EditableFinder:
+    """Finds a package in a folder that is not on the path, as setuptools' finders of editable installs do."""
+
+    def __init__(self, package: str, folder: Path) -> None:
+        self._package, self._folder = package, folder
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Find that package; what is in it, others find."""
+        init = self._folder / "__init__.py"
+        places = [str(self._folder)]
+        found = name == self._package
+        return spec_from_file_location(name, init, submodule_search_locations=places) if found else None
+
+
+def test_the_files_of_an_editable_install_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "__init__.py").touch()
+    for name, text in (("own", "from . import base\n"), ("base", "")):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, EditableFinder("edited_package", tmp_path)])
+    assert plugin_files("edited_package.own") == {
+        "edited_package.own": tmp_path / "own.py",
+        "edited_package": tmp_path / "__init__.py",
+        "edited_package.base": tmp_path / "base.py",
+    }
+
+
+def test_the_file_of_a_module_in_an_archive_is_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "own.zip"
+    with ZipFile(archive, "w") as file:
+        file.writestr("zipped_plugin.py", "")
+    monkeypatch.syspath_prepend(str(archive))
+    assert plugin_files("zipped_plugin") == {"zipped_plugin": archive}
 
 
 def test_a_point_is_known_by_what_its_plug_ins_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
