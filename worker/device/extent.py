@@ -1,4 +1,4 @@
-"""What a fitted model was asked for, beside what its rows have: who leaves their range is extrapolating."""
+"""The range of a fitted model's rows, and what was asked for beyond it: there the model extrapolates."""
 
 from collections.abc import Iterable
 

@@ -14,7 +14,7 @@ the log holds (CPU, head, all-reduce) is in the time, what it lacks is not; adap
 A log may wobble, so a larger batch may take less time here.
 
 A log needs as many rows of each kind as there are figures to find. Steps outside the range of its rows are
-extrapolated; which were, the model keeps (`beyond`). Of a run of decode steps it sees the first.
+extrapolated; which were, the model keeps (`beyond`).
 """
 
 from bisect import bisect_right
@@ -214,6 +214,10 @@ class Fitted:
     def beyond(self) -> str:
         """What it was asked for outside its rows, in words; empty if nothing was."""
         return beyond((self._seen_decodes, self._seen_kv, self._seen_tokens))
+
+    def saw_kv_tokens(self, kv_tokens: int) -> None:
+        """Take note of those in the last of decode steps that have run; a segment is asked for once, at its first."""
+        self._seen_kv.see(kv_tokens)
 
     def forget(self) -> None:
         """Begin anew to take note of what it is asked for."""

@@ -8,7 +8,7 @@ Live, `advance` runs one step and makes its tokens; simulated, `jump` runs many 
 same state as `jump(j)` then `jump(k - j)`, and as k times `advance`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,6 +205,7 @@ class MockGpu:
         self._step_time, self._known, self._prefill_ps = step_time, False, None
         # A loop over the batch in each step with prompts, so only for a model that wants to know.
         self._reads_lengths = bool(getattr(step_time, "reads_decode_lengths", True))
+        self._saw_kv_tokens: Callable[[int], None] | None = getattr(step_time, "saw_kv_tokens", None)
 
     def total_ps(self, num_steps: int) -> int:
         """Return how long the coming steps take together; more than one only as `run` says."""
@@ -328,6 +329,8 @@ class MockGpu:
 
     def _count_decode_steps(self, num_steps: int) -> None:
         if self._decode and self._decoding.num:
+            if self._saw_kv_tokens is not None:
+                self._saw_kv_tokens(self._decoding.kv_tokens + (num_steps - 1) * self._decoding.num)
             self._decoding.steps += num_steps
             self._next_ps += self._slope_ps * num_steps
             if not self._closed:

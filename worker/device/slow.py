@@ -4,7 +4,7 @@ One takes a multiple of another's time for each step, as a GPU that is throttled
 while, as a GPU that hangs.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
@@ -23,6 +23,7 @@ class Slowed:
     def __init__(self, step_time: StepTimeModel, factor: Fraction) -> None:
         self.name = step_time.name
         self.reads_decode_lengths = bool(getattr(step_time, "reads_decode_lengths", True))
+        self.saw_kv_tokens: Callable[[int], None] | None = getattr(step_time, "saw_kv_tokens", None)
         self._step_time = step_time
         self._factor = factor
 

@@ -22,6 +22,7 @@ class StepTimeModel(Protocol):
     """Says how long a step takes.
 
     A model with an attribute `reads_decode_lengths` that is false is not told `Batch.decode_lengths`. One may have
+    `saw_kv_tokens(kv_tokens)`, which is called with those of the decodes in the last of each steps that have run, and
     `piece_ends_ps(first, max_steps, duration_ps)` too: when steps end, from the start of the first, that compute one
     prompt piece by piece (`chunk_run`): at most so many, and none after one that ends `duration_ps` after the start.
     """

@@ -2,14 +2,21 @@
 
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.fitted import MOST_KNOTS, Fitted
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.output import Ending
+from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.slow import Slowed
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
+from lorrery.worker.device.work import PrefillWork
 from tests.worker.device.known import deployment
 
 HEADER = "step_ms,prefill_tokens,decode_seqs,decode_kv_tokens,prefill_attn_pairs"
@@ -105,6 +112,24 @@ def test_steps_outside_the_rows_are_kept_in_mind():
     )
     model.forget()
     assert model.beyond == ""
+
+
+@pytest.mark.parametrize("slowed", [False, True])
+@pytest.mark.parametrize("at_once", [1, 400, 1999])
+def test_of_steps_that_run_at_once_the_last_is_kept_in_mind_too(at_once: int, *, slowed: bool) -> None:
+    steps = [EngineStep(1e-2 + 1e-3 * n + 1e-6 * kv, 0, n, kv, 0.0) for n in (1, 4, 8) for kv in (100, 900, 2000)]
+    model = fitted([*steps, *(EngineStep(1e-3 * n, n, 0, 0, 0.0) for n in (10, 500))])
+    gpu = MockGpu(Slowed(model, Fraction(2)) if slowed else model)
+    gpu.join(DeviceSequence(0, 500, 0, 0, Ending(2000, FinishReason.LENGTH)))
+    gpu.begin([PrefillWork(0, 500, 0, samples=True)], decode=True)
+    gpu.jump(1)
+    gpu.begin([], decode=True)
+    left = 1999
+    while left:
+        num_steps, _ = gpu.run(min(at_once, left))
+        gpu.jump(num_steps)
+        left -= num_steps
+    assert model.beyond == "up to 2,498 KV tokens in a step (measured: 0 to 2,000)"
 
 
 @pytest.mark.parametrize(
