@@ -377,7 +377,7 @@ class Requests:
             log.error("policy_raised", reason=message, exc_info=error)
 
     def expect_no_worker(self) -> None:
-        """Refuse who waits for a worker, or will."""
+        """Refuse requests that wait for a worker, and those that would."""
         self._core.expect_no_worker(self._clock.now_ps())
         self._watch_waits()
 

@@ -305,7 +305,7 @@ class ClusterCore:
         member.backlog = self._backlog if self._backlog.is_kept else None
         if self.balances and not member.draining:
             self._balance.attach(member)
-        self._placing.attach(member)
+        self._placing.attach(member, at_ps)
         self._workers_changed()
         return self._placing.place_all(at_ps)
 

@@ -71,9 +71,14 @@ class Placing:
         self._bring_up_to_date = bring_up_to_date
         self._asks_all = bool(getattr(placement, "predicts", False) or getattr(placement, "asks_all", False))
 
-    def attach(self, member: Member) -> None:
-        """Let a new worker be brought up to date when the placement looks at what changes with each step."""
-        self._expects_workers = True
+    def attach(self, member: Member, at_ps: int) -> None:
+        """Let a new worker be brought up to date when the placement looks at what changes with each step.
+
+        Waits that were over because none was to come begin anew.
+        """
+        if not self._expects_workers:
+            self._expects_workers = True
+            self.room.wait_until(self._wait_until(at_ps))
         if self._bring_up_to_date is not None and not self._asks_all:
             member.candidate.before_look = partial(self._look, member)
 
@@ -134,7 +139,7 @@ class Placing:
     def expect_no_worker(self, at_ps: int) -> None:
         """End all waits, until one attaches those that begin later too."""
         self._expects_workers = False
-        self.room.end_waits(at_ps)
+        self.room.wait_until(at_ps)
 
     def _wait_until(self, at_ps: int) -> int:
         return at_ps + self._wait_ps if self._expects_workers else at_ps

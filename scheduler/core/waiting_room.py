@@ -49,10 +49,10 @@ class WaitingRoom:
         self.put(sequence, until_ps)
         self._untried.append(sequence.handle)
 
-    def end_waits(self, at_ps: int) -> None:
-        """Let the waits of all be over."""
+    def wait_until(self, until_ps: int) -> None:
+        """Let the waits of all who are here end at one time, which may be now."""
         for handle, (_, sequence) in self._waits.items():
-            self._waits[handle] = at_ps, sequence
+            self._waits[handle] = until_ps, sequence
 
     def try_all(self) -> None:
         """Let all be tried, since there is another worker."""

@@ -147,6 +147,18 @@ def test_where_no_worker_is_to_come_nobody_waits_for_one() -> None:
     assert core.until_ps == 6 * S
 
 
+def test_a_worker_that_comes_although_none_was_to_come_lets_waits_begin_anew() -> None:
+    core = cluster()
+    core.submit(Sequence(1, 45, 30), 0)
+    core.expect_no_worker(1 * S)
+    assert core.attach(Member("w", replica(60)), 2 * S) == []  # it cannot hold that one
+    assert core.until_ps == 12 * S
+    assert core.expire(12 * S - 1) == []
+    over = only(core.expire(12 * S))
+    assert isinstance(over, Refused)
+    assert over.refusal.message.startswith("no worker that can take it has attached for 10 s (worker_wait_seconds): ")
+
+
 def test_a_wait_for_a_worker_ends_when_it_is_over_and_begins_anew_after_each_loss() -> None:
     core = cluster()
     core.submit(Sequence(1, 5, 5), 0)
