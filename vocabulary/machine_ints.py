@@ -30,6 +30,17 @@ def bisect_left(ascending: "list[i64]", value: "i64") -> "i64":
     return first
 
 
+def bisect_left_within(ascending: "list[i64]", value: "i64", first: "i64", end: "i64") -> "i64":
+    """Return the same among the places from `first` to before `end`."""
+    while first < end:
+        middle = (first + end) >> 1
+        if ascending[middle] < value:
+            first = middle + 1
+        else:
+            end = middle
+    return first
+
+
 def insort(ascending: "list[i64]", value: "i64") -> None:
     """Put a value in its place, behind those that equal it."""
     first: i64 = 0
@@ -68,6 +79,7 @@ def product(one: int, other: int) -> int:
 if isinstance(bisect_left, FunctionType):
     globals().update(
         bisect_left=bisect.bisect_left,
+        bisect_left_within=bisect.bisect_left,
         insort=bisect.insort,
         sum_of_last=lambda numbers, num: sum(numbers[len(numbers) - num :]),
         product=operator.mul,

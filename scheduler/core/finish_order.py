@@ -9,7 +9,7 @@ bound of what a further output token takes there (in picoseconds, times `ONE`), 
     finish >= ((output - 1) x rate + (base + prompt_token x computed input + (output - 1) x kv_token x own tokens)
               x least slowdown) / ONE
 
-Workers of one pace are kept in order of their rates, those with the same one, and the same slowdown in it, together. A
+Workers of one pace are kept in order of their rates, of one rate in order of the slowdown in it, then by number. A
 request looks at them in this order, until the bound of the next, with the least slowdown of any worker, is above the
 best two finishes that it has found; the second one is what the decision log says of the next best. On the way there
 those are passed over whose own bound is above the two.
@@ -20,52 +20,65 @@ changes, `ManyWorkers` is told (`touch`); the rate is made anew then, and when a
 more. What the bound leaves out costs looks, not exactness: the wait for prompts above all. How long its adapter takes
 to load, and how much of its prompt is cached, is counted worker by worker, for those whose rate is low enough.
 
-Cost, for n workers: O(log n), and a move of n / 2 words, for each rate that changes; looks are few where rates differ
+Cost, for n workers: O(log n), and moves of n / 2 words, for each rate that changes; looks are few where rates differ
 by more than what is left out, and all n for a request with one output token.
 """
 
-from bisect import bisect_left, insort
+from typing import TYPE_CHECKING, Final
 
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.forecast import LEAST_DECODING, ONE
-from lorrery.vocabulary.machine_ints import product
+from lorrery.vocabulary.machine_ints import bisect_left, bisect_left_within, product
 from lorrery.worker.device.pace import Pace
 
-Rate = tuple[int, int]
-"""A worker's rate, and the slowdown that is in it."""
+if TYPE_CHECKING:
+    from mypy_extensions import i64
+
+NUMBER_BITS: Final = 24
+NUMBERS: Final = (1 << NUMBER_BITS) - 1
+_MOST_RATE: Final = (1 << 61) - 1
+_MOST_SLOWDOWN: Final = (1 << 37) - 1
+"""What a machine integer holds; less than the true figure is a lower bound, too."""
 
 
 class OfOnePace:
-    """The workers whose steps take the same: rates in order, and who has them.
+    """The workers whose steps take the same, in order.
 
     Attributes:
-        pace: theirs.
-        rates: different ones, ascending, each with the slowdown that is in it.
-        numbers: by the same: the workers' numbers are the bits that are set.
+        pace: of all.
+        rates: by place; ascending.
+        workers: by place: the slowdown that is in the rate, and the worker's number, in one integer.
     """
 
-    __slots__ = ("numbers", "pace", "rates")
+    __slots__ = ("pace", "rates", "workers")
 
     def __init__(self, pace: Pace) -> None:
         self.pace = pace
-        self.rates: list[Rate] = []
-        self.numbers: dict[Rate, int] = {}
+        self.rates: list[i64] = []
+        self.workers: list[i64] = []
 
-    def put(self, rate: Rate, number: int) -> None:
+    def put(self, rate: int, worker: int) -> None:
         """Give a worker a rate."""
-        others = self.numbers.get(rate, 0)
-        if not others:
-            insort(self.rates, rate)
-        self.numbers[rate] = others | 1 << number
+        place = self._place_of(rate, worker)
+        self.rates.insert(place, rate)
+        self.workers.insert(place, worker)
 
-    def take(self, rate: Rate, number: int) -> None:
+    def take(self, rate: int, worker: int) -> None:
         """Take a worker's rate from it."""
-        left = self.numbers[rate] ^ 1 << number
-        if left:
-            self.numbers[rate] = left
-        else:
-            del self.numbers[rate]
-            del self.rates[bisect_left(self.rates, rate)]
+        place = self._place_of(rate, worker)
+        del self.rates[place]
+        del self.workers[place]
+
+    def behind_alike(self, place: int) -> int:
+        """Return the first place behind those with the same rate, and the same slowdown in it, as the one here."""
+        return self._place_of(self.rates[place], self.workers[place] | NUMBERS)
+
+    def _place_of(self, rate: int, worker: int) -> int:
+        rates = self.rates
+        first = bisect_left(rates, rate)
+        if first == len(rates) or rates[first] != rate:
+            return first
+        return bisect_left_within(self.workers, worker, first, bisect_left(rates, rate + 1))
 
 
 class FinishOrder:
@@ -78,13 +91,15 @@ class FinishOrder:
         groups: the workers by pace.
     """
 
-    __slots__ = ("_candidates", "_group_of", "_rates", "_slowdowns", "groups")
+    __slots__ = ("_candidates", "_group_of", "_kv_tokens", "_rates", "_slowdowns", "_workers", "groups")
 
     def __init__(self, candidates: tuple[ReplicaCandidate, ...]) -> None:
         self._candidates = candidates
         by_pace: dict[Pace, OfOnePace] = {}
         self._group_of: list[OfOnePace] = []
-        self._rates: list[Rate] = []
+        self._rates: list[i64] = []
+        self._workers: list[i64] = []  # as in the group
+        self._kv_tokens: list[i64] = []  # in the rate
         self._slowdowns = _Least(len(candidates))
         for number, candidate in enumerate(candidates):
             pace = candidate.forecast.pace
@@ -92,9 +107,11 @@ class FinishOrder:
             if group is None:
                 group = by_pace[pace] = OfOnePace(pace)
             self._group_of.append(group)
-            rate = self._rate(number, candidate.least_kv_tokens)
-            self._rates.append(rate)
-            group.put(rate, number)
+            self._rates.append(0)
+            self._workers.append(number)
+            self._kv_tokens.append(0)
+            group.put(0, number)
+            self.note(number)
         self.groups = list(by_pace.values())
 
     @property
@@ -104,30 +121,30 @@ class FinishOrder:
 
     def note(self, number: int) -> None:
         """Make a worker's rate anew."""
-        self._set(number, self._rate(number, self._candidates[number].least_kv_tokens))
+        self._make(number, self._candidates[number].least_kv_tokens)
 
     def looked_at(self, number: int) -> None:
         """Make a worker's rate anew that has just been brought up to date."""
-        self._set(number, self._rate(number, self._candidates[number].shown_kv_tokens))
+        kv_tokens = self._candidates[number].shown_kv_tokens
+        if kv_tokens != self._kv_tokens[number]:
+            self._make(number, kv_tokens)
 
-    def _set(self, number: int, rate: Rate) -> None:
-        before = self._rates[number]
-        if rate != before:
-            group = self._group_of[number]
-            group.take(before, number)
-            group.put(rate, number)
-            self._rates[number] = rate
-
-    def _rate(self, number: int, kv_tokens: int) -> Rate:
+    def _make(self, number: int, kv_tokens: int) -> None:
         candidate = self._candidates[number]
         forecast = candidate.forecast
-        slowdown = max(min(forecast.slowdown, forecast.usual_slowdown), 1)
+        slowdown = max(min(forecast.slowdown, forecast.usual_slowdown, _MOST_SLOWDOWN), 1)
         self._slowdowns.note(number, slowdown)
         base_ps, sequence_ps, kv_token_ps, _ = forecast.pace
         step_ps = base_ps + (candidate.load + 1) * sequence_ps
         step_ps += product(kv_tokens + forecast.waiting_tokens, kv_token_ps)
         decoding_ps = product(step_ps, ONE) // max(ONE - forecast.prompt_share, LEAST_DECODING)
-        return product(decoding_ps, slowdown), slowdown
+        rate, worker = min(product(decoding_ps, slowdown), _MOST_RATE), slowdown << NUMBER_BITS | number
+        self._kv_tokens[number] = kv_tokens
+        if rate != self._rates[number] or worker != self._workers[number]:
+            group = self._group_of[number]
+            group.take(self._rates[number], self._workers[number])
+            group.put(rate, worker)
+            self._rates[number], self._workers[number] = rate, worker
 
 
 class _Least:

@@ -5,6 +5,7 @@ The same finish as `expected_finish` would find by a look at each, the same tie-
 
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.expected_finish import expected_output_tokens, replica_finish_ps
+from lorrery.scheduler.core.finish_order import NUMBER_BITS, NUMBERS
 from lorrery.scheduler.core.forecast import ONE
 from lorrery.scheduler.core.many_workers import ManyWorkers
 from lorrery.scheduler.core.prefix_cache.holders import Way
@@ -45,33 +46,33 @@ def first_of_many(
         own_ps = product(product(further_tokens, input_tokens + output_tokens // 2), kv_token_ps)
         alike_ps = base_ps + product(computed_tokens, prompt_token_ps) + own_ps
         least_ps = product(alike_ps, order.least_slowdown)
-        for rate, slowdown in group.rates:
-            rate_ps = product(further_tokens, rate)
+        rates, workers = group.rates, group.workers
+        place, num_workers = 0, len(rates)
+        while place < num_workers:
+            rate_ps = product(further_tokens, rates[place])
             bound_ps = (rate_ps + least_ps) // ONE
             if bound_ps > first_ps and bound_ps >= next_ps:
                 break
+            number, slowdown = workers[place] & NUMBERS, workers[place] >> NUMBER_BITS
             bound_ps = (rate_ps + product(alike_ps, slowdown)) // ONE
-            left = group.numbers[rate, slowdown]
-            while left:
-                lowest = left & -left
-                left ^= lowest
-                number = lowest.bit_length() - 1
-                if bound_ps >= next_ps and (bound_ps > first_ps or (best_load == 0 and number > best)):
-                    break  # it would be behind those two, and so would all with a higher number
-                candidate: ReplicaCandidate = candidates[number]
-                if way or adapter is not None:
-                    more_ps = 0 if adapter is None else candidate.load_ps(adapter)
-                    if way:
-                        more_ps += product(way[-1][0] - _held_tokens(way, number), prompt_token_ps)
-                    own_bound_ps = (rate_ps + product(alike_ps + more_ps, slowdown)) // ONE
-                    if own_bound_ps >= next_ps and own_bound_ps > first_ps:
-                        continue
-                end_ps = replica_finish_ps(sequence, candidate, output_tokens, last_placed, num_placed)
-                looked_at.append(number)
-                if end_ps > first_ps or (end_ps == first_ps and (candidate.load, number) > (best_load, best)):
-                    next_ps = min(next_ps, end_ps)
-                else:
-                    best, best_load, first_ps, next_ps = number, candidate.load, end_ps, first_ps
+            if bound_ps >= next_ps and (bound_ps > first_ps or (best_load == 0 and number > best)):
+                place = group.behind_alike(place)  # it would be behind those two, and so would all with a higher number
+                continue
+            place += 1
+            candidate: ReplicaCandidate = candidates[number]
+            if way or adapter is not None:
+                more_ps = 0 if adapter is None else candidate.load_ps(adapter)
+                if way:
+                    more_ps += product(way[-1][0] - _held_tokens(way, number), prompt_token_ps)
+                own_bound_ps = (rate_ps + product(alike_ps + more_ps, slowdown)) // ONE
+                if own_bound_ps >= next_ps and own_bound_ps > first_ps:
+                    continue
+            end_ps = replica_finish_ps(sequence, candidate, output_tokens, last_placed, num_placed)
+            looked_at.append(number)
+            if end_ps > first_ps or (end_ps == first_ps and (candidate.load, number) > (best_load, best)):
+                next_ps = min(next_ps, end_ps)
+            else:
+                best, best_load, first_ps, next_ps = number, candidate.load, end_ps, first_ps
     for number in looked_at:
         order.looked_at(number)
     return best, first_ps, next_ps
