@@ -27,6 +27,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # MiB, one million token ids; what is sent has no limit by default.
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
+    # A cluster's services reach each other directly; gRPC would dial even 127.0.0.1 through the environment's proxy.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )

@@ -144,7 +144,8 @@ def serve_metrics(address: str, registry: CollectorRegistry, setting: str) -> Me
     """
     host, _, port = address.rpartition(":")
     try:
-        server = _Server((host.strip("[]"), int(port)), _handler(registry))
+        family = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0][0]
+        server = _Server(family, (host.strip("[]"), int(port)), _handler(registry))
     except OSError as error:
         raise address_error(setting, address, error) from None
     return MetricsServer(server)
@@ -154,7 +155,8 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
     """Connections that the kernel keeps until they are accepted; it has room for 5 by default."""
 
-    def __init__(self, address: tuple[str, int], handler: type[MetricsHandler]) -> None:
+    def __init__(self, family: socket.AddressFamily, address: tuple[str, int], handler: type[MetricsHandler]) -> None:
+        self.address_family = family
         self._open: dict[socket.socket, None] = {}  # oldest first
         self._changing = threading.Lock()
         super().__init__(address, handler)

@@ -42,6 +42,17 @@ async def test_channel_dials_again_and_again_in_quick_succession():
     assert times[-1] - times[0] < 8
 
 
+@pytest.mark.parametrize("name", ["grpc_proxy", "http_proxy", "https_proxy"])
+async def test_a_proxy_of_the_environment_is_not_dialled(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    server, address = await serve()
+    async with open_channel(address, PLAIN) as channel:
+        assert await channel.unary_unary(ECHO)(b"said", timeout=10) == b"said"
+    await server.stop(0)
+
+
 async def test_channels_to_one_address_have_connections_of_their_own():
     peers: set[str] = set()
 

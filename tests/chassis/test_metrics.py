@@ -39,6 +39,16 @@ def test_connection_whose_request_does_not_come_is_closed(part: bytes, monkeypat
         server.close()
 
 
+@pytest.mark.parametrize(("listen", "host"), [("[::1]:0", "[::1]"), ("[::]:0", "[::1]"), ("[::]:0", "127.0.0.1")])
+def test_metrics_are_shown_on_ipv6(listen: str, host: str):
+    server = serve_metrics(listen, new_registry("test"), "x.metrics")
+    try:
+        with urllib.request.urlopen(f"http://{host}:{server.port}/metrics", timeout=10) as response:
+            assert b"python_info" in response.read()
+    finally:
+        server.close()
+
+
 def test_more_connections_than_the_bound_close_the_oldest_and_keep_no_scraper_out(endpoint: MetricsServer):
     before = threading.active_count()
     with contextlib.ExitStack() as stack:
