@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
@@ -24,6 +25,11 @@ def _start_streams(client: Client, seed: int, count: int, output: int) -> list[S
     ]
 
 
+async def _scheduler_has_had(cluster: LocalCluster, num_requests: int) -> bool:
+    ended = await scrape(cluster, "scheduler", "lorrery_scheduler_requests_total")
+    return ended + await scrape(cluster, "scheduler", "lorrery_scheduler_in_flight_requests") >= num_requests
+
+
 async def _kill_scheduler(cluster: LocalCluster) -> None:
     cluster.kill("scheduler")
     await cluster.ended("scheduler")
@@ -41,6 +47,7 @@ async def test_killed_scheduler_loses_and_repeats_no_token(start_cluster: StartC
         await client.load_adapter("loaded-later", 8)
         streams = _start_streams(client, 1, NUM_STREAMS, 120)
         await wait_until(lambda: sum(len(stream.token_ids) >= 5 for stream in streams) >= 12)
+        await wait_until(partial(_scheduler_has_had, cluster, NUM_STREAMS))  # one that comes later is not resumed
         await _kill_scheduler(cluster)
         # Nothing ends now; on a busy machine some have ended before.
         resumed = NUM_STREAMS - await scrape(cluster, "router", "lorrery_router_requests_total", outcome="ok")
