@@ -19,15 +19,7 @@ _MANY: Final = 1 << 46
 
 def bisect_left(ascending: "list[i64]", value: "i64") -> "i64":
     """Return the place before all that are not less than a value."""
-    first: i64 = 0
-    end: i64 = len(ascending)
-    while first < end:
-        middle = (first + end) >> 1
-        if ascending[middle] < value:
-            first = middle + 1
-        else:
-            end = middle
-    return first
+    return bisect_left_within(ascending, value, 0, len(ascending))
 
 
 def bisect_left_within(ascending: "list[i64]", value: "i64", first: "i64", end: "i64") -> "i64":
