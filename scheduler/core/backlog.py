@@ -1,6 +1,7 @@
 """What waits: how much of each tenant, for how long a new request would, and whose deadline passes meanwhile.
 
-Kept only where a rule asks for it (`max_waiting_requests_per_tenant`, `deadline_admission`). A request waits from
+Kept only where a rule asks for it (`max_waiting_requests_per_tenant`, `deadline_admission`), but for how fast the queue
+drains, which any full queue tells those it refuses. A request waits from
 coming in, or back from a batch, until a batch admits it or it ends: in a worker's queue or inbox, for a worker, or for
 a place among its API key's.
 
@@ -29,7 +30,7 @@ class Backlog:
 
     Attributes:
         is_kept: whether any rule asks for it.
-        drain_rate: of the queue; measured in any case.
+        drain_rate: of all that waits; measured in any case.
     """
 
     def __init__(self, rules: ClusterRules) -> None:
@@ -103,15 +104,15 @@ class Backlog:
             elif isinstance(event, Preempted):
                 self.enter(event.sequence)
 
-    def ended(self, sequence: Sequence, at_ps: int) -> None:
+    def ended(self, sequence: Sequence, at_ps: int, *, others_wait: bool) -> None:
         """Take note of an end of whatever kind."""
         if self.is_kept:
             self._leave(sequence)
         deadline_ps = sequence.deadline_ps
-        if deadline_ps is None or at_ps < deadline_ps or sequence.first_admitted_ps is not None:
-            self.drain_rate.ended(at_ps)  # others drain nothing: many deadlines may pass at once
-        if self.is_kept and not self._waiting:
+        if not others_wait:
             self.drain_rate.emptied()
+        elif deadline_ps is None or at_ps < deadline_ps or sequence.first_admitted_ps is not None:
+            self.drain_rate.ended(at_ps)  # others drain nothing: many deadlines may pass at once
 
     def expired(self, at_ps: int, most: int) -> list[Sequence]:
         """Return those that wait and whose deadline has passed, so many at most, and each once."""
@@ -129,5 +130,3 @@ class Backlog:
             self._num_of_tenant[tenant] = num
         else:
             del self._num_of_tenant[tenant]
-        if not self._waiting:
-            self.drain_rate.emptied()

@@ -154,6 +154,9 @@ class ClusterCore:
             quota: what its API key may use. A driver that gives any calls `ended` for each sequence that ends, as with
                 `keeps_backlog`.
         """
+        drain_rate = self._backlog.drain_rate
+        if drain_rate.is_measuring and not self.num_waiting:
+            drain_rate.emptied()
         if adapter_id:
             if resumed:
                 sequence.adapter = pinned or self._listed.get(adapter_id)
@@ -237,7 +240,7 @@ class ClusterCore:
             output_tokens: all that it has produced.
             at_ps: now.
         """
-        self._backlog.ended(sequence, at_ps)
+        self._backlog.ended(sequence, at_ps, others_wait=self.num_waiting > 0)
         self._quotas.end(sequence, output_tokens, at_ps)
         return self._quotas.any_to_release
 

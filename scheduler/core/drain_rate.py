@@ -2,8 +2,9 @@
 
 With requests ending every d on average, one place becomes free each d, and the n-th that waits starts after n x d. The
 k-th request refused since the last end is told to come back after k x d, so that those refused together do not come
-back together. Intervals in which the queue was empty do not count: they say how fast requests come. What was measured
-before a pause of `STALE_PS` is forgotten.
+back together. Intervals in which the queue was empty do not count: they say how fast requests come. Whether it was is
+looked at when a request comes and when one ends, which sees all of them. What was measured before a pause of `STALE_PS`
+is forgotten.
 """
 
 from collections import deque
@@ -28,6 +29,11 @@ class DrainRate:
         self._last_ps: int | None = None  # None: the queue has been empty since
         self._measured_ps = 0
         self._num_refused = 0
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether others waited at the last end, as far as is known."""
+        return self._last_ps is not None
 
     def ended(self, at_ps: int) -> None:
         """Note that a request has ended while others wait."""

@@ -1,12 +1,15 @@
 """What waits is bounded for each tenant, who cannot start in time is refused at once, and who has not is not run."""
 
 from dataclasses import replace
+from itertools import count
+
+import pytest
 
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import ClusterRules
-from lorrery.scheduler.core.drain_rate import ENOUGH_INTERVALS
+from lorrery.scheduler.core.drain_rate import ENOUGH_INTERVALS, SHORTEST_PS
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.plan import Cancelled, Finished, Plan, Preempted
@@ -200,19 +203,38 @@ def test_an_end_that_came_of_a_deadline_says_nothing_of_how_fast_the_queue_drain
     assert "would start in about 39.3 s" in refused.message  # nothing has ended for 50 s
 
 
+def run_dry(core: ClusterCore, at_ps: int) -> int:
+    """Run worker w0 until it has nothing, and return when that is."""
+    member, device = core.members["w0"], Device(dict.fromkeys(core.members["w0"].sequences, 5))
+    while member.sequences:
+        decision = member.plan(at_ps)
+        assert isinstance(decision, Plan)
+        ran = device.run(decision, at_ps, 1, None, chunks=True)
+        at_ps = ran.end_ps
+        for event in member.commit(decision, ran):
+            if isinstance(event, Finished):
+                core.ended(event.sequence, event.output_tokens, at_ps)
+    return at_ps
+
+
 def test_finished_ones_count_as_drained_and_light_load_is_not_measured() -> None:
-    core = cluster(DEADLINES)
-    member, device, at_ps = core.members["w0"], Device(dict.fromkeys(range(40), 5)), 0
+    core, at_ps = cluster(DEADLINES), 0
     for handle in range(40):  # one at a time, one every ten seconds
         core.submit(sequence(handle, at_ps=at_ps), at_ps)
-        while member.sequences:
-            decision = member.plan(at_ps)
-            assert isinstance(decision, Plan)
-            ran = device.run(decision, at_ps, 1, None, chunks=True)
-            at_ps = ran.end_ps
-            for event in member.commit(decision, ran):
-                if isinstance(event, Finished):
-                    core.ended(event.sequence, event.output_tokens, at_ps)
-        at_ps += 10 * S
+        at_ps = run_dry(core, at_ps) + 10 * S
     burst = [sequence(100 + number, at_ps=at_ps, deadline_ps=at_ps + S) for number in range(20)]
     assert all(is_placed(core.submit(one, at_ps)) for one in burst)
+
+
+@pytest.mark.parametrize("rules", [ClusterRules(), DEADLINES, RULES])
+def test_a_full_queue_tells_how_fast_it_drains_not_how_fast_requests_came_before(rules: ClusterRules) -> None:
+    core, at_ps, handle = cluster(replace(rules, max_waiting_requests=20)), 0, count()
+    for num_at_once in (1, 3, 1, 5, 2):  # with idle times between, when the last of some waits or none does
+        for _ in range(num_at_once):
+            core.submit(sequence(next(handle), f"t{next(handle)}", at_ps=at_ps), at_ps)
+        at_ps = run_dry(core, at_ps) + 9 * S
+    for _ in range(22):
+        core.submit(sequence(next(handle), f"t{next(handle)}", at_ps=at_ps), at_ps)
+    refused = refusal(core.submit(sequence(next(handle), "last", at_ps=at_ps), at_ps))
+    assert refused.reason is RefusalReason.QUEUE_FULL
+    assert refused.retry_ps == SHORTEST_PS  # steps here take next to no time

@@ -27,14 +27,14 @@ def test_a_queue_that_drains_no_more_lets_wait_longer_and_no_answer_is_absurd() 
 
 
 def test_a_full_queue_says_when_to_try_again() -> None:
-    core = ClusterCore(LeastLoaded(), ClusterRules(max_waiting_requests=2))
+    core = ClusterCore(LeastLoaded(), ClusterRules(max_waiting_requests=4))
     sequences = [Sequence(handle, 5, 5) for handle in range(4)]
+    for sequence in sequences:
+        assert core.submit(sequence, 0) == []
     for second, sequence in enumerate(sequences[:2]):
-        core.submit(sequence, 0)
-        core.cancel(sequence, 0)
+        core.cancel(sequence, 2 * second * S)
         core.ended(sequence, 0, 2 * second * S)
-    assert core.submit(sequences[2], 2 * S) == []
-    assert core.submit(sequences[3], 2 * S) == []
+    assert [core.submit(Sequence(handle, 5, 5), 2 * S) for handle in (4, 5)] == [[], []]
     (refused,) = core.submit(Sequence(9, 5, 5), 2 * S)
     assert isinstance(refused, Refused)
     assert refused.refusal.retry_ps == 2 * S
