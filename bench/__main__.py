@@ -52,6 +52,8 @@ from bench.scale_table import scale_table
 from bench.stream_table import stream_table
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.log import configure
+from lorrery.chassis.sections import LogSettings
 
 FORMAT_VERSION = 2
 OUT = Path("out") / "bench.json"
@@ -109,6 +111,7 @@ def main(
       python -m bench --quick
       python -m bench core sim-speed
     """
+    configure(LogSettings(level="warning"), "bench")  # services in this process would log each request
     console = Console()
     console.width = max(console.width, WIDTH)
     facts = machine.facts()
