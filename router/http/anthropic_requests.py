@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.blocks import Block, Blocks, Content, text_of, unread
-from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Texts, refused
+from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Texts, refuse_given, refused
 
 _TEXTS = ("text",)
 _KINDS = ("text", "tool_use", "tool_result")
@@ -29,7 +29,7 @@ class Message(BaseModel):
 
     model_config = LENIENT
 
-    role: str
+    role: Literal["user", "assistant"]
     content: Content
 
     def turns(self, where: str) -> Iterator[dict[str, Any]]:
@@ -144,9 +144,7 @@ class MessagesRequest(Conversation, GeneratingRequest):
     def check(self) -> None:
         """See `GeneratingRequest`."""
         super().check()
-        for name, why in _REFUSED.items():
-            if (value := getattr(self, name)) and (name, value) != ("n", 1):
-                raise refused(name, value, why)
+        refuse_given(self, _REFUSED)
         if self.tool_choice is not None and self.tool_choice.type not in ("none", "auto"):
             raise refused("tool_choice", self.tool_choice.type, "the mock model calls no tools; leave it out, or auto")
         if self.output_config is not None and self.output_config.format:

@@ -10,10 +10,11 @@ one that is told so while it sends may send on for a while, lest it lose the ans
 
 import asyncio
 import json
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
-from starlette.types import Send
+from starlette.types import Message, Send
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -61,6 +62,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             self._num_bytes = 0  # of the message that comes, as far as others did not end among them
             self._num_messages = 0
             self._head_bytes = 0  # of the request that comes
+            self._wrong_head: tuple[HTTPStatus, str, str] | None = None  # what is answered to it
             self._last_words = b""  # behind the answers under way; what comes after them is not read
             self._running: RequestResponseCycle | None = None
 
@@ -133,6 +135,8 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
         def send_400_response(self, msg: str) -> None:
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._head_too_long()
+            elif self._wrong_head is not None:
+                self._end(*self._wrong_head)
             else:
                 self._end(HTTPStatus.BAD_REQUEST, "this is no HTTP request", "bad_request")
 
@@ -155,8 +159,11 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
         def on_headers_complete(self) -> None:
             if self.offers_upgrade():
                 return
+            self._wrong_head = _why_wrong(self.parser.get_http_version(), self.headers)
+            if self._wrong_head is not None:
+                raise ValueError
             if self._head_bytes > MAX_HEAD_BYTES:
-                raise OverflowError  # which the parser turns into its own, and uvicorn into a call of send_400_response
+                raise OverflowError  # which the parser turns into its own, and that into a call of send_400_response
             super().on_headers_complete()
             self._in_head = False
             if 0 < len(self.pipeline) < _MAX_AHEAD:
@@ -242,6 +249,41 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
                 self._reader.begin()
 
     return Connection
+
+
+def _why_wrong(version: str, headers: Sequence[tuple[bytes, bytes]]) -> tuple[HTTPStatus, str, str] | None:
+    """Return status, text and code of a head that others might read otherwise (RFC 9112, 3.2 and 6.1); None: none."""
+    num_hosts = 0
+    for name, value in headers:
+        if name == b"host":
+            num_hosts += 1
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            text = f"transfer-encoding is {value.decode('latin-1')!r:.100}; chunked is the only one"
+            return HTTPStatus.NOT_IMPLEMENTED, text, "unknown_transfer_encoding"
+    if num_hosts == 1 or (num_hosts == 0 and version == "1.0"):
+        return None
+    return HTTPStatus.BAD_REQUEST, f"the request has {num_hosts} headers host; send one", "bad_request"
+
+
+def in_no_chunks(send: Send) -> Send:
+    """Return a `send` for HTTP/1.0, which knows no chunks: an answer of no given length ends with its connection.
+
+    Args:
+        send: as uvicorn gave it, which would send chunks.
+    """
+    cycle: RequestResponseCycle = cast("Any", send).__self__
+    has_length = True
+
+    async def send_plain(message: Message) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+        if not has_length:
+            cycle.chunked_encoding = False
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_plain
 
 
 class DirectWriter:

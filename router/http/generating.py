@@ -6,7 +6,7 @@ reason. docs/clients.md lists them.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -109,6 +109,7 @@ class GeneratingRequest(BaseModel):
     priority: int | None = None
     cache_salt: str | None = None
 
+    most_tokens_name: ClassVar[str] = "max_tokens"
     fills_context: ClassVar[bool] = False
     """Whether an output of no given length may be as long as the context has room for."""
 
@@ -133,9 +134,7 @@ class GeneratingRequest(BaseModel):
         Raises:
             InvalidRequest: it asks for what is not to be had.
         """
-        for name, why in _REFUSED.items():
-            if value := getattr(self, name):
-                raise refused(name, value, why)
+        refuse_given(self, _REFUSED)
         if self.response_format is not None and (kind := self.response_format.get("type", "text")) != "text":
             raise refused("response_format", kind, "the mock model says words and no structure")
         if self.stop == "":
@@ -149,7 +148,8 @@ class GeneratingRequest(BaseModel):
         if self.best_of is not None and self.best_of > (self.n or 1):
             raise refused("best_of", self.best_of, "no output is better than another; ask for n of them")
         if self.min_tokens and self.most_tokens is not None and self.min_tokens > self.most_tokens:
-            raise refused("min_tokens", self.min_tokens, f"max_tokens is {self.most_tokens}; ask for fewer")
+            most = f"{self.most_tokens_name} is {self.most_tokens}"
+            raise refused("min_tokens", self.min_tokens, f"{most}; ask for fewer")
         if self.prompt_logprobs is not None and self.stream:
             raise refused("prompt_logprobs", self.prompt_logprobs, "streams have none; leave out one of the two")
 
@@ -241,6 +241,23 @@ def outputs(
                 output.seed = (seed + number) % 2**64
             found.append(output)
     return found
+
+
+def refuse_given(request: GeneratingRequest, reasons: Mapping[str, str]) -> None:
+    """Refuse what is given with an effect.
+
+    Args:
+        request: with these fields.
+        reasons: why, by field.
+
+    Raises:
+        InvalidRequest: the first that asks for something.
+    """
+    for name, why in reasons.items():
+        value = getattr(request, name)
+        asks = value is not None if name == "prompt_logprobs" else value  # 0 asks for some, without alternatives
+        if asks and (name, value) != ("n", 1):
+            raise refused(name.rstrip("_"), value, why)
 
 
 def refused(name: str, value: object, why: str) -> InvalidRequest:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.blocks import Block, Content, text_of, unread
-from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Texts, refused
+from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Texts, refuse_given, refused
 
 _TEXTS = ("input_text", "output_text", "text")
 _ITEMS = ("message", "function_call", "function_call_output")
@@ -21,6 +21,7 @@ _REFUSED = {
     "prompt": "prompts are not kept; send it as instructions and input",
     "n": "a response is one output; send several requests, or use /v1/chat/completions",
     "prompt_logprobs": "a response has none; use /v1/chat/completions",
+    "top_logprobs_": "a response has none; use /v1/chat/completions",
     "return_token_ids": "a response has none; use /v1/chat/completions",
 }
 
@@ -81,12 +82,14 @@ class ResponsesRequest(GeneratingRequest):
     )
     tool_choice: Any = Field(default=None, description="none, or auto")
     include: Texts | None = None
+    top_logprobs_: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, alias="top_logprobs")
     metadata: dict[str, Any] | None = None
     background: bool | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     prompt: Any = None
 
+    most_tokens_name: ClassVar[str] = "max_output_tokens"
     fills_context: ClassVar[bool] = True
 
     @property
@@ -120,9 +123,7 @@ class ResponsesRequest(GeneratingRequest):
     def check(self) -> None:
         """See `GeneratingRequest`."""
         super().check()
-        for name, why in _REFUSED.items():
-            if (value := getattr(self, name)) and (name, value) != ("n", 1):
-                raise refused(name, value, why)
+        refuse_given(self, _REFUSED)
         if self.tool_choice not in (None, "none", "auto"):
             raise refused("tool_choice", self.tool_choice, "the mock model calls no tools; leave it out, or auto")
         if self.text is not None and self.text.format is not None and self.text.format.type != "text":

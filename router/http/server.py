@@ -17,7 +17,7 @@ from lorrery.router.handler import Handler
 from lorrery.router.http.answer import WRITER
 from lorrery.router.http.anthropic_errors import as_anthropic_has_it
 from lorrery.router.http.app import make_app
-from lorrery.router.http.connection import DirectWriter, connection_class
+from lorrery.router.http.connection import DirectWriter, connection_class, in_no_chunks
 from lorrery.router.http.edge import REQUEST_ID
 from lorrery.router.http.errors import BODY_TOO_LONG, body, json_response
 from lorrery.router.tracing import CallTrace, CallTraces
@@ -68,6 +68,8 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces) -> ASGIApp:
         request_id = request_id or uuid4().hex.encode()
         scope["state"][REQUEST_ID] = request_id.decode("latin-1")
         scope["state"][WRITER] = DirectWriter(send)
+        if scope["http_version"] == "1.0":
+            send = in_no_chunks(send)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -27,12 +27,14 @@ def text_of(cluster: LocalCluster, ask: Ask) -> str:
     return detokenizer.push(token_ids) + detokenizer.flush()
 
 
-async def exchange(cluster: LocalCluster, method: str, path: str, body: object = None, *headers: str) -> bytes:
+async def exchange(
+    cluster: LocalCluster, method: str, path: str, body: object = None, *headers: str, version: str = "1.1"
+) -> bytes:
     """Return everything that the edge sends to one request, as bytes, until it closes the connection."""
     host, _, port = cluster.http_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", "host: lorrery", "connection: close", f"content-length: {len(content)}"]
+    lines = [f"{method} {path} HTTP/{version}", "host: lorrery", "connection: close", f"content-length: {len(content)}"]
     lines += ["content-type: application/json", *headers]
     writer.write("\r\n".join([*lines, "", ""]).encode() + content)
     try:

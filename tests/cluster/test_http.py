@@ -17,7 +17,7 @@ from lorrery.tokenizer.file import BuiltinTokenizer
 from tests.cluster.client import TIMEOUT_SECONDS
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster, wait_until
-from tests.cluster.http_client import PROMPT, exchange, json_of, status_of
+from tests.cluster.http_client import PROMPT, exchange, json_of, status_of, unchunked
 from tests.router.test_access import entry, replace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
@@ -31,6 +31,24 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
     ) as cluster:
         yield cluster
         await nothing_held(cluster)
+
+
+async def test_a_stream_over_http_1_0_ends_with_its_connection_and_has_no_chunks(cluster: LocalCluster) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True, "seed": 3, "stream": True}
+    older = await exchange(cluster, "POST", "/v1/completions", asked, version="1.0")
+    newer = await exchange(cluster, "POST", "/v1/completions", asked)
+    head, _, body = older.partition(b"\r\n\r\n")
+    assert status_of(older) == 200
+    assert b"transfer-encoding" not in head
+    assert body.endswith(b"data: [DONE]\n\n")
+    assert _words(body) == _words(unchunked(newer))
+    failed = await exchange(cluster, "POST", "/v1/completions", {**asked, "min_tokens": 50}, version="1.0")
+    assert status_of(failed) == 400
+
+
+def _words(events: bytes) -> str:
+    told = [line.removeprefix(b"data: ") for line in events.splitlines() if line.startswith(b"data: {")]
+    return "".join(json.loads(one)["choices"][0]["text"] for one in told)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -129,6 +129,8 @@ async def test_blocks_tools_and_system_are_read(cluster: LocalCluster) -> None:
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "calls no tools"),
         ({"output_config": {"format": {"type": "json_schema"}}}, 400, "invalid_request_error", "no structure"),
         ({"n": 2}, 400, "invalid_request_error", "a message is one output"),
+        ({"prompt_logprobs": 0}, 400, "invalid_request_error", "a message has none"),
+        ({"messages": [{"role": "banana", "content": "x"}]}, 400, "invalid_request_error", "'user' or 'assistant'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             400,

@@ -144,6 +144,35 @@ async def test_what_is_no_http_is_told_so(start_http: StartHttp) -> None:
     assert code_of(await router.exchange(twice)) == (400, "bad_request")
 
 
+@pytest.mark.parametrize(
+    ("head", "status", "why"),
+    [
+        (b"GET /version HTTP/1.1\r\n", 400, "0 headers host; send one"),
+        (b"GET /version HTTP/1.1\r\nhost: a\r\nhost: b\r\n", 400, "2 headers host; send one"),
+        (b"GET /version HTTP/1.0\r\nhost: a\r\nhost: b\r\n", 400, "2 headers host; send one"),
+        (POST + b"transfer-encoding: gzip, chunked\r\n", 501, "'gzip, chunked'; chunked is the only one"),
+        (POST + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n", 501, "'gzip'; chunked is the only one"),
+    ],
+)
+async def test_a_head_that_others_may_read_otherwise_is_refused(
+    start_http: StartHttp, head: bytes, status: int, why: str
+) -> None:
+    router = await start_http()
+    answer = await router.exchange(WHOLE + head + b"\r\n5\r\nhello\r\n0\r\n\r\n")
+    whole, refused = answer.split(b"HTTP/1.1 ")[1:]
+    assert whole.startswith(b"200 OK")
+    assert refused.startswith(b"%d " % status)
+    assert why in json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+async def test_http_1_0_needs_no_host_and_gets_no_chunks(start_http: StartHttp) -> None:
+    router = await start_http()
+    head, _, content = (await router.exchange(b"GET /metrics HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"transfer-encoding" not in head
+    assert content.startswith(b"# HELP")
+
+
 async def test_requests_in_a_row_are_answered_in_order(start_http: StartHttp) -> None:
     router = await start_http()
     async with router.connection() as (reader, writer):
