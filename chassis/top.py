@@ -9,7 +9,7 @@ or so. All counts are halved now and then, so that old traffic is forgotten. A n
 more than twice its traffic: names of like traffic would otherwise change places all the time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 OTHER = "other"
@@ -66,6 +66,14 @@ class TopNames(Generic[T]):
         if self._num_left <= 0:
             self._halve()
         return shown.record
+
+    def foresee(self, names: Iterable[str]) -> None:
+        """Show names before their first request while there is room: a rate does not see what a series begins with."""
+        for name in names:
+            if len(self._shown) >= self._most:
+                return
+            if name and name not in self._shown and len(name) <= MAX_CHARACTERS and name.isprintable():
+                self._show(name, self._candidates.get(name, 0))
 
     def of(self, name: str) -> T:
         """Return the record that what happens to a name belongs to now; that counts as no traffic."""

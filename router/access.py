@@ -37,6 +37,11 @@ class Access:
         self._roles_count = settings.server_tls.ca is not None
 
     @property
+    def tenants(self) -> list[str]:
+        """Whose keys there are now."""
+        return [] if self._keys is None else sorted({key.tenant for key in self._keys.current().by_digest.values()})
+
+    @property
     def counts(self) -> bool:
         """Whether requests count against a key's quotas."""
         return self._keys is not None

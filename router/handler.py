@@ -82,6 +82,7 @@ class Handler:
         self.logprobs = LogprobModel(settings.worker.output.mode, self.tokenizer)
         self._access = Access(settings)
         self._metrics = metrics
+        metrics.tenants.foresee(self._access.tenants)
         self._placement = Placement(settings, metrics)
         self._cluster_status = adapters.ClusterStatus(self._placement)
         self._injector = Injector(settings, metrics)

@@ -29,14 +29,14 @@ class Traffic:
     __slots__ = ("output_tokens", "prompt_tokens", "requests", "ttft")
 
     def __init__(self) -> None:
-        self.requests = {"ok": 0}
+        self.requests = dict.fromkeys(OUTCOMES, 0)
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.ttft = Histogram(series.ADAPTER_TTFT.buckets)
 
     def ended(self, outcome: str) -> None:
         """Count a request that ended."""
-        self.requests[outcome] = self.requests.get(outcome, 0) + 1
+        self.requests[outcome] += 1
 
 
 class RouterMetrics:
@@ -89,7 +89,7 @@ class RouterMetrics:
             return [
                 ((label, outcome), number)
                 for label, traffic in top.shown()
-                for outcome, number in list(traffic.requests.items())
+                for outcome, number in traffic.requests.items()
             ]
 
         self._shown.read(requests, by_outcome)

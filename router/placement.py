@@ -58,6 +58,7 @@ class Placement:
         self.any_connected = asyncio.Event()
         self._timeout_seconds = settings.router.resume_timeout_seconds
         self._metrics = metrics
+        metrics.adapters.foresee(name for name, _ in settings.adapters.expand())
         self._awake = AwakeClock()
         self._waiting: dict[OpenRequest, asyncio.TimerHandle] = {}
         self._settings = settings
@@ -189,6 +190,7 @@ class Placement:
     ) -> None:
         """See `ShardOwner.learn`."""
         news = self.log.merge(changes) if forgotten is None else self.log.merge_all(changes, forgotten)
+        self._metrics.adapters.foresee(adapter_id for _, adapter_id, rank in news if rank)
         if news:
             for shard in self.shards:
                 if shard is not told_by:

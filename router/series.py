@@ -59,7 +59,7 @@ ADAPTER_REQUESTS = Series(
     "requests",
     "Generate calls that have ended, by adapter and outcome.",
     ("adapter", "outcome"),
-    more="A value of `outcome` appears when it first occurs. What names no adapter that there is counts as `other`.",
+    more="What names no adapter that there is counts as `other`.",
 )
 TENANT_REQUESTS = Series(
     "lorrery_router_tenant_requests_total",

@@ -1,6 +1,6 @@
 """What happens to adapters at run time, carried out: in the core, at the routers, in the journal and the log."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
@@ -32,6 +32,7 @@ class AdapterChanges:
         feed: those who watch hear of them.
         journal: notes them; None: nobody does.
         clock: of the devices.
+        foresee: told of the names that there will be requests for.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class AdapterChanges:
         feed: Feed,
         journal: Journal | None,
         clock: DeviceClock,
+        foresee: Callable[[Iterable[str]], None],
     ) -> None:
         self._loaded = loaded
         self._core = core
@@ -53,6 +55,7 @@ class AdapterChanges:
         self._feed = feed
         self._journal = journal
         self._clock = clock
+        self._foresee = foresee
         self._carry_out(self.log.changes)
 
     @property
@@ -99,7 +102,8 @@ class AdapterChanges:
                     router.send(tell)
         await self._loaded.save()
 
-    def _carry_out(self, changes: Iterable[AdapterChange]) -> None:
+    def _carry_out(self, changes: Sequence[AdapterChange]) -> None:
+        self._foresee(change.adapter_id for change in changes if change.rank)
         at_ps = self._clock.now_ps()
         log_change = log.info
         for number, (version, adapter_id, rank) in enumerate(changes):

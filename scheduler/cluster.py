@@ -70,6 +70,7 @@ class Cluster:
             notes_figures=path is not None,
         )
         self.metrics = SchedulerMetrics(registry, settings.metrics)
+        self.metrics.adapters.foresee(self.core.adapters)
         self.feed = Feed(self.core, self.workers, self.clock)
         self.faults = ClusterFaults(settings, self.clock, self.metrics.faults, self.workers, self._lose)
         self.journal = None if path is None else Journal(path, settings)
@@ -90,7 +91,15 @@ class Cluster:
             log_placement=settings.scheduler.log_placement,
         )
         self.adapters = AdapterChanges(
-            loaded, self.core, self._factory, self.routers, self.workers, self.feed, self.journal, self.clock
+            loaded,
+            self.core,
+            self._factory,
+            self.routers,
+            self.workers,
+            self.feed,
+            self.journal,
+            self.clock,
+            self.metrics.adapters.foresee,
         )
         Gauges(self.metrics, self)
 

@@ -42,6 +42,9 @@ most traffic in this process (20 each), and `other` for the rest. `adapter="base
 are requests that name no tenant; an adapter that is called so itself is shown in quotes, `'base'`. Names of more than
 200 characters, or with characters that cannot be printed, count as `other`.
 
+* Names that are known beforehand have their places from the start, with 0, while there are any: adapters when they are
+  listed or loaded, at a router also the tenants of its keys. Any other name comes with its first request, which a
+  `rate` of its series does not see.
 * A name's place goes to another once that has more than twice its requests; both are halved now and then, so that old
   traffic is forgotten. However many names pass, there are never more series.
 * What happens counts for a name if it is shown then, and for `other` if it is not. So every counter only grows, and

@@ -35,6 +35,17 @@ def test_names_are_shown_from_their_first_request_while_there_is_room():
     assert shown(names) == {"none": 1, "a": 2, "b": 1, OTHER: 1}
 
 
+def test_names_that_are_foreseen_are_there_with_nothing_and_give_way_to_traffic():
+    names = top(3)
+    names.foresee(["a", "", "x" * (MAX_CHARACTERS + 1), "b\n", "a", OTHER, "b", "c", "d"])
+    assert shown(names) == {"none": 0, "a": 0, f"'{OTHER}'": 0, "b": 0, OTHER: 0}
+    for name in ("b", *["z"] * 10):
+        request(names, name)
+    assert shown(names)["b"] == 1
+    assert "z" in shown(names)
+    assert len(shown(names)) == 5
+
+
 def test_nameless_and_other_are_there_from_the_start():
     assert shown(top(3)) == {"none": 0, OTHER: 0}
 

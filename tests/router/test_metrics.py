@@ -12,6 +12,7 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish, Request
 from lorrery.router.sampling import SamplingParams
+from lorrery.router.series import OUTCOMES
 from lorrery.router.streams import Fanout
 from lorrery.router.timing import Timing
 from lorrery.router.wire import TokensFrame
@@ -145,3 +146,11 @@ async def test_the_gaps_of_a_frame_count_once_with_their_number(
     for task in waiting:
         task.cancel()
     fanout.close()
+
+
+def test_every_outcome_of_an_adapter_and_a_tenant_begins_with_0(metrics: RouterMetrics, registry: CollectorRegistry):
+    metrics.adapters.foresee(["sql"])
+    metrics.tenants.foresee(["acme"])
+    for outcome in OUTCOMES:
+        assert read(registry, "adapter_requests_total", adapter="sql", outcome=outcome) == 0
+        assert read(registry, "tenant_requests_total", tenant="acme", outcome=outcome) == 0
