@@ -7,6 +7,7 @@ from lorrery.chassis.metrics import TABLE as PROCESS
 from lorrery.chassis.series import Series
 from lorrery.chassis.tracing import SPANS
 from lorrery.loadgen.series import TABLE as LOADGEN
+from lorrery.router.http.requests_counted import TABLE as HTTP
 from lorrery.router.series import TABLE as ROUTER
 from lorrery.scheduler.series import TABLE as SCHEDULER
 from lorrery.worker.series import CONSTANT_LABELS
@@ -21,7 +22,8 @@ workers of `lorrery up` from 9103 on, every container on 9100, `lorrery load` wh
 `deploy/prometheus/prometheus.yml` scrapes them, the dashboards in `deploy/grafana/` show them. Each service exports by
 the table that this page is made of; `tests/deploy/test_metrics.py` and a live cluster's test compare them.
 
-Workers and the router's HTTP edge have vLLM's series too: [vllm-metrics.md](vllm-metrics.md).
+Workers and the router's HTTP edge have vLLM's series too: [vllm-metrics.md](vllm-metrics.md). The edge's `/metrics` has
+the router's own as well, for whoever can reach no other port: let Prometheus scrape one of the two.
 
 **Units.** *Device seconds* are what the model of the GPU says; *wall seconds* are the clock's. With `time_scale = 2` a
 device second takes two wall seconds. `rate()` is per wall second in any case. Ratios are not exported: each is a
@@ -73,6 +75,7 @@ are requests that name no tenant; an adapter that is called so itself is shown i
 
 SECTIONS: tuple[tuple[str, str, Sequence[Series], tuple[str, ...]], ...] = (
     ("Router", "", ROUTER, ()),
+    ("The router's HTTP edge", "", HTTP, ()),
     ("Scheduler", "Gauges are read at each scrape, so that steps cost nothing for them.", SCHEDULER, ()),
     (
         "Worker",

@@ -4,6 +4,7 @@ uvicorn does the protocol (`chassis.web_server`), within the bounds of connectio
 """
 
 from http import HTTPStatus
+from time import perf_counter
 from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
@@ -20,6 +21,7 @@ from lorrery.router.http.app import make_app
 from lorrery.router.http.connection import DirectWriter, connection_class, in_no_chunks
 from lorrery.router.http.edge import REQUEST_ID
 from lorrery.router.http.errors import BODY_TOO_LONG, body, json_response
+from lorrery.router.http.requests_counted import RequestsCounted
 from lorrery.router.tracing import CallTrace, CallTraces
 
 _log = get_logger("router.http")
@@ -39,7 +41,7 @@ def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> 
     max_bytes = _JSON_BYTES_PER_BYTE * handler.receive_bytes
     router, tls = handler.settings.router, server_context(handler.settings.http_tls)
     return WebServer(
-        bounded(make_app(handler, registry), max_bytes, handler.traces),
+        bounded(make_app(handler, registry), max_bytes, handler.traces, RequestsCounted(registry)),
         address,
         "router.http",
         handshake_seconds=router.http_request_seconds,
@@ -50,10 +52,11 @@ def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> 
     )
 
 
-def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces) -> ASGIApp:
+def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsCounted) -> ASGIApp:
     """Return an app that reads no more than `max_bytes` of a request's body, and answers 413 to a longer one.
 
-    Every answer has an `x-request-id`: the client's, or one of ours. What a request brings about is traced here.
+    Every answer has an `x-request-id`: the client's, or one of ours. What a request brings about is traced and counted
+    here.
     """
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     text = f"the body has more than {max_bytes} bytes; send less"
@@ -64,6 +67,7 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces) -> ASGIApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
+        begun, status_sent = perf_counter(), 0
         request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = request_id or uuid4().hex.encode()
         scope["state"][REQUEST_ID] = request_id.decode("latin-1")
@@ -72,17 +76,14 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces) -> ASGIApp:
             send = in_no_chunks(send)
 
         async def send_with_id(message: Message) -> None:
+            nonlocal status_sent
             if message["type"] == "http.response.start":
+                status_sent = message["status"]
                 if trace is not None:
                     trace.answered(message["status"], getattr(scope.get("route"), "path", None))
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
-        trace: CallTrace | None = None
-        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if int(announced) > max_bytes:
-            await too_long(scope, receive, send_with_id)
-            return
         num_bytes = 0
 
         async def bounded_receive() -> Message:
@@ -94,10 +95,19 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces) -> ASGIApp:
                 raise HTTPException(status, text, {"connection": "close"})
             return message
 
+        trace: CallTrace | None = None
+        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         try:
+            if int(announced) > max_bytes:
+                await too_long(scope, receive, send_with_id)
+                return
             with traces.http(scope) as trace:
                 await app(scope, bounded_receive, send_with_id)
         except Exception:  # the client has had its answer; uvicorn would put a traceback between the log's lines
             _log.exception("http_failed", path=scope["path"])
+        finally:
+            if status_sent:
+                handler = getattr(scope.get("route"), "path", None)
+                counted.ended(handler, scope["method"], status_sent, perf_counter() - begun)
 
     return bounded_app

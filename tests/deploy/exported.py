@@ -11,6 +11,8 @@ from lorrery.chassis.series import Series
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.series import TABLE as LOADGEN
 from lorrery.loadgen.workload.outcome import OK, RequestOutcome
+from lorrery.router.http.requests_counted import TABLE as HTTP
+from lorrery.router.http.requests_counted import RequestsCounted
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.series import TABLE as ROUTER
 from lorrery.scheduler.core.build import build_replica
@@ -71,8 +73,15 @@ def process_metrics() -> CollectorRegistry:
     return registry
 
 
+def http_metrics() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    RequestsCounted(registry)
+    return registry
+
+
 EXPORTED = {
     "router": router_metrics,
+    "http": http_metrics,
     "scheduler": scheduler_metrics,
     "worker": worker_metrics,
     "loadgen": loadgen_metrics,
@@ -80,6 +89,7 @@ EXPORTED = {
 }
 TABLES: dict[str, tuple[tuple[Series, ...], tuple[str, ...]]] = {
     "router": (ROUTER, ()),
+    "http": (HTTP, ()),
     "scheduler": (SCHEDULER, ()),
     "worker": (WORKER, CONSTANT_LABELS),
     "loadgen": (LOADGEN, ()),

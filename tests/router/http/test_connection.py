@@ -165,6 +165,25 @@ async def test_a_head_that_others_may_read_otherwise_is_refused(
     assert why in json.loads(refused.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
+async def test_requests_are_counted_by_route_method_and_status(start_http: StartHttp) -> None:
+    router = await start_http()
+    nothing = b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n"
+    long = POST + b"content-length: %d\r\n\r\n" % 10**12
+    for sent in (WHOLE, WHOLE, POST + b"content-length: 1\r\n\r\n{", nothing, GET, long):
+        async with router.connection() as (reader, writer):
+            writer.write(sent)
+            await one_answer(reader)
+    shown = (await router.exchange(b"GET /metrics HTTP/1.0\r\n\r\n")).decode().splitlines()
+    assert {line for line in shown if line.startswith("http_requests_total") and not line.endswith(" 0.0")} == {
+        'http_requests_total{handler="/tokenize",method="POST",status="2xx"} 2.0',
+        'http_requests_total{handler="/tokenize",method="POST",status="4xx"} 1.0',
+        'http_requests_total{handler="none",method="GET",status="4xx"} 1.0',
+        'http_requests_total{handler="none",method="POST",status="4xx"} 1.0',
+    }
+    assert 'http_request_duration_seconds_count{handler="/tokenize",method="POST"} 3.0' in shown
+    assert "http_request_duration_highr_seconds_count 5.0" in shown
+
+
 async def test_http_1_0_needs_no_host_and_gets_no_chunks(start_http: StartHttp) -> None:
     router = await start_http()
     head, _, content = (await router.exchange(b"GET /metrics HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")

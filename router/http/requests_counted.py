@@ -1,0 +1,73 @@
+"""What HTTP requests there were, under the names that prometheus-fastapi-instrumentator has, and vLLM's server by it.
+
+Counted are the routes that serve clients; those that are asked every few seconds (metrics, health) are not.
+"""
+
+from prometheus_client import CollectorRegistry
+
+from lorrery.chassis.series import Exporter, Series, table
+
+_HIGHR_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0),
+    60.0,
+)
+REQUESTS = Series(
+    "http_requests_total",
+    "requests",
+    "HTTP requests that were answered, by route, method and class of status.",
+    ("handler", "method", "status"),
+    more="`handler` is the route's path, or `none`; `status` is `2xx`, `4xx` or `5xx`. The routes that generate are "
+    "there from the start, others appear when they are first asked. `/metrics`, `/load`, `/version` and the probes are "
+    "not counted.",
+)
+DURATION = Series(
+    "http_request_duration_seconds",
+    "wall seconds",
+    "From the head of an HTTP request to the end of its answer, a stream's too, by route and method.",
+    ("handler", "method"),
+    (0.1, 0.5, 1.0),
+)
+DURATION_HIGHR = Series(
+    "http_request_duration_highr_seconds",
+    "wall seconds",
+    "The same of all routes together, in more buckets.",
+    buckets=_HIGHR_BUCKETS,
+)
+TABLE = table(globals())
+
+_GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+_NOT_COUNTED = frozenset({"/metrics", "/load", "/version", "/health", "/healthz", "/ping"})
+
+
+class RequestsCounted:
+    """See the module.
+
+    Args:
+        registry: where they are shown.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        exporter = Exporter(registry, TABLE)
+        self._requests = exporter.numbers(REQUESTS)
+        self._duration = exporter.histograms(DURATION)
+        self._duration_highr = exporter.histogram(DURATION_HIGHR)
+        for handler in _GENERATING:
+            self._duration.labels(handler, "POST")
+            for status in ("2xx", "4xx", "5xx"):
+                self._requests.labels(handler, "POST", status)
+
+    def ended(self, handler: str | None, method: str, status: int, seconds: float) -> None:
+        """Count a request.
+
+        Args:
+            handler: path of its route; None: there is none.
+            method: such as `POST`.
+            status: of the answer.
+            seconds: from its head to the end of the answer.
+        """
+        if handler in _NOT_COUNTED:
+            return
+        name = handler or "none"
+        self._requests.labels(name, method, f"{status // 100}xx").inc()
+        self._duration.labels(name, method).observe(seconds)
+        self._duration_highr.observe(seconds)
