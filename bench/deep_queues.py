@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis.process import let_collector_rest
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core.plan import Ran
 from lorrery.scheduler.messages import StepReport, Submit, WorkerHello
@@ -46,6 +47,7 @@ class LoopHold:
 
 async def measure(num_waiting: int = NUM_WAITING) -> list[LoopHold]:
     """Measure each event once."""
+    let_collector_rest()  # as in a scheduler's process, whose modules it does not look at
     events: dict[str, Callable[[Cluster, Dispatcher, RouterLink], None]] = {
         "worker lost": lambda cluster, worker, router: cluster.detach(worker),
         "worker drains": lambda cluster, worker, router: cluster.drain_worker(worker),
