@@ -29,7 +29,7 @@ from lorrery.loadgen.workload.mooncake import read_mooncake
 from lorrery.loadgen.workload.popularity import uniform_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapter_loads import LoadTime, Tier
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.validation.padded_fifo import PaddedFifo

@@ -14,17 +14,17 @@ from lorrery.chassis.faults import LOAD_FAILURE
 from lorrery.chassis.tables import read_tables
 from lorrery.scheduler.core.adapter_loads import WELL, LoadFault, LoadFaults
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.door import ClusterRules
-from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.placements.options import PlacementOptions, Weights
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import batch_limits, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter

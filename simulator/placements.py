@@ -6,7 +6,8 @@ given. The choice is not: it follows from them, from what the placement chose be
 
 from collections.abc import Mapping
 
-from lorrery.scheduler.core.placements.base import Candidate, Placement
+from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.worker.device.pace import Pace

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.fault_rules import LoadRules, RuleBook
-from lorrery.scheduler.core.placements.base import Placement
+from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.record import Record
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter

@@ -11,7 +11,6 @@ from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused,
 from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.plan import (
     Cancelled,
     Dropped,
@@ -21,6 +20,7 @@ from lorrery.scheduler.core.plan import (
     Preempted,
     Recalled,
 )
+from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.clock import Clock

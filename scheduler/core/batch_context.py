@@ -10,7 +10,7 @@ from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
 from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_held
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.batching.chunked import Chunked
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.batching.llm_mock import LlmMock
@@ -14,6 +13,7 @@ from lorrery.scheduler.core.batching.slora_loop import SloraLoop
 from lorrery.scheduler.core.batching.static import Static
 from lorrery.scheduler.core.exclusion import Exclusion
 from lorrery.scheduler.core.policies import batch_limits
+from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.vocabulary.units import NEVER
 

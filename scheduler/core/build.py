@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from lorrery.scheduler.core.adapter_loads import WELL, LoadFaults, LoadTime
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.policies import QUEUES, batching_name, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

@@ -30,9 +30,9 @@ from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.forecast import OutputShare
 from lorrery.scheduler.core.member import Member, Tally
-from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.placing import SLICE, Placing
 from lorrery.scheduler.core.plan import Cancelled, Recalled
+from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.quotas import Quota, Quotas
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence

@@ -5,9 +5,9 @@ the batch is empty then (`tests/golden/router_loop.jsonl`).
 """
 
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.plan import AdaptersKept, Event
 from lorrery.scheduler.core.policy_errors import PolicyErrors
+from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.running import Running
 
 

@@ -10,7 +10,8 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
-from lorrery.scheduler.core.placements.base import Candidate, Choice, Placement
+from lorrery.scheduler.core.placements.base import Candidate, Choice
+from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Sequence
 
 CHECK_IT = "check it: `lorrery validate policy --part placement`"

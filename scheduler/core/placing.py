@@ -17,8 +17,9 @@ from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.many_workers import FEW, ManyWorkers
 from lorrery.scheduler.core.member import Member, class_name
 from lorrery.scheduler.core.placement_answers import choice_of
-from lorrery.scheduler.core.placements.base import Candidate, Placement
+from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.policy_answers import is_ours
+from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.waiting_room import WaitingRoom
 from lorrery.scheduler.core.watched_candidate import Figures, WatchedCandidate

@@ -12,7 +12,7 @@ from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.adapters_ahead import Ahead
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
-from lorrery.scheduler.core.batching.base import Batching, Step, decodes_on
+from lorrery.scheduler.core.batching.base import Step, decodes_on
 from lorrery.scheduler.core.inbox import Inbox
 from lorrery.scheduler.core.plan import Chunk, Idle, Plan
 from lorrery.scheduler.core.policy_answers import (
@@ -23,7 +23,9 @@ from lorrery.scheduler.core.policy_answers import (
     wake_of,
 )
 from lorrery.scheduler.core.policy_errors import PolicyErrors
-from lorrery.scheduler.core.queues.base import Queue, goes_by_arrival, is_asked_every_step
+from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.queues.base import goes_by_arrival, is_asked_every_step
 from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Sequence
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.exclusion import SET, Exclusion
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.early_drop import EarlyDrop
 from lorrery.scheduler.core.queues.fifo import Fifo

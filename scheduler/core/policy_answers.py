@@ -13,7 +13,7 @@ from typing import Any
 from lorrery.scheduler.core.admission import CHECK_IT, AdmissionPass
 from lorrery.scheduler.core.batching.base import Step, Wait
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 

@@ -14,7 +14,6 @@ from typing import NoReturn
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
-from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.headroom import Headroom
 from lorrery.scheduler.core.inbox import Inbox, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
@@ -36,7 +35,9 @@ from lorrery.scheduler.core.planner import Planner
 from lorrery.scheduler.core.policy_answers import CANCELS_ANOTHER, is_ours
 from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.queues.base import Queue, hears_of_steps
+from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.queues.base import hears_of_steps
 from lorrery.scheduler.core.replica_options import PLAIN, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason

@@ -9,6 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
@@ -242,3 +245,9 @@ async def test_a_name_that_leads_nowhere_is_an_error_at_the_start(override: str,
 def test_a_name_that_is_none_is_an_error_that_lists_them() -> None:
     with pytest.raises(SettingsError, match=r"scheduler\.policy: 'lifo' is none of req_queue, fcfs"):
         load(None, ["scheduler.policy=lifo"])
+
+
+@pytest.mark.parametrize("protocol", [Queue, Batching, Placement])
+def test_a_class_may_derive_from_its_protocol(protocol: type) -> None:
+    made = type("Own", (protocol,), {})
+    assert isinstance(made(), made)

@@ -22,7 +22,7 @@ from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.slora_loop import IDLE_POLL_PS, MAX_WAIT_STEPS, SloraLoop
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.plan import AdaptersKept, Event, Finished, Idle, Plan, Ran
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.queues.vtc_fair import VtcFair

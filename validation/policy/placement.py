@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lorrery.scheduler.core.placement_answers import fields_of, put_back
-from lorrery.scheduler.core.placements.base import Choice, Placement
+from lorrery.scheduler.core.placements.base import Choice
 from lorrery.scheduler.core.placements.candidate import PREDICTED, not_kept
+from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.scheduler.plugins import in_words

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, NamedTuple
 
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.units import PS_PER_SECOND
 

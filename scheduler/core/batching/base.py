@@ -1,10 +1,10 @@
-"""What the next step may be, and who chooses it."""
+"""What the next step may be, and what is known to who chooses it."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from operator import index
-from typing import Protocol, SupportsIndex
+from typing import SupportsIndex
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.plan import Chunk
@@ -111,32 +111,7 @@ class BatchContext:
         raise NotImplementedError
 
 
-class Batching(Protocol):
-    """Chooses the next step. Its own state changes in `choose`, `advanced` and `emptied` only."""
-
-    @property
-    def limits(self) -> BatchLimits:
-        """What one admission pass may take into a batch that is empty."""
-        ...
-
-    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
-        """Decide at a boundary. `Step.max_steps` says how long the same answer would hold without events."""
-        ...
-
-    def advanced(self, num_decode_steps: int) -> None:
-        """Take note that so many decode steps of the last choice are done."""
-        ...
-
-    def emptied(self, at_ps: int) -> None:
-        """Take note that the batch became empty at this boundary."""
-        ...
-
-    def arrivals_matter(self, context: BatchContext) -> bool:
-        """Tell whether an arrival may change the last choice before it is through."""
-        ...
-
-
-def decodes_on(batching: Batching) -> bool:
+def decodes_on(batching: object) -> bool:
     """Tell whether a way to batch says, by a true `decodes_on`, what it does while nobody could enter.
 
     That is: it has no state, and its limits stay; with a sequence past its prompt, none in prefill and none that waits,

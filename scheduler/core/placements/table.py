@@ -6,7 +6,6 @@ import numpy as np
 
 from lorrery.scheduler.core.placements.adapter_hash import AdapterHash
 from lorrery.scheduler.core.placements.adapter_shards import AdapterShards
-from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.placements.options import DEFAULT_OPTIONS, PlacementOptions
 from lorrery.scheduler.core.placements.power_of_two import PowerOfTwo
@@ -14,6 +13,7 @@ from lorrery.scheduler.core.placements.predicted_finish import PredictedFinish
 from lorrery.scheduler.core.placements.prefix_match import PrefixMatch
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.placements.weighted import Weighted
+from lorrery.scheduler.core.protocols.placement import Placement
 
 
 class MakePlacement(Protocol):

@@ -8,12 +8,13 @@ import pytest
 
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.admission import CHECK_IT, AdmissionPass, BatchLimits
-from lorrery.scheduler.core.batching.base import BatchContext, Batching, Step, Wait, whole
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, whole
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.plan import Chunk, Plan, Raised, Ran
+from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.queues.base import ListedQueue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running

@@ -4,7 +4,7 @@ from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.plan import Admitted
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_options import ReplicaOptions
