@@ -20,6 +20,7 @@ import os
 import runpy
 import subprocess
 import sys
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,10 +55,8 @@ def long_prompts(prompt_tokens: int, num_requests: int = PROMPT_REQUESTS) -> Sce
     num_shared = num_blocks // 2
     halves = rng.integers(0, SHARED_HALVES, num_requests).tolist()
     hash_ids = [
-        (
-            *range(half * num_blocks, half * num_blocks + num_shared),
-            *range((SHARED_HALVES + n) * num_blocks + num_shared, (SHARED_HALVES + n + 1) * num_blocks),
-        )
+        array("Q", range(half * num_blocks, half * num_blocks + num_shared))
+        + array("Q", range((SHARED_HALVES + n) * num_blocks + num_shared, (SHARED_HALVES + n + 1) * num_blocks))
         for n, half in enumerate(halves)
     ]
     columns = Columns(

@@ -155,7 +155,7 @@ def run_of(scenario: Scenario, peer: Peer) -> dict[str, object]:
         "at_seconds": columns.at_seconds.tolist(),
         "prompt_tokens": columns.prompt_tokens.tolist(),
         "output_tokens": columns.output_tokens.tolist(),
-        "hash_ids": columns.hash_ids,
+        "hash_ids": None if columns.hash_ids is None else [list(ids or ()) for ids in columns.hash_ids],
         "hash_tokens": BLOCK_TOKENS,
         "block_tokens": replica.block_size,
         "kv_tokens": replica.max_total_token_num,

@@ -73,7 +73,7 @@ class Columns:
     output_tokens: Counts
     adapters: Sequence[str] = ()
     adapter: NDArray[np.int32] | None = None
-    hash_ids: Sequence[tuple[int, ...] | None] | None = None
+    hash_ids: Sequence[Sequence[int] | None] | None = None
 
     def __len__(self) -> int:
         return len(self.at_seconds)
@@ -207,7 +207,7 @@ def fleet(num_requests: int | None = None) -> Scenario:
 
 
 def _with_hash_ids(
-    workload: Iterable[WorkloadRequest], hash_ids: Iterable[tuple[int, ...] | None]
+    workload: Iterable[WorkloadRequest], hash_ids: Iterable[Sequence[int] | None]
 ) -> Iterator[WorkloadRequest]:
     for request, ids in zip(workload, hash_ids, strict=True):
         request.hash_ids = ids

@@ -1,5 +1,6 @@
 """Requests of one's own, column by column: a workload that neither a generator nor a trace reader makes."""
 
+from array import array
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, fields
 from numbers import Integral
@@ -66,14 +67,14 @@ class Requests:
                 raise ValueError(f"{name}: every request needs at least 1")
         for row, (ids, prompt) in enumerate(zip(hash_ids, prompts.tolist(), strict=True)):
             if ids is not None and not _are_ids(ids):
-                raise ValueError(f"hash_ids[{row}] is {ids!r}; expected whole numbers")
+                raise ValueError(f"hash_ids[{row}] is {ids!r}; expected whole numbers from 0 to 2**64 - 1")
             if ids is not None and len(ids) != (wanted := -(-prompt // BLOCK_TOKENS)):
                 raise ValueError(f"hash_ids[{row}] has {len(ids)} ids; a prompt of {prompt} tokens has {wanted} blocks")
         columns_in_order = zip(
             at_seconds.tolist(), prompts.tolist(), outputs.tolist(), adapter_ids, tenant_ids, hash_ids, strict=True
         )
         rows = [
-            WorkloadRequest(index, at, prompt, output, adapter_id, tenant_id, None if ids is None else tuple(ids))
+            WorkloadRequest(index, at, prompt, output, adapter_id, tenant_id, None if ids is None else array("Q", ids))
             for index, (at, prompt, output, adapter_id, tenant_id, ids) in enumerate(columns_in_order)
         ]
         return [rows[row] for row in np.argsort(at_seconds, kind="stable").tolist()]
@@ -81,7 +82,9 @@ class Requests:
 
 def _are_ids(ids: object) -> bool:
     """Tell whether these are ids of one prompt's blocks: whole numbers, one character of a text is none."""
-    return isinstance(ids, Sequence | np.ndarray) and all(isinstance(one, Integral) for one in ids)
+    return isinstance(ids, Sequence | np.ndarray) and all(
+        isinstance(one, Integral) and 0 <= int(one) < 2**64 for one in ids
+    )
 
 
 def _listed(name: str, values: object) -> list[Any]:

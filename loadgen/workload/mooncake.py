@@ -10,6 +10,7 @@ as they stand they are bursts of about ten; `spread` moves them apart. A report 
 
 import json
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby, islice
@@ -72,7 +73,7 @@ def spread(
     return [replace(request, index=index) for index, request in enumerate(placed)]
 
 
-def _read_row(number: int, line: str) -> tuple[float, int, int, tuple[int, ...] | None]:
+def _read_row(number: int, line: str) -> tuple[float, int, int, "array[int] | None"]:
     try:
         row: Any = json.loads(line.removeprefix("\ufeff") if number == 1 else line)
     except (ValueError, RecursionError) as error:
@@ -92,9 +93,9 @@ def _read_row(number: int, line: str) -> tuple[float, int, int, tuple[int, ...] 
     prompt_tokens, output_tokens = max(int(prompt_tokens), 1), max(int(output_tokens), 1)
     if hash_ids is None:
         return float(stamp), prompt_tokens, output_tokens, None
-    if not isinstance(hash_ids, list) or not all(type(block) is int and block >= 0 for block in hash_ids):
-        raise TraceError(f"line {number}: hash_ids must be a list of whole numbers, 0 or more")
+    if not isinstance(hash_ids, list) or not all(type(block) is int and 0 <= block < 2**64 for block in hash_ids):
+        raise TraceError(f"line {number}: hash_ids must be a list of whole numbers from 0 to 2**64 - 1")
     num_blocks = -(-prompt_tokens // BLOCK_TOKENS)
     if len(hash_ids) != num_blocks:
         raise TraceError(f"line {number}: {len(hash_ids)} hash_ids for {prompt_tokens} tokens; expected {num_blocks}")
-    return float(stamp), prompt_tokens, output_tokens, tuple(hash_ids)
+    return float(stamp), prompt_tokens, output_tokens, array("Q", hash_ids)

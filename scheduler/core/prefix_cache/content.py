@@ -35,7 +35,7 @@ def of_runs(run_ids: Tokens[int], run_tokens: int, num_tokens: int) -> Content:
 
     Equal ids mean equal tokens after equal ones, different ids different tokens from the first on.
     """
-    ids = array("Q", run_ids)
+    ids = run_ids if isinstance(run_ids, array) and run_ids.typecode == "Q" else array("Q", run_ids)
     assert len(ids) == -(-num_tokens // run_tokens), "a run without an id"
     return Content(ids.tobytes(), run_tokens, ids.itemsize, num_tokens)
 

@@ -1,3 +1,5 @@
+from array import array
+
 import numpy as np
 import pytest
 
@@ -21,7 +23,7 @@ def test_one_adapter_and_one_tenant_stand_for_all():
 
 def test_blocks_make_prefixes():
     rows = Requests([0, 1], [600, 5], [1, 1], hash_ids=[np.array([7, 8]), None]).rows()
-    assert [row.hash_ids for row in rows] == [(7, 8), None]
+    assert [row.hash_ids for row in rows] == [array("Q", [7, 8]), None]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,8 @@ def test_blocks_make_prefixes():
         (Requests([0.0], [2**70], [1]), "prompt_tokens: a number is too large; at most 9223372036854775807"),
         (Requests([0.0], [1], [1], ["a", "b"]), "adapter_id has 2 rows"),
         (Requests([0.0], [1], [1], tenant_id=[]), "tenant_id has 0 rows"),
+        (Requests([0], [1], [1], hash_ids=[[-1]]), r"hash_ids\[0\] is \[-1\]; expected whole numbers from 0 to"),
+        (Requests([0], [1], [1], hash_ids=[[2**64]]), r"expected whole numbers from 0 to 2\*\*64 - 1"),
         (Requests([0.0], [513], [1], hash_ids=[(1,)]), r"hash_ids\[0\] has 1 ids; a prompt of 513 tokens has 2 blocks"),
     ],
 )

@@ -1,4 +1,5 @@
 import pathlib
+from array import array
 
 import numpy as np
 import pytest
@@ -99,7 +100,12 @@ def test_mooncake_reads_milliseconds_and_block_ids():
         '{"timestamp": 6000, "input_length": 512, "output_length": 1}',
     ]
     first, second = read_mooncake(lines)
-    assert (first.at_seconds, first.prompt_tokens, first.output_tokens, first.hash_ids) == (0.0, 513, 7, (0, 5))
+    assert (first.at_seconds, first.prompt_tokens, first.output_tokens, first.hash_ids) == (
+        0.0,
+        513,
+        7,
+        array("Q", [0, 5]),
+    )
     assert (second.at_seconds, second.hash_ids) == (3.0, None)
 
 
@@ -115,6 +121,7 @@ def test_mooncake_reads_milliseconds_and_block_ids():
         ('{"timestamp": NaN, "input_length": 3, "output_length": 1}', "line 1: timestamp is nan"),
         ('{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}', "1 hash_ids for 513 tokens"),
         ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}', "hash_ids must be"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [18446744073709551616]}', "from 0 to 2"),
     ],
 )
 def test_mooncake_names_the_line_that_does_not_parse(line, message):
@@ -129,8 +136,9 @@ def test_spread_moves_requests_apart_within_their_window_and_keeps_their_order()
     times = [request.at_seconds for request in placed]
     assert times == sorted(times)
     assert len(set(times)) == 200
-    by_hash = {request.hash_ids: request.at_seconds for request in placed}
-    assert all(0 <= by_hash[request.hash_ids] - request.at_seconds < 3.0 for request in workload)
+    by_hash = {tuple(request.hash_ids or ()): request.at_seconds for request in placed}
+    assert len(by_hash) == 200
+    assert all(0 <= by_hash[tuple(request.hash_ids or ())] - request.at_seconds < 3.0 for request in workload)
     for stamp in {request.at_seconds for request in workload}:
-        same = [by_hash[request.hash_ids] for request in workload if request.at_seconds == stamp]
+        same = [by_hash[tuple(request.hash_ids or ())] for request in workload if request.at_seconds == stamp]
         assert same == sorted(same)
