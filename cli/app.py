@@ -35,7 +35,7 @@ PARTS = {
     "tokenizer": "Say where the shipped tokenizer is, or copy it: a Hugging Face folder.",
     "certs": "Make a development authority, and certificates for each role in a cluster.",
     "keys": "Make API keys for clients.",
-    "validate": "Hold the shipped code against results of the programs it models.",
+    "validate": "Show how far the model is from the programs and GPUs that it models.",
 }
 """Subcommand and what it does; `cli.NAME.app` is its typer application."""
 

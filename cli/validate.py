@@ -1,5 +1,6 @@
-"""`lorrery validate`: holds the shipped code against what other programs did.
+"""`lorrery validate`: holds the shipped code against what other programs did, and GPUs were measured to do.
 
+Without a command it makes every check of the shipped figures (`validation/overview.py`).
 `golden` replays golden records (JSON Lines, see `validation/golden`). Its last line is `N passed, N failed, N skipped`
 and nothing else, for scripts to read. `steptime` holds the step-time models against measured steps, `kernels` their
 kernels one by one, `serving` whole runs of served models, `vidur` the simulator against a run of Vidur.
@@ -18,18 +19,20 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
+from lorrery.chassis.terminal import table_console
 from lorrery.cli.output import write
 from lorrery.cli.validate_kernels import kernels
 from lorrery.cli.validate_serving import serving
 from lorrery.cli.version import VersionOption
 from lorrery.settings import load
+from lorrery.validation import overview, vidur_run
 from lorrery.validation import slora as slora_runs
 from lorrery.validation import steptime as steptimes
-from lorrery.validation import vidur_run
 from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
 from lorrery.validation.policy.check import check_policy, placements_of
 from lorrery.validation.policy.placement import check_placement
 from lorrery.validation.published import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
+from lorrery.validation.serving import default_jobs
 from lorrery.validation.vidur import BatchRules
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError
@@ -45,15 +48,29 @@ MAX_VALUE_LENGTH = 300
 _PARTS = {"policy": (), "batching": ("scheduler.policy=fcfs",), "placement": ()}
 """What `validate policy` checks, each the setting that names it -> what it runs with unless --set says otherwise."""
 
-app = command_app(no_args_is_help=True)
+app = command_app(
+    "Hold the shipped code against the programs and GPUs that it models; without a command all of it, in half a minute."
+)
 app.command(cls=Command)(kernels)
 app.command(cls=Command)(serving)
 
 
-@app.callback()
-def validate(version: VersionOption = False) -> None:
-    """Hold the shipped code against results of the programs it models."""
+@app.callback(invoke_without_command=True)
+def validate(context: typer.Context, version: VersionOption = False) -> None:
+    """Make every check of the shipped figures: how many cases there are of each kind, and how far off the model is.
+
+    Exits with 1 if a decision differs from the original program's, or Vidur's run is missed by over 3 %.
+    """
     del version
+    if context.invoked_subcommand is not None:
+        return
+    checks = overview.checks(jobs=default_jobs())
+    shown = track(checks.values(), "checking", console=Console(stderr=True), transient=True)
+    lines = [line for check in shown for line in check()]
+    table_console().print(overview.render(lines))
+    typer.echo("error: the mean absolute one, S-LoRA's the median; `lorrery validate COMMAND` has the particulars")
+    if not all(line.ok for line in lines):
+        raise typer.Exit(1)
 
 
 @app.command(cls=Command)

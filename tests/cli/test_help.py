@@ -18,7 +18,7 @@ from lorrery.chassis.errors import LorreryError
 from lorrery.cli.app import PARTS
 
 SERVICES = ("router", "scheduler", "worker")
-RUN_FOR_LONG = {"up", "demo", "web", "validate vidur", "validate slora", "validate serving"}
+RUN_FOR_LONG = {"up", "demo", "web", "validate", "validate vidur", "validate slora", "validate serving"}
 """Without options they run a cluster, or replay what ships: tests of their own watch that."""
 GROUPS = {"faults", "keys", "validate"}
 """Their commands have examples of their own."""
@@ -38,7 +38,6 @@ WITHOUT_OPTIONS = {
     "calibrate": (2, "FILE"),
     "cache": (2, "corpus"),
     "tokenizer": (0, "shipped"),
-    "validate": (2, "golden"),
     "certs": (2, "DIR"),
     "keys": (2, "new"),
     "keys new": (2, "--tenant"),

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from lorrery.chassis.shipped import golden_excerpts
 from lorrery.cli.app import app as lorrery
 from lorrery.cli.validate import app
+from lorrery.validation import overview
 from lorrery.validation.golden import replay
 from lorrery.validation.golden.kind import Skip
 from lorrery.validation.golden.kinds import KINDS
@@ -246,3 +247,51 @@ def test_the_lorrery_command_leads_here():
 
     assert result.exit_code == 0
     assert result.output.splitlines()[-1] == f"{len(records('length_limits'))} passed, 0 failed, 0 skipped"
+
+
+@pytest.fixture
+def few_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave of the two files whose rows are simulated a few rows each."""
+    for name, every in (("MEASURED_SERVING", 40), ("SLORA_RUNS", 100)):
+        heading, *rows = getattr(overview, name).read_text(encoding="utf-8").splitlines()
+        path = tmp_path / name
+        path.write_text("\n".join([heading, *rows[::every]]) + "\n", encoding="utf-8")
+        monkeypatch.setattr(overview, name, path)
+
+
+@pytest.mark.usefixtures("few_runs")
+def test_without_a_command_every_check_is_made_and_says_how_far_off_the_model_is():
+    result = CliRunner().invoke(lorrery, ["validate"], env={"COLUMNS": "200"})
+
+    assert result.exit_code == 0, result.output
+    heading, *lines = [line for line in result.stdout.splitlines() if line.strip()]
+    assert heading.split("  ")[0] == "lorrery validate"
+    commands = [line.split()[0] for line in lines[:-1] if not line.startswith(" ")]
+    assert commands == ["golden", "slora", "vidur", "kernels", "steptime", "serving"]
+    assert sum("all exactly the same" in line for line in lines) == 1
+    assert sum(bool(re.search(r" [\d,]+ +[\d.]+%( at most)?$", line)) for line in lines) == len(lines) - 2
+
+
+@pytest.mark.usefixtures("few_runs")
+def test_a_decision_that_differs_is_told_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    row = records("length_limits")[0]
+    wrong = write(tmp_path / "wrong.jsonl", {**row, "error": "none of that"})
+    monkeypatch.setattr(overview, "golden_excerpts", lambda: [wrong])
+
+    result = CliRunner().invoke(lorrery, ["validate"], env={"COLUMNS": "200"})
+
+    assert result.exit_code == 1
+    assert re.search(r"golden .* 1 +1 differ$", result.stdout, re.MULTILINE)
+
+
+def test_the_figures_are_those_of_each_check_by_itself():
+    made = {name: list(check()) for name, check in overview.checks().items() if name in ("kernels", "steptime")}
+    assert [line.what.partition(": ")[2] for line in made["steptime"]] == [
+        "linear layers alone",
+        "decode steps",
+        "prefill steps",
+        "mixed steps",
+    ]
+    assert all(line.num_cases > 50 for lines in made.values() for line in lines)
+    gemm = next(line for line in made["kernels"] if line.what.endswith(": gemm"))
+    assert 5 < float(gemm.result.removesuffix("%")) < 15
