@@ -1,9 +1,10 @@
 """Whom a scheduler would refuse just now, so that it need not be asked.
 
 A scheduler that refuses a request for its queue says for whom that holds: for all, or for all of the tenant. Until it
-expects a change, and for `MAX_HOLD_SECONDS` at most, further ones are refused here, before
-anything is read of them: under ten times the load a cluster can serve, that is nearly all. The n-th of them is told to
-come back n times as late, so that they do not come back together. The queue is full meanwhile, so no worker waits.
+expects a change, and for `MAX_HOLD_SECONDS` at most, further ones are refused here, before anything is read of them:
+under ten times the load a cluster can serve, that is nearly all. Each of them is told to come back one place of the
+queue later than the one before it, as the scheduler would have told it. The queue is full meanwhile, so no worker
+waits.
 """
 
 import time
@@ -19,21 +20,20 @@ MAX_TENANTS = 1000
 class _Hold:
     """One refusal that holds for others."""
 
-    __slots__ = ("error", "num_refused", "until")
+    __slots__ = ("error", "retry_seconds", "step_seconds", "until")
 
-    def __init__(self, error: RequestError, until: float) -> None:
+    def __init__(self, error: RequestError, until: float, step_seconds: float) -> None:
         self.error = error
         self.until = until
-        self.num_refused = 1
+        self.step_seconds = step_seconds
+        self.retry_seconds = error.retry_seconds  # of the latest
 
     def raise_for_another(self) -> None:
-        self.num_refused += 1
         first = self.error
-        retry_seconds = first.retry_seconds
-        if retry_seconds is not None:
-            retry_seconds = min(self.num_refused * retry_seconds, MAX_RETRY_SECONDS)
+        if self.retry_seconds is not None:
+            self.retry_seconds = min(self.retry_seconds + self.step_seconds, MAX_RETRY_SECONDS)
         kind = Unattainable if isinstance(first, Unattainable) else Overloaded
-        raise kind(str(first), first.reason, retry_seconds, **first.facts)
+        raise kind(str(first), first.reason, self.retry_seconds, **first.facts)
 
 
 class HoldOff:
@@ -43,11 +43,17 @@ class HoldOff:
         self._all: _Hold | None = None
         self._of_tenant: dict[str, _Hold] = {}
 
-    def note(self, error: RequestError, tenant_id: str | None) -> None:
-        """Take note of a refusal that holds for all of a tenant; None: for everybody."""
+    def note(self, error: RequestError, tenant_id: str | None, step_seconds: float) -> None:
+        """Take note of a refusal that holds for others.
+
+        Args:
+            error: what its client is told.
+            tenant_id: it holds for all of this tenant; None: for everybody.
+            step_seconds: how much later than the one before it each of those may come back.
+        """
         now, retry_seconds = time.monotonic(), error.retry_seconds
         hold_seconds = MAX_HOLD_SECONDS if retry_seconds is None else min(retry_seconds, MAX_HOLD_SECONDS)
-        hold = _Hold(error, now + hold_seconds)
+        hold = _Hold(error, now + hold_seconds, step_seconds)
         if tenant_id is None:
             self._all = hold
             return

@@ -314,7 +314,7 @@ class Shard:
         else:
             if refusal.holds_for_all or refusal.holds_for_tenant:
                 tenant_id = None if refusal.holds_for_all else open_request.request.tenant_id
-                self.hold_off.note(refusal.error, tenant_id)
+                self.hold_off.note(refusal.error, tenant_id, refusal.retry_step_seconds)
             if refusal.error.reason is Reason.INTERNAL:  # its client is sent to this log
                 self._log_failed.say(
                     "internal", **open_request.log_fields, shard=self.address, reason=f"{refusal.error}"

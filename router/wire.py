@@ -84,6 +84,7 @@ class Refusal:
         draining: another shard may take it.
         holds_for_tenant: it holds for others of its tenant too.
         holds_for_all: it holds for everybody.
+        retry_step_seconds: how much later than the one before it each of those may come back.
     """
 
     handle: int
@@ -91,6 +92,7 @@ class Refusal:
     draining: bool
     holds_for_tenant: bool = False
     holds_for_all: bool = False
+    retry_step_seconds: float = 0.0
 
 
 class ProtocolError(Exception):
@@ -341,6 +343,7 @@ def refusal(refused: scheduler_pb2.Refused, time_scale: float = 1.0) -> Refusal:
         refused.reason == scheduler_pb2.REFUSAL_REASON_DRAINING,
         refused.scope == scheduler_pb2.REFUSAL_SCOPE_TENANT,
         refused.scope == scheduler_pb2.REFUSAL_SCOPE_ALL,
+        refused.retry_step_ps / PS_PER_SECOND * time_scale,
     )
 
 

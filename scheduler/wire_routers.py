@@ -175,6 +175,7 @@ def refused(handle: int, refusal: Refusal) -> ToRouter:
     message.scope = _REFUSAL_SCOPE[refusal.scope]
     if refusal.retry_ps is not None:
         message.retry_ps = refusal.retry_ps
+    message.retry_step_ps = refusal.retry_step_ps
     return ToRouter(refused=message)
 
 

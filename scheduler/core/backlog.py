@@ -66,8 +66,8 @@ class Backlog:
         """Return why a new request may not wait; None: it may. Gives it the deadline that the rules have for it."""
         num = self._num_of_tenant.get(sequence.tenant_id, 0)
         if num >= self._most_per_tenant:
-            retry_ps = self.drain_rate.retry_ps(at_ps)
-            return refusals.tenant_queue_full(sequence.tenant_id, num, self._most_per_tenant, retry_ps)
+            retry_ps, step_ps = self.drain_rate.retry_ps(at_ps), self.drain_rate.step_ps(at_ps)
+            return refusals.tenant_queue_full(sequence.tenant_id, num, self._most_per_tenant, retry_ps, step_ps)
         all_alike = False
         if self._within_ps is not None:
             latest_ps = sequence.arrived_ps + self._within_ps
@@ -82,7 +82,8 @@ class Backlog:
         retry_ps = self.drain_rate.retry_ps(at_ps)
         if retry_ps is not None:
             retry_ps = max(retry_ps, wait_ps - left_ps)
-        return refusals.too_late(wait_ps, left_ps, retry_ps, all_alike=all_alike)
+        step_ps = self.drain_rate.step_ps(at_ps)
+        return refusals.too_late(wait_ps, left_ps, retry_ps, step_ps, all_alike=all_alike)
 
     def enter(self, sequence: Sequence) -> None:
         """Count a sequence that waits from now on."""

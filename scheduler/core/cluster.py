@@ -253,7 +253,8 @@ class ClusterCore:
         if refusal is None and self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
             num_waiting = self.num_waiting
             if num_waiting >= self._max_waiting:
-                return refusals.queue_full(num_waiting, self._max_waiting, self._backlog.drain_rate.retry_ps(at_ps))
+                rate = self._backlog.drain_rate
+                return refusals.queue_full(num_waiting, self._max_waiting, rate.retry_ps(at_ps), rate.step_ps(at_ps))
         if refusal is None and self._backlog.is_kept and not resumed:
             refusal = self._backlog.refuse(sequence, at_ps)
         return refusal

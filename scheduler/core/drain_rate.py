@@ -66,6 +66,10 @@ class DrainRate:
         self._num_refused += 1
         return min(max(self._num_refused * self._between_ps(at_ps), SHORTEST_PS), LONGEST_PS)
 
+    def step_ps(self, at_ps: int) -> int:
+        """Return how much later than the one before it each that is refused may come in; 0 where that is not known."""
+        return min(self._between_ps(at_ps), LONGEST_PS) if self._intervals else 0
+
     def _between_ps(self, at_ps: int) -> int:
         # Up to now, not to the last end: where nothing ends any more the rate falls.
         since_ps = 0 if self._last_ps is None else at_ps - self._last_ps

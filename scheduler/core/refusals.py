@@ -47,6 +47,7 @@ class Refusal:
         facts: by name: the field, its value, its limit.
         retry_ps: after how long the same request may come in; None: not known.
         scope: who else would be refused until then.
+        retry_step_ps: how much later than the one before it each of those may come in.
     """
 
     reason: RefusalReason
@@ -54,6 +55,7 @@ class Refusal:
     facts: Mapping[str, object] = field(default_factory=dict)
     retry_ps: int | None = None
     scope: Scope = Scope.REQUEST
+    retry_step_ps: int = 0
 
 
 def draining() -> Refusal:
@@ -91,35 +93,38 @@ def too_long(wrong: str, sequence: Sequence, limits: Limits) -> Refusal:
     return Refusal(RefusalReason.NEVER_FITS, message, _lengths(sequence) | facts)
 
 
-def queue_full(num_waiting: int, max_waiting_requests: int, retry_ps: int | None = None) -> Refusal:
-    """Too many requests wait; `retry_ps`: until there may be a place for this one."""
+def queue_full(num_waiting: int, max_waiting_requests: int, retry_ps: int | None = None, step_ps: int = 0) -> Refusal:
+    """Too many requests wait; `retry_ps`: until there may be a place for this one; `step_ps`: between two places."""
     return Refusal(
         RefusalReason.QUEUE_FULL,
         f"{num_waiting} requests wait; max_waiting_requests is {max_waiting_requests}; try later",
         {"field": "max_waiting_requests", "value": num_waiting, "limit": max_waiting_requests},
         retry_ps,
         Scope.ALL,
+        step_ps,
     )
 
 
-def tenant_queue_full(tenant_id: str, num_waiting: int, most: int, retry_ps: int | None) -> Refusal:
-    """Too many requests of one tenant wait; `retry_ps`: until there may be a place for this one."""
+def tenant_queue_full(tenant_id: str, num_waiting: int, most: int, retry_ps: int | None, step_ps: int) -> Refusal:
+    """Too many requests of one tenant wait; `retry_ps` and `step_ps` as in `queue_full`."""
     return Refusal(
         RefusalReason.QUEUE_FULL,
         f"{num_waiting} requests of tenant {tenant_id!r} wait; max_waiting_requests_per_tenant is {most}; try later",
         {"field": "max_waiting_requests_per_tenant", "value": num_waiting, "limit": most},
         retry_ps,
         Scope.TENANT,
+        step_ps,
     )
 
 
-def too_late(wait_ps: int, left_ps: int, retry_ps: int | None, *, all_alike: bool) -> Refusal:
+def too_late(wait_ps: int, left_ps: int, retry_ps: int | None, step_ps: int, *, all_alike: bool) -> Refusal:
     """A request is not expected to start before its deadline.
 
     Args:
         wait_ps: until it would start.
         left_ps: until its deadline.
         retry_ps: until it may be different.
+        step_ps: between two places.
         all_alike: whether it is the deadline that all have.
     """
     wait, left = _seconds(wait_ps), _seconds(max(left_ps, 0))
@@ -129,6 +134,7 @@ def too_late(wait_ps: int, left_ps: int, retry_ps: int | None, *, all_alike: boo
         {"field": "deadline", "value": wait, "limit": left},
         retry_ps,
         Scope.ALL if all_alike else Scope.REQUEST,
+        step_ps,
     )
 
 

@@ -32,24 +32,24 @@ def refusal(held: HoldOff, tenant_id: str) -> RequestError:
     return caught.value
 
 
-def test_a_refusal_for_all_holds_for_a_moment_and_nobody_is_told_to_come_back_with_the_others(clock: Clock) -> None:
+def test_a_refusal_for_all_holds_for_a_moment_and_each_is_told_to_come_back_one_place_later(clock: Clock) -> None:
     held = HoldOff()
     held.check("a")
-    held.note(full(), None)
+    held.note(full(), None, 0.25)
     errors = [refusal(held, tenant) for tenant in ("a", "b", "")]
-    assert [error.retry_seconds for error in errors] == [4.0, 6.0, 8.0]
+    assert [error.retry_seconds for error in errors] == [2.25, 2.5, 2.75]
     assert {(str(error), error.reason, error.facts["limit"]) for error in errors} == {
         ("9 requests wait", Reason.QUEUE_FULL, "9")
     }
     clock.now += MAX_HOLD_SECONDS
     held.check("a")
-    held.note(full(50.0), None)
+    held.note(full(50.0), None, 20.0)
     assert refusal(held, "a").retry_seconds == MAX_RETRY_SECONDS
 
 
 def test_a_refusal_for_a_tenant_holds_for_no_other(clock: Clock) -> None:
     held = HoldOff()
-    held.note(full(None), "loud")
+    held.note(full(None), "loud", 0.0)
     held.check("a")
     assert refusal(held, "loud").retry_seconds is None
     clock.now += MAX_HOLD_SECONDS
@@ -58,7 +58,7 @@ def test_a_refusal_for_a_tenant_holds_for_no_other(clock: Clock) -> None:
 
 def test_it_holds_no_longer_than_the_scheduler_expects(clock: Clock) -> None:
     held = HoldOff()
-    held.note(Unattainable("late", None, 0.01), None)
+    held.note(Unattainable("late", None, 0.01), None, 0.01)
     assert isinstance(refusal(held, "a"), Unattainable)
     clock.now += 0.011
     held.check("a")
@@ -68,9 +68,9 @@ def test_what_is_remembered_of_tenants_is_bounded(clock: Clock, monkeypatch: pyt
     monkeypatch.setattr(hold_off, "MAX_TENANTS", 3)
     held = HoldOff()
     for tenant in "abcde":
-        held.note(full(), tenant)
+        held.note(full(), tenant, 0.5)
     assert len(held._of_tenant) == 3
     held.check("d")
     clock.now += 1
-    held.note(full(), "d")
+    held.note(full(), "d", 0.5)
     assert list(held._of_tenant) == ["d"]

@@ -756,6 +756,7 @@ class Refused(message.Message):
     FACTS_FIELD_NUMBER: builtins.int
     RETRY_PS_FIELD_NUMBER: builtins.int
     SCOPE_FIELD_NUMBER: builtins.int
+    RETRY_STEP_PS_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """The request's, as in its Submit."""
     reason: RefusalReason.ValueType
@@ -768,6 +769,10 @@ class Refused(message.Message):
     """
     scope: RefusalScope.ValueType
     """Who else would be refused until then."""
+    retry_step_ps: builtins.int
+    """How many device picoseconds later than the one before it each further
+    request may come that its router refuses meanwhile, as scope says.
+    """
     @builtins.property
     def facts(self) -> containers.ScalarMap[builtins.str, builtins.str]:
         """What the message says, for programs: field, value, limit and the like."""
@@ -781,10 +786,11 @@ class Refused(message.Message):
         facts: abc.Mapping[builtins.str, builtins.str] | None = ...,
         retry_ps: builtins.int | None = ...,
         scope: RefusalScope.ValueType = ...,
+        retry_step_ps: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps", "retry_ps", b"retry_ps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps", "facts", b"facts", "handle", b"handle", "message", b"message", "reason", b"reason", "retry_ps", b"retry_ps", "scope", b"scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps", "facts", b"facts", "handle", b"handle", "message", b"message", "reason", b"reason", "retry_ps", b"retry_ps", "retry_step_ps", b"retry_step_ps", "scope", b"scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_ps: _TypeAlias = typing.Literal["retry_ps"]  # noqa: Y015
     _WhichOneofArgType__retry_ps: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps"]  # noqa: Y015

@@ -10,9 +10,11 @@ from lorrery.vocabulary.units import PS_PER_SECOND as S
 def test_those_refused_since_the_last_end_are_told_to_come_one_after_another() -> None:
     rate = DrainRate()
     assert rate.retry_ps(0) is None
+    assert rate.step_ps(0) == 0
     for second in range(5):
         rate.ended(second * S)
     assert [rate.retry_ps(4 * S) for _ in range(3)] == [S, 2 * S, 3 * S]
+    assert rate.step_ps(4 * S) == S
     rate.ended(5 * S)
     assert rate.retry_ps(5 * S) == S
 
@@ -24,6 +26,7 @@ def test_a_queue_that_drains_no_more_lets_wait_longer_and_no_answer_is_absurd() 
     assert rate.retry_ps(0) == SHORTEST_PS
     assert rate.retry_ps(10 * S) == 20 * S
     assert rate.retry_ps(10**6 * S) == LONGEST_PS
+    assert rate.step_ps(10**6 * S) == LONGEST_PS
 
 
 def test_a_full_queue_says_when_to_try_again() -> None:
@@ -38,3 +41,4 @@ def test_a_full_queue_says_when_to_try_again() -> None:
     (refused,) = core.submit(Sequence(9, 5, 5), 2 * S)
     assert isinstance(refused, Refused)
     assert refused.refusal.retry_ps == 2 * S
+    assert refused.refusal.retry_step_ps == 2 * S
