@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import asyncio
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+NO_SCHEDULER_TO_COME = signal.SIGUSR1
+"""Tells a router that no scheduler is to come, so that no request waits for one."""
 
 
 def exit_on_signals() -> None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
-from lorrery.local import addresses, last_worker
+from lorrery.local import addresses, gone_for_good
 from lorrery.local.folder import temporary_folder
 from lorrery.local.processes import ForkServer
 from lorrery.local.service_process import ServiceProcess, Show, last_words
@@ -341,34 +341,37 @@ class LocalCluster:
                 raise LorreryError(what + last_words(other))
 
     async def _stop_in_order(self) -> None:
-        stages = (
-            ("orrery", 0.0),
-            ("router", self.settings.router.drain_seconds),
-            ("worker", self.settings.worker.drain_seconds),
-            ("scheduler", self.settings.scheduler.drain_seconds),
-        )
-        workers = [entry for entry in self.processes.values() if entry.service == "worker"]
-        telling = asyncio.create_task(
-            last_worker.tell_when_it_has_ended(workers, self.scheduler_address, self.settings), name="last worker"
-        )
+        schedulers, workers, routers = map(self._of_service, ("scheduler", "worker", "router"))
+        telling = [
+            asyncio.create_task(
+                gone_for_good.tell_of_workers(workers, self.scheduler_address, self.settings), name="tell of workers"
+            ),
+            asyncio.create_task(gone_for_good.tell_of_schedulers(schedulers, routers), name="tell of schedulers"),
+        ]
         try:
-            await self._stop(stages)
+            await self._stop("orrery", 0.0)
+            await self._stop("router", self.settings.router.drain_seconds)
         finally:
-            telling.cancel()
-            await asyncio.wait([telling])
+            for task in telling:
+                task.cancel()
+            await asyncio.gather(*telling, return_exceptions=True)
+        await self._stop("worker", self.settings.worker.drain_seconds)
+        await self._stop("scheduler", self.settings.scheduler.drain_seconds)
 
-    async def _stop(self, stages: Iterable[tuple[str, float]]) -> None:
-        """Stop the processes of each service in turn, within the seconds that each has to drain."""
-        for service, drain_seconds in stages:
-            entries = [entry for entry in self.processes.values() if entry.service == service]
-            for entry in entries:
-                entry.exit_expected = True
-                entry.signal(signal.SIGTERM)
-            await self._wait_for(entries, drain_seconds + STOP_MARGIN_SECONDS)
-            for entry in entries:
-                if entry.exit_code is None:
-                    self._show(entry.name, "did not stop in time, and is killed")
-                    entry.signal(signal.SIGKILL)
+    def _of_service(self, service: str) -> list[ServiceProcess]:
+        return [entry for entry in self.processes.values() if entry.service == service]
+
+    async def _stop(self, service: str, drain_seconds: float) -> None:
+        """Stop the processes of a service, within the seconds that they have to drain."""
+        entries = self._of_service(service)
+        for entry in entries:
+            entry.exit_expected = True
+            entry.signal(signal.SIGTERM)
+        await self._wait_for(entries, drain_seconds + STOP_MARGIN_SECONDS)
+        for entry in entries:
+            if entry.exit_code is None:
+                self._show(entry.name, "did not stop in time, and is killed")
+                entry.signal(signal.SIGKILL)
 
     async def _end_now(self) -> None:
         """Kill what still runs, and wait for the end of all."""

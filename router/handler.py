@@ -147,6 +147,10 @@ class Handler:
         self._draining = True
         await self._idle.wait()
 
+    def expect_no_scheduler(self) -> None:
+        """Let no request wait for a scheduler, until one connects all the same."""
+        self._placement.expect_no_scheduler()
+
     @property
     def num_open(self) -> int:
         """How many requests are open."""

@@ -63,6 +63,7 @@ class Placement:
         self._waiting: dict[OpenRequest, asyncio.TimerHandle] = {}
         self._settings = settings
         self._running = False
+        self._none_to_come = False
         self._group: asyncio.TaskGroup
         self._pems = watched_pems(settings.client_tls, "client_tls")
         self._discovery = Discovery(settings.router.schedulers, settings.router.resolve_seconds)
@@ -162,7 +163,16 @@ class Placement:
             self._place(open_request, accepting)
         else:
             loop = asyncio.get_running_loop()
-            self._waiting[open_request] = loop.call_later(self._timeout_seconds, self._give_up, open_request)
+            seconds = 0.0 if self._none_to_come else self._timeout_seconds
+            self._waiting[open_request] = loop.call_later(seconds, self._give_up, open_request)
+
+    def expect_no_scheduler(self) -> None:
+        """Let no request wait for a scheduler, until one connects all the same."""
+        _log.warning("no_scheduler_to_come", num_waiting=self.num_waiting, num_open=self.num_in_flight)
+        self._none_to_come = True
+        for open_request, timer in list(self._waiting.items()):
+            timer.cancel()
+            self._give_up(open_request)
 
     def release(self, open_request: OpenRequest) -> None:
         """Forget a request wherever it is, and cancel it at its shard if it is not over."""
@@ -199,6 +209,7 @@ class Placement:
     def shard_up(self, shard: Shard) -> None:
         """See `ShardOwner.shard_up`."""
         self.any_connected.set()
+        self._none_to_come = False
         waiting, self._waiting = self._waiting, {}
         for open_request, timer in waiting.items():
             timer.cancel()
@@ -249,15 +260,18 @@ class Placement:
 
     def _give_up(self, open_request: OpenRequest) -> None:
         missing = AFTER_STOP_SECONDS - self._awake.steady_seconds()
-        if missing > 0:  # a scheduler may have been there while this process was stopped
+        if missing > 0 and not self._none_to_come:  # one may have been there while this process was stopped
             loop = asyncio.get_running_loop()
             self._waiting[open_request] = loop.call_later(missing, self._give_up, open_request)
             return
         del self._waiting[open_request]
+        tried = f"tried {', '.join(self._settings.router.schedulers)}"
+        if self._none_to_come:
+            open_request.fail(Unavailable(f"no scheduler, and none is to come; {tried}", Reason.NO_SCHEDULER))
+            return
         open_request.fail(
             Unavailable(
-                f"no scheduler for {self._timeout_seconds:g} s (resume_timeout_seconds);"
-                f" tried {', '.join(self._settings.router.schedulers)}",
+                f"no scheduler for {self._timeout_seconds:g} s (resume_timeout_seconds); {tried}",
                 Reason.NO_SCHEDULER,
                 field="resume_timeout_seconds",
                 limit=self._timeout_seconds,

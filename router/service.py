@@ -1,6 +1,7 @@
 """RouterService: what clients call over gRPC, and the router as a process. What a call does is in `handler.py`."""
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from lorrery.chassis import status
 from lorrery.chassis.credentials import authorization, certificate_roles
 from lorrery.chassis.errors import RequestError
 from lorrery.chassis.exposure import warn_if_exposed
+from lorrery.chassis.interrupt import NO_SCHEDULER_TO_COME, handled_by
 from lorrery.chassis.tracing import open_tracer
 from lorrery.router.engine_metrics import EdgeEngine
 from lorrery.router.engines.ports import engine_servers
@@ -89,13 +91,20 @@ class Router(router_pb2_grpc.RouterServiceServicer):
                 await server.set_ready(ready)
             await set_ready(ready)
 
+        def expect_no_scheduler(_signal: signal.Signals) -> None:
+            self._handler.expect_no_scheduler()
+
         try:
-            async with asyncio.TaskGroup() as tasks:
-                if self._http is not None:
-                    tasks.create_task(self._http.run(), name="http")
-                tasks.create_task(self._handler.run(set_all_ready), name="handler")
+            with handled_by(asyncio.get_running_loop(), expect_no_scheduler, (NO_SCHEDULER_TO_COME,)):
+                await self._serve(set_all_ready)
         finally:
             await asyncio.gather(*(server.stop() for server in self._engines))
+
+    async def _serve(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            if self._http is not None:
+                tasks.create_task(self._http.run(), name="http")
+            tasks.create_task(self._handler.run(set_ready), name="handler")
 
     async def drain(self) -> None:
         """Refuse new requests; return when the running ones have ended."""

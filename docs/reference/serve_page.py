@@ -24,8 +24,9 @@ curl http://127.0.0.1:8000/v1/models
 * Standard output gets one line, `ready: http://127.0.0.1:8000 serves ...`; warnings go to standard error. `/health` is
   503 until a worker is attached, and again when it stops.
 * A worker or another service that dies ends the engine, as it ends vLLM: what runs on other workers (`-dp`) goes on for
-  up to `--shutdown-timeout` seconds, new requests get 503, the exit code is 1. Where no worker is left, open streams
-  end at once (`NO_WORKER`). An orchestrator starts it again; `lorrery up --restart` starts what dies by itself.
+  up to `--shutdown-timeout` seconds, new requests get 503, the exit code is 1. Where no worker
+  or no scheduler is left, open streams end at once (`NO_WORKER`, `NO_SCHEDULER`). An orchestrator starts it again;
+  `lorrery up --restart` starts what dies by itself.
 * SIGINT and SIGTERM let running requests end, for `--shutdown-timeout` seconds at most; a second one kills.
 * It listens on 127.0.0.1 unless `--host` says otherwise. vLLM listens on every address: give `--host 0.0.0.0`.
 * Where a flag is not given, what `engine = "vllm"` sets holds ([engines.md](engines.md)): first come first served,

@@ -156,18 +156,22 @@ async def test_process_that_dies_is_named_and_ends_the_rest(up: Up, victim: str)
     assert not [pid for pid in pids if alive(pid)]
 
 
-async def test_streams_end_at_once_when_the_only_worker_dies_for_good(tmp_path: Path):
-    waits = ("--set", "scheduler.worker_wait_seconds=1000", "--set", "router.drain_seconds=1000")
+@pytest.mark.parametrize(("victim", "reason"), [("worker", "NO_WORKER"), ("scheduler", "NO_SCHEDULER")])
+async def test_streams_end_at_once_when_the_only_one_of_a_service_dies_for_good(
+    tmp_path: Path, victim: str, reason: str
+):
+    settings = ("scheduler.worker_wait_seconds=1000", "router.resume_timeout_seconds=1000", "router.drain_seconds=1000")
+    waits = [part for setting in settings for part in ("--set", setting)]
     up = await Up.start("--config", str(write_settings(tmp_path)), "--workers", "1", "--set", "time_scale=100", *waits)
     try:
         target = (await up.wait_for("try: lorrery load --target")).split()[-1]
         async with Client(target) as client:
             stream = client.start(Ask(1, max_new_tokens=100))
             await stream.at(1)
-            os.kill(up.pid_of("worker"), signal.SIGKILL)
+            os.kill(up.pid_of(victim), signal.SIGKILL)
             await stream
         assert stream.error is not None
-        assert error_info(stream.error)[0] == "NO_WORKER"
+        assert error_info(stream.error)[0] == reason
         assert await up.end() == 1
     finally:
         await up.gone()

@@ -1,10 +1,12 @@
 """Schedulers that come, go and come back."""
 
 import asyncio
+import signal
 
 import grpc
 import pytest
 
+from lorrery.chassis.interrupt import NO_SCHEDULER_TO_COME
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from tests.router.conftest import StartRouter, everything, failure, next_submit
 from tests.router.fake_scheduler import from_u32
@@ -199,6 +201,33 @@ async def test_without_a_shard_for_the_timeout_a_request_is_unavailable(start_ro
     assert error.code() == grpc.StatusCode.UNAVAILABLE
     assert "no scheduler for 0.05 s (resume_timeout_seconds)" in error.details()
     await router.until_empty()
+
+
+async def test_once_no_scheduler_is_to_come_no_request_waits_for_one_until_one_connects(
+    start_router: StartRouter,
+) -> None:
+    router = await start_router()
+    route = await router.route()
+    running = router.generate()
+    await next_submit(route)
+    ended = router.generate()
+    handle = (await next_submit(route)).handle
+    signal.raise_signal(NO_SCHEDULER_TO_COME)
+    route.send([(handle, 4)], [(handle, LENGTH)])
+    assert (await everything(ended))[0] == [4], "while the scheduler lives it answers"
+    await router.schedulers[0].stop()
+    for call in (running, router.generate()):
+        error = await failure(call)
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert "none is to come" in error.details()
+    await router.until_empty()
+    await router.schedulers[0].start(int(router.schedulers[0].address.rpartition(":")[2]))
+    again = await router.route()
+    await router.until_connected()
+    call = router.generate()
+    submit = await next_submit(again)
+    again.send([(submit.handle, 5)], [(submit.handle, LENGTH)])
+    assert (await everything(call))[0] == [5]
 
 
 async def test_a_draining_shard_gets_no_new_requests_but_finishes_its_own(start_router: StartRouter) -> None:
