@@ -1,7 +1,8 @@
 """What is Anthropic's own of every exchange on its routes: where the key stands, and how errors look.
 
 The wire is that of Anthropic's API reference (errors, authentication): a key is in `x-api-key`, an error is
-`{"type": "error", "error": {"type", "message"}, "request_id"}`, and every answer has the header `request-id`.
+`{"type": "error", "error": {"type", "message"}, "request_id"}`, and every answer has the header `request-id`. The list
+of models is one route for both: who sends `anthropic-version` is Anthropic's client.
 """
 
 import json
@@ -13,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lorrery.router.http.edge import REQUEST_ID
 
 PREFIX = "/v1/messages"
+_MODELS = "/v1/models"
+_VERSION = b"anthropic-version"
 
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -31,6 +34,14 @@ def anthropic_body(status: HTTPStatus, message: str, request_id: str) -> dict[st
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
+def is_anthropics(scope: Scope) -> bool:
+    """Return whether a request is one of Anthropic's."""
+    path = f"{scope['path']}/"
+    if path.startswith(f"{_MODELS}/"):
+        return any(name == _VERSION for name, _ in scope["headers"])
+    return path.startswith(f"{PREFIX}/")
+
+
 def as_anthropic_has_it(app: ASGIApp) -> ASGIApp:
     """Return an app whose answers on Anthropic's routes have its errors and header, and whose key may be its.
 
@@ -39,7 +50,7 @@ def as_anthropic_has_it(app: ASGIApp) -> ASGIApp:
     """
 
     async def served(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not f"{scope['path']}/".startswith(f"{PREFIX}/"):
+        if scope["type"] != "http" or not is_anthropics(scope):
             await app(scope, receive, send)
             return
         request_id: str = scope["state"][REQUEST_ID]

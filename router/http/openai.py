@@ -1,6 +1,8 @@
 """OpenAI's routes, as vLLM answers them."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
@@ -8,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from lorrery.router.field_names import Names, named
+from lorrery.router.http.anthropic_errors import is_anthropics
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import EITHER, Edge
 from lorrery.router.http.errors import json_response
@@ -48,10 +51,17 @@ def routes(edge: Edge) -> APIRouter:
 
     @router.get("/models")
     async def models(http: Request) -> Response:
-        """List the base model, then the adapters."""
+        """List the base model, then the adapters; with fields of Anthropic for who sends `anthropic-version`."""
         known = (await edge.handler.list_adapters(edge.caller(http))).adapters
-        cards = chain(map(base_card, edge.models), (adapter_card(adapter.adapter_id) for adapter in known))
-        return JsonParts(chain(('{"object": "list", "data": ',), array_of(cards), "}"), edge.turns)
+        cards: Iterable[dict[str, Any]] = chain(
+            map(base_card, edge.models), (adapter_card(adapter.adapter_id) for adapter in known)
+        )
+        ending = "}"
+        if is_anthropics(http.scope):
+            cards = map(as_anthropic_shows, cards)
+            last = known[-1].adapter_id if known else edge.models[-1]
+            ending = f', "has_more": false, {json.dumps({"first_id": edge.models[0], "last_id": last})[1:]}'
+        return JsonParts(chain(('{"object": "list", "data": ',), array_of(cards), (ending,)), edge.turns)
 
     @router.get("/models/", include_in_schema=False)
     async def models_with_slash(http: Request) -> Response:
@@ -62,12 +72,11 @@ def routes(edge: Edge) -> APIRouter:
     async def model(name: str, http: Request) -> Response:
         """Show the base model or an adapter."""
         found = await edge.handler.find_adapter(edge.caller(http), name)
-        if name in edge.models:
-            return json_response(base_card(name))
-        if found is not None:
-            return json_response(adapter_card(name))
-        with named(COMPLETION):
-            raise edge.handler.unknown_model(name)
+        if name not in edge.models and found is None:
+            with named(COMPLETION):
+                raise edge.handler.unknown_model(name)
+        shown = base_card(name) if name in edge.models else adapter_card(name)
+        return json_response(as_anthropic_shows(shown) if is_anthropics(http.scope) else shown)
 
     card = {"object": "model", "created": began, "owned_by": "lorrery"}
 
@@ -76,6 +85,12 @@ def routes(edge: Edge) -> APIRouter:
 
     def adapter_card(name: str) -> dict[str, Any]:
         return {**card, "id": name, "root": name, "parent": edge.model}
+
+    began_at = datetime.fromtimestamp(began, UTC).isoformat()
+
+    def as_anthropic_shows(shown: dict[str, Any]) -> dict[str, Any]:
+        theirs = {"type": "model", "display_name": shown["id"], "created_at": began_at, "lifecycle": "active"}
+        return {**shown, **theirs}
 
     return router
 

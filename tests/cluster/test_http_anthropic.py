@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -159,6 +160,20 @@ async def test_errors_are_in_anthropics_shape(
     content = json_of(answer)
     assert (content["type"], content["error"]["type"], content["request_id"]) == ("error", kind, "mine")
     assert why in content["error"]["message"]
+
+
+async def test_models_have_anthropics_fields_for_its_clients(cluster: LocalCluster) -> None:
+    theirs = "anthropic-version: 2023-06-01"
+    listed = json_of(await exchange(cluster, "GET", "/v1/models", None, theirs))
+    assert [one["id"] for one in listed["data"]][:2] == [listed["first_id"], "lora-0"]
+    assert (listed["data"][-1]["id"], listed["has_more"]) == (listed["last_id"], False)
+    one = json_of(await exchange(cluster, "GET", "/v1/models/lora-1", None, theirs))
+    assert one in listed["data"]
+    assert (one["type"], one["display_name"], one["lifecycle"]) == ("model", "lora-1", "active")
+    assert datetime.fromisoformat(one["created_at"]).tzinfo is not None
+    assert "display_name" not in json_of(await exchange(cluster, "GET", "/v1/models/lora-1"))
+    missing = json_of(await exchange(cluster, "GET", "/v1/models/nobody", None, theirs))
+    assert (missing["type"], missing["error"]["type"]) == ("error", "not_found_error")
 
 
 async def test_a_body_that_is_no_json_and_a_route_that_is_none_are_told_alike(cluster: LocalCluster) -> None:
