@@ -51,6 +51,8 @@ REFUSED_RETRY_SECONDS = {
     grpc.StatusCode.ALREADY_EXISTS: LAST_RETRY_SECONDS,  # its name is taken, perhaps by its own broken stream
 }
 """After a scheduler refused this worker."""
+WARN_AFTER_SECONDS, WARN_EVERY_SECONDS = 10.0, 60.0
+"""How long it may look for a scheduler in vain before a failed attempt is a warning, and until the next one."""
 
 
 class Dial(Protocol):
@@ -106,6 +108,7 @@ class HostedGpu:
         self.scheduler = ""
         self._settled = asyncio.Event()  # unless it has said hello, and is not attached
         self._settled.set()
+        self._warn_at = math.inf  # monotonic: from when a failed attempt is worth a warning
         self._away_until = -math.inf  # monotonic: lost by a fault on request until then
 
     async def run(self, dial: Dial, set_attached: Callable[[bool], Awaitable[None]]) -> None:
@@ -145,14 +148,16 @@ class HostedGpu:
 
     async def _stay_attached(self, dial: Dial, set_attached: Callable[[bool], Awaitable[None]]) -> None:
         await asyncio.sleep(self._settings.worker.startup_seconds * self._settings.time_scale)
-        num_failed = 0
+        num_failed, self._warn_at = 0, time.monotonic() + WARN_AFTER_SECONDS
         while not self._draining:
             if (away_seconds := self._away_until - time.monotonic()) > 0:
                 await asyncio.sleep(min(away_seconds, LONGEST_SLEEP_SECONDS))
                 continue
             self._metrics.enter("dialling")
             attached, retry_seconds = False, None
-            if (address := await dial.choose(self.name)) is not None:
+            if (address := await dial.choose(self.name)) is None:
+                self._say_not_attached(self._settings.worker.scheduler, "the name has no address")
+            else:
                 attached, retry_seconds = await self._attach(address, await dial.open_stream(address), set_attached)
             if self._draining:
                 break
@@ -197,14 +202,13 @@ class HostedGpu:
             await self._attachment.run(own.heartbeat_seconds, self._until_lost(faults, clock))
             self._log.info("detached")
         except StreamBrokenError as error:
-            (self._log.warning if attached else self._log.info)("not_attached", reason=str(error))
+            self._say_not_attached(address, str(error), lost=attached)
         except grpc.aio.AioRpcError as error:
             retry_seconds = REFUSED_RETRY_SECONDS.get(error.code())
             if retry_seconds is not None:
                 self._log.error("refused", reason=error.details(), retry_seconds=retry_seconds)
                 return attached, retry_seconds
-            reason = f"{error.code().name}: {error.details()}"
-            (self._log.warning if attached else self._log.info)("not_attached", reason=reason)
+            self._say_not_attached(address, f"{error.code().name}: {error.details()}", lost=attached)
         finally:
             call.cancel()
             self._settled.set()
@@ -213,9 +217,22 @@ class HostedGpu:
                 self._gpu.clear()
                 if kv_events is not None:
                     kv_events.clear()
+                self._warn_at = time.monotonic() + WARN_AFTER_SECONDS
                 self._metrics.attach(attached=False)
                 await set_attached(False)
         return attached, None
+
+    def _say_not_attached(self, scheduler: str, reason: str, *, lost: bool = False) -> None:
+        """Log that it is not attached: a loss as a warning, a failed attempt as one now and then.
+
+        A worker that starts with its scheduler may look for it in vain at first; one that goes on to do so is of use to
+        nobody.
+        """
+        say = self._log.info
+        if lost or time.monotonic() >= self._warn_at:
+            say = self._log.warning
+            self._warn_at = time.monotonic() + WARN_EVERY_SECONDS
+        say("not_attached", scheduler=scheduler, reason=reason)
 
     async def _until_lost(self, faults: WorkerFaults, clock: DeviceClock) -> None:
         """Wait for a fault that names this GPU, and leaves its process alone: a process of one is killed instead.
