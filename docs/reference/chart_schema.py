@@ -30,6 +30,10 @@ LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
 OBJECTS: Schema = {"type": "array", "items": TABLE}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 DNS_LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+DURATION = f"^({''.join(f'([0-9]+{unit})?' for unit in ('y', 'w', 'd', 'h', 'm', 's', 'ms'))})$"
+"""Of Prometheus' operator, which takes an empty one as unset."""
+QUANTITY = "^[0-9]+([.][0-9]+)?([kMGTPE]|[KMGTPE]i)?$"
+"""Of Kubernetes, but for exponents and thousandths."""
 
 
 def chart_schema() -> str:
@@ -77,7 +81,8 @@ def _values(settings: Schema, worker: Schema) -> dict[str, Schema]:
         "affinity": TABLE,
         "priorityClassName": TEXT,
     }
-    budget = _table({"enabled": FLAG, "maxUnavailable": {"type": ["integer", "string"], "pattern": "^[0-9]+%$"}})
+    num_unavailable = {"type": ["integer", "string"], "minimum": 0, "pattern": "^(100|[1-9]?[0-9])%$"}
+    budget = _table({"enabled": FLAG, "maxUnavailable": num_unavailable})
     service = {
         "type": _one_of("ClusterIP", "NodePort", "LoadBalancer"),
         "annotations": LABELS,
@@ -137,7 +142,7 @@ def _values(settings: Schema, worker: Schema) -> dict[str, Schema]:
         "scheduler": _table(
             {
                 "replicas": _count(1),
-                "persistence": _table({"enabled": FLAG, "size": _text("^[0-9]+[KMGT]i?$"), "storageClass": TEXT}),
+                "persistence": _table({"enabled": FLAG, "size": _text(QUANTITY), "storageClass": TEXT}),
                 "disruptionBudget": budget,
                 **pod,
             }
@@ -158,7 +163,7 @@ def _values(settings: Schema, worker: Schema) -> dict[str, Schema]:
         "networkPolicy": _table({"enabled": FLAG, "clients": OBJECTS, "page": OBJECTS, "metrics": OBJECTS}),
         "monitoring": _table(
             {
-                "serviceMonitor": _table({"enabled": FLAG, "interval": _text("^[0-9]+(ms|s|m)$"), "labels": LABELS}),
+                "serviceMonitor": _table({"enabled": FLAG, "interval": _text(DURATION), "labels": LABELS}),
                 "rules": _table({"enabled": FLAG, "labels": LABELS}),
                 "dashboards": _table({"enabled": FLAG, "labels": LABELS, "annotations": LABELS}),
             }

@@ -335,6 +335,12 @@ def test_every_process_is_scraped_once_under_the_job_that_dashboards_ask_for() -
         ("settings.scheduler.max_num_seq=5", "settings.scheduler: Additional property max_num_seq is not allowed"),
         ("settings.worker.startup_seconds=-1", "startup_seconds: Must be greater than or equal to 0"),
         ("settings.router.listen=0.0.0.0:1", "settings.router: Additional property listen is not allowed"),
+        ("router.extraPorts[0].name=grpc,router.extraPorts[0].port=50061", "a router has grpc at 50051 already"),
+        ("router.extraPorts[0].name=vllm,router.extraPorts[0].port=9100", "a router has metrics at 9100 already"),
+        ("router.disruptionBudget.maxUnavailable=-1", "maxUnavailable: Must be greater than or equal to 0"),
+        ("router.disruptionBudget.maxUnavailable=101%", "maxUnavailable: Does not match pattern"),
+        ("scheduler.persistence.size=1K", "size: Does not match pattern"),
+        ("monitoring.serviceMonitor.interval=30", "interval: Does not match pattern"),
         ("workers[0].name=H100_1", "workers.0.name: Does not match pattern"),
         ("scheduler.replicas=3", "scheduler.replicas is 3, and there are 2 workers in all"),
         ("tls.enabled=true", "the name of a Secret with tls.crt"),
@@ -351,6 +357,20 @@ def test_a_mistake_is_refused_and_named(value: str, message: str) -> None:
     assert result.returncode != 0
     assert message in result.stderr
     assert "s3cret" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "monitoring.serviceMonitor.interval=1m30s",
+        "monitoring.serviceMonitor.interval=500ms",
+        "scheduler.persistence.size=1.5Gi",
+        "scheduler.disruptionBudget.maxUnavailable=0",
+        "worker.disruptionBudget.maxUnavailable=100%",
+    ],
+)
+def test_what_kubernetes_takes_is_taken(value: str) -> None:
+    template("--set", value)
 
 
 def test_the_same_values_render_the_same() -> None:
