@@ -94,7 +94,8 @@ REQUEST_PHASE = Series(
     "What a finished request spent in each phase; the phases add up to its time in the scheduler.",
     ("phase",),
     _WAIT_BUCKETS,
-    more="`queue`, `adapter_load` (only its own adapter was missing: the wait for a place on the GPU, and the load), `prefill`, `decode`.",
+    more="`queue`, `adapter_load` (only its own adapter was missing: the wait for a place on the GPU, and the load),"
+    " `prefill`, `decode`.",
 )
 ADAPTER_QUEUE = Series(
     "lorrery_scheduler_adapter_queue_seconds",

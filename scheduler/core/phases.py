@@ -6,9 +6,9 @@
     decode        first token -> end
 
 `adapter_load` begins when an admission pass finds that a sequence lacks nothing but its adapter, and ends when that
-has been loaded, or when the sequence leaves the queue: it has the wait for a place on the GPU too, where adapters in use
-hold all of them. Under blocking loads it is what is left of its adapter's own
-load when the sequence is admitted; its prefill step may wait longer, for the adapters of others, which is prefill.
+has been loaded, or when the sequence leaves the queue: the wait for a place on the GPU, where adapters in use hold all
+of them, is in it. Under blocking loads it is what is left of its adapter's own load when the sequence is admitted; its
+prefill step may wait longer, for the adapters of others, which is prefill.
 
 A preemption, a loss and what is computed anew after it count where they happen: in prefill before the first token, in
 decode after it. A request that brings tokens from another scheduler has no prefill: it decodes from its admission.

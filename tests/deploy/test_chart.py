@@ -340,7 +340,7 @@ def test_every_process_is_scraped_once_under_the_job_that_dashboards_ask_for() -
         ("router.disruptionBudget.maxUnavailable=-1", "maxUnavailable: Must be greater than or equal to 0"),
         ("router.disruptionBudget.maxUnavailable=101%", "maxUnavailable: Does not match pattern"),
         ("scheduler.persistence.size=1K", "size: Does not match pattern"),
-        ("monitoring.serviceMonitor.interval=30", "interval: Does not match pattern"),
+        ("monitoring.serviceMonitor.interval=30x", "interval: Does not match pattern"),
         ("workers[0].name=H100_1", "workers.0.name: Does not match pattern"),
         ("scheduler.replicas=3", "scheduler.replicas is 3, and there are 2 workers in all"),
         ("tls.enabled=true", "the name of a Secret with tls.crt"),
