@@ -13,6 +13,7 @@ from rich.console import Console
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.faults import parse_fault
+from lorrery.chassis.names import cut
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.whole_file import whole_file
 from lorrery.cli import deployment_flags
@@ -281,6 +282,9 @@ def simulate(
         faults=faults or (),
         one_step=one_step,
     )
+    rule = next((key for key in map(_key, overrides) if f"{key}.".startswith("autoscaler.")), "autoscaler.enabled")
+    if rule != "autoscaler.enabled" and not run.settings.is_autoscaled:
+        raise SettingsError(f"--set {cut(rule)} needs an autoscaler: add --autoscale")
     if serve is not None:
         if steps or perfetto or record is not None:
             raise SettingsError("--steps, --perfetto and --record do not go with --serve")
@@ -294,6 +298,10 @@ def simulate(
     if record == _USUAL and out is None:
         raise SettingsError("--record without a FILE needs --out DIR")
     raise typer.Exit(_run(run, out, (record, record_every), steps=steps, perfetto=perfetto, with_page=report))
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
 
 
 def _run(

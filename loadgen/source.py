@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
+from lorrery.chassis.text_files import DAMAGED, damage, open_text
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.option_texts import expand_adapters
 from lorrery.loadgen.options import ALL_ADAPTERS, GIVEN, LoadOptions
@@ -208,7 +209,10 @@ def _sharegpt(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Work
     path = options.trace_file
     assert path is not None
     try:
-        messages = sharegpt.read_sharegpt(path.read_text(encoding="utf-8"))
+        with open_text(path) as file:
+            messages = sharegpt.read_sharegpt(file.read())
+    except DAMAGED as error:
+        raise FormatError(damage(path, error)) from None
     except OSError as error:
         raise SettingsError(f"--trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -291,8 +295,10 @@ def _read(
     path = options.trace_file
     assert path is not None
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with open_text(path) as file:
             return reader(file, options.most_requests)
+    except DAMAGED as error:
+        raise FormatError(damage(path, error)) from None
     except OSError as error:
         raise SettingsError(f"--trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:

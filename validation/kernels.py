@@ -5,19 +5,17 @@ and those that are launched one by one differ by several times. Rows that the mo
 reason.
 """
 
-import gzip
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
+from lorrery.chassis.text_files import DAMAGED, GZIP, damage, open_text
 from lorrery.validation.errors import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.kernel_prediction import KernelPredictions, Prediction
@@ -30,7 +28,6 @@ from lorrery.worker.device.kernel_rows import (
 )
 
 GROUPED_BY = ("gpu", "op", "dtype", "kv_dtype")
-_GZIP = b"\x1f\x8b"
 _COUNTS = frozenset(name for names in COUNTS.values() for name in names)
 
 
@@ -78,15 +75,15 @@ def read_file(path: Path) -> KernelFile:
         FormatError: a file that cannot be read, or a row that cannot be; the message names file and line.
     """
     try:
-        with _open(path) as file:
+        with open_text(path, "utf-8-sig") as file:
             columns, rows = read_kernel_rows(file)
             found = list(rows)
     except KernelRowError as error:
         raise FormatError(f"{path}: {error}") from None
     except UnicodeDecodeError as error:
         raise FormatError(f"{path}: no UTF-8 text ({error.reason}); a CSV file is needed, or one in gzip") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise FormatError(f"{path}: cut or damaged gzip ({error}); get it again") from None
+    except DAMAGED as error:
+        raise FormatError(damage(path, error)) from None
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}") from None
     if not found:
@@ -101,7 +98,7 @@ def holds_kernels(path: Path) -> bool:
             first = file.readline(1 << 16)
     except OSError:
         return False
-    return first.startswith(_GZIP) or is_kernel_header(first.decode("utf-8", errors="replace"))
+    return first.startswith(GZIP) or is_kernel_header(first.decode("utf-8", errors="replace"))
 
 
 def compare(
@@ -171,14 +168,6 @@ def to_json(comparison: KernelComparison) -> str:
     ]
     left_out = reasons_json(comparison.not_predicted)
     return json.dumps({"rows": rows, "groups": groups, "not_predicted": left_out}, allow_nan=False) + "\n"
-
-
-def _open(path: Path) -> TextIO:
-    with path.open("rb") as file:
-        compressed = file.read(2) == _GZIP
-    if compressed:
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _groups(

@@ -320,3 +320,11 @@ def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
         run(*arguments)
     assert isinstance(error.value, SettingsError)
     assert len(str(error.value)) < 1_000
+
+
+@pytest.mark.parametrize("given", ["autoscaler.target=2", " autoscaler.window_seconds = 20", "autoscaler={target=2}"])
+def test_the_rule_of_an_autoscaler_that_there_is_not_is_refused(given: str) -> None:
+    with pytest.raises(SettingsError, match=r"--set autoscaler\S* needs an autoscaler: add --autoscale"):
+        run("-n", "5", "--rate", "5", "--set", given)
+    run("-n", "5", "--rate", "5", "--set", given, "--autoscale")
+    run("-n", "5", "--rate", "5", "--set", "autoscaler.enabled=false")

@@ -1,6 +1,9 @@
+import gzip
 import json
 import math
+import os
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -78,6 +81,33 @@ def test_speed_up_fills_the_same_duration_with_more(workload):
 def test_bursty_arrivals_fill_the_whole_duration():
     built = build(workload="poisson", rate=5.0, cv=4.0, duration=200.0)
     assert built.requests[-1].at_seconds > 150
+
+
+@pytest.mark.parametrize(
+    ("workload", "name"),
+    [("azure", "azure_llm_2023_conv_excerpt.csv"), ("mooncake", "mooncake_conversation_excerpt.jsonl")],
+)
+def test_a_trace_may_be_compressed_and_come_through_a_pipe(tmp_path, workload, name):
+    zipped = tmp_path / "trace"
+    zipped.write_bytes(gzip.compress((TRACES / name).read_bytes()))
+    plain = build(workload=workload, trace=TRACES / name)
+    assert build(workload=workload, trace=zipped).requests == plain.requests
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(pipe.write_bytes, zipped.read_bytes())
+        assert build(workload=workload, trace=pipe).requests == plain.requests
+        written.result()
+
+
+@pytest.mark.parametrize("workload", ["azure", "sharegpt"])
+def test_a_compressed_trace_that_is_cut_or_damaged_is_told_so(tmp_path, workload):
+    whole = gzip.compress(AZURE.read_bytes())
+    for number, content in enumerate((whole[:-100], whole[:100] + b"xxxxxxxx" + whole[108:], b"\x1f\x8b")):
+        path = tmp_path / f"{number}.gz"
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=r"\d.gz: cut or damaged gzip \(.*\); get it again"):
+            build(workload=workload, trace=path)
 
 
 def test_a_trace_is_cut_by_duration_after_its_speed_up():
