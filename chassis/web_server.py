@@ -19,12 +19,15 @@ from uvicorn.server import ServerState
 
 from lorrery.chassis.handshakes import REFUSED_SECONDS, Handshake
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
+from lorrery.chassis.lingering import LingeringTransport
 from lorrery.chassis.server import dialable, listening_socket
 
 REQUEST_SECONDS = 30.0
 """From the connection's beginning, or the first bytes behind another request, to a request's last byte."""
 MAX_CONNECTIONS = 256
 """A browser has up to six for a page."""
+_LINGER_BYTES = 1 << 24
+"""What a client may still send that has been refused; it hears its answer once it stops."""
 _SEND_BUFFER_BYTES = 1 << 17
 """What the kernel takes for a reader that has stopped; by itself it would let that grow to megabytes."""
 _LOOK_SECONDS = 0.02
@@ -118,17 +121,29 @@ class _Connection(UpgradeBlindProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._may_be_sending = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type]
+        self._closing = LingeringTransport(
+            cast("asyncio.Transport", transport),
+            self.loop,
+            lambda: self._may_be_sending,
+            REFUSED_SECONDS,
+            _LINGER_BYTES,
+        )
+        super().connection_made(self._closing)  # type: ignore[arg-type]
         self._refused = len(self.connections) > MAX_CONNECTIONS
         self._expect(REFUSED_SECONDS if self._refused else REQUEST_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_timer()
+        self._closing.end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._closing.lingers:
+            self._closing.drop(data)
+            return
         if self._refused:
             self._refuse()
             return
@@ -136,13 +151,23 @@ class _Connection(UpgradeBlindProtocol):
         if self._timer is None and self.cycle.response_complete and not self.transport.is_closing():
             self._expect(REQUEST_SECONDS)
 
+    def send_400_response(self, msg: str) -> None:
+        self._may_be_sending = True
+        super().send_400_response(msg)
+
+    def on_message_begin(self) -> None:
+        self._may_be_sending = True
+        super().on_message_begin()
+
     def on_message_complete(self) -> None:
         if not self.offers_upgrade():
+            self._may_be_sending = False
             self._unset_timer()
         super().on_message_complete()
 
     def _refuse(self) -> None:
         if not self.transport.is_closing():
+            self._may_be_sending = True
             text = f"{MAX_CONNECTIONS} connections are open, and no more are taken; close some, or try later\n".encode()
             head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n"
             self.transport.write(f"{head}connection: close\r\n\r\n".encode() + text)

@@ -15,6 +15,7 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.frame_rate import MAX_HZ, MIN_HZ, USUAL_HZ
 from lorrery.chassis.interrupt import handled_by
+from lorrery.chassis.log import configure
 from lorrery.chassis.process import write_announcement
 from lorrery.chassis.sections import MAX_PORT, TlsSettings
 from lorrery.chassis.version import VERSION
@@ -59,7 +60,7 @@ def web(
         float, typer.Option(min=MIN_HZ, max=MAX_HZ, help="Frames a second, unless the page asks for others.")
     ] = USUAL_HZ,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.")
+        Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial, and log.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
@@ -92,8 +93,9 @@ def web(
             raise SettingsError("RECORD and --target: it shows either a record or a cluster; leave one of them out")
         if target is not None:
             check_target("--target", target)
-        tls = load_settings(config, overrides or ()).client_tls
-        asyncio.run(_serve(record, target or TARGET, tls, api_key, host, port, hz, announce))
+        settings = load_settings(config, overrides or ())
+        configure(settings.log, "web")
+        asyncio.run(_serve(record, target or TARGET, settings.client_tls, api_key, host, port, hz, announce))
     except LorreryError as error:
         typer.echo(f"lorrery web: error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, SettingsError) else 1) from None
@@ -123,7 +125,8 @@ async def _serve(
                 raise
             server = WebServer(application, f"{host}:0", "--port")
             address = server.listen()
-        warn_if_exposed("--host", f"{host}:0", TlsSettings(), protected=False, cure="leave --host out")
+        listen = f"{host}:{address.rpartition(':')[2]}"
+        warn_if_exposed("--host", listen, TlsSettings(), protected=False, cure="leave --host out")
         shown = f"record {record}" if record is not None else f"cluster {target}"
         typer.echo(f"{shown}: http://{address}")
         if announce is not None:

@@ -5,7 +5,7 @@ own first byte; its head has `MAX_HEAD_BYTES`. What is slower or longer is told 
 `http_max_connections`. The time of a request that waits behind another on its connection is not counted until its turn
 comes. Reading goes on meanwhile, up to `_MAX_AHEAD` of them, so that a client that goes is noticed. A request that is
 refused behind others is told so after their answers. A client that stops reading its answers is cut (stuck_reader.py);
-one that is told so while it sends may send on for a while, lest it lose the answer (lingering.py).
+one that is told so while it sends may send on for a while, lest it lose the answer (chassis/lingering.py).
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from uvicorn.server import ServerState
 from lorrery.chassis.credentials import roles_in
 from lorrery.chassis.handshakes import MAX_REFUSED, REFUSED_SECONDS
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
+from lorrery.chassis.lingering import LingeringTransport
 from lorrery.router.http.edge import ROLES
 from lorrery.router.http.errors import body
-from lorrery.router.http.lingering import LingeringTransport
 from lorrery.router.http.stuck_reader import ReaderWatch
 from lorrery.router.settings import RouterSettings
 

@@ -84,3 +84,22 @@ async def test_connections_over_the_bound_hear_why_they_are_closed(
         assert b"200 OK" in await late[0].readuntil(b"0\r\n\r\n")
     for _, writer in (first, second, third, silent, late):
         writer.close()
+
+
+@pytest.mark.parametrize(("sent", "status"), [(b"\0", b"400"), (WHOLE, b"503")])
+async def test_client_that_sends_all_before_it_reads_hears_its_answer(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, sent: bytes, status: bytes
+):
+    monkeypatch.setattr(web_server, "REQUEST_SECONDS", 30.0)
+    monkeypatch.setattr(web_server, "MAX_CONNECTIONS", 1 if status == b"400" else 0)
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*address)
+        reader._transport.pause_reading()
+        writer.write(sent)
+        for _ in range(8):
+            writer.write(b" " * (1 << 20))
+            await writer.drain()
+        writer.write_eof()
+        reader._transport.resume_reading()
+        assert (await reader.read()).startswith(b"HTTP/1.1 " + status)
+        writer.close()
