@@ -109,6 +109,8 @@ def _names(name: str, values: object, num_requests: int, *, optional: bool) -> l
 
 
 def _column(name: str, values: ArrayLike, dtype: type[np.float64] | type[np.int64]) -> npt.NDArray[Any]:
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name}: some values are masked; fill or leave out their rows")
     given = np.asarray(values)
     if given.ndim != 1:
         raise ValueError(f"{name}: expected one dimension, got {given.ndim}")

@@ -45,6 +45,10 @@ def test_blocks_make_prefixes():
         (Requests([0], [1], [1], adapter_id=[5]), r"adapter_id\[0\] is 5; expected text or None"),
         (Requests([0], [1], [1], tenant_id=None), "tenant_id is None; expected a list"),
         (Requests([0], [1], [1], tenant_id=[None]), r"tenant_id\[0\] is None; expected text"),
+        (
+            Requests(np.ma.masked_less([0.0, -1.0], 0), [1, 1], [1, 1]),
+            "at_seconds: 1 values are masked; fill or leave out",
+        ),
         (Requests([0], [1], [1], hash_ids=5), "hash_ids is 5; expected a list"),
         (Requests([0], [1], [1], hash_ids=["x"]), r"hash_ids\[0\] is 'x'; expected whole numbers"),
         (Requests([0], [1], [1], hash_ids=[[1.5]]), r"hash_ids\[0\] is \[1.5\]; expected whole numbers"),
