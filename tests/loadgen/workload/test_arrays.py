@@ -47,7 +47,7 @@ def test_blocks_make_prefixes():
         (Requests([0], [1], [1], tenant_id=[None]), r"tenant_id\[0\] is None; expected text"),
         (
             Requests(np.ma.masked_less([0.0, -1.0], 0), [1, 1], [1, 1]),
-            "at_seconds: 1 values are masked; fill or leave out",
+            "at_seconds: some values are masked; fill",
         ),
         (Requests([0], [1], [1], hash_ids=5), "hash_ids is 5; expected a list"),
         (Requests([0], [1], [1], hash_ids=["x"]), r"hash_ids\[0\] is 'x'; expected whole numbers"),
