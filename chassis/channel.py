@@ -31,6 +31,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Without these two (grpcio 1.85) an answer to a ping has a minute, and behind two pings without a message none is
+    # sent for a minute: a scheduler that hangs would be noticed after 70 to 110 s, not 20.
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
 )
 
 

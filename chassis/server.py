@@ -24,6 +24,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # Notice clients whose host has died, so that what they own is cancelled.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # a minute otherwise, whatever keepalive's is
     # Calls that wait for the event loop: above 1,000 gRPC would cancel some at random, and say nothing. Who has to be
     # refused is told why by the service.
     ("grpc.server.max_pending_requests", 100_000),

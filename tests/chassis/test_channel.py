@@ -7,7 +7,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from lorrery.chassis.channel import check_target, failing_when_closed, open_channel
+from lorrery.chassis import channel as channel_module
+from lorrery.chassis.channel import OPTIONS, check_target, failing_when_closed, open_channel
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
 from tests.chassis.services import ECHO, EchoService
@@ -15,9 +16,10 @@ from tests.chassis.services import ECHO, EchoService
 PLAIN = TlsSettings()
 
 
-async def serve() -> tuple[grpc.aio.Server, str]:
-    server = new_server()
-    EchoService().register(server)
+async def serve(*, lingers: bool = False) -> tuple[grpc.aio.Server, str]:
+    server, service = new_server(), EchoService()
+    service.lingers = lingers
+    service.register(server)
     address = bind(server, "127.0.0.1:0", PLAIN)
     await server.start()
     return server, address
@@ -40,6 +42,46 @@ async def test_channel_dials_again_and_again_in_quick_succession():
             call.cancel()
     # 0.2 + 0.32 + 0.51 + 0.82 + 1.31 s, each up to a fifth longer; gRPC's own would be 1 + 1.6 + 2.56 + 4.1 + 6.55.
     assert times[-1] - times[0] < 8
+
+
+async def test_peer_that_falls_silent_is_noticed_by_pings_though_nothing_was_said_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    faster = 8  # a ping every 1.25 s, just less often than servers tolerate
+    options = [(name, value // faster if name.endswith("_ms") else value) for name, value in OPTIONS]
+    monkeypatch.setattr(channel_module, "OPTIONS", tuple(options))
+    server, address = await serve(lingers=True)
+    host, _, port = address.rpartition(":")
+    pinged, hears = asyncio.Semaphore(0), True
+    passing: list[asyncio.Task[None]] = []
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, sent: bool) -> None:
+        while data := await reader.read(1 << 16):
+            if sent and data[3:4] == b"\x06":  # a frame that is a ping
+                pinged.release()
+            if hears:
+                writer.write(data)
+        writer.close()
+        await writer.wait_closed()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection(host, int(port))
+        passing.append(asyncio.create_task(pass_on(reader, to_writer, sent=True)))
+        passing.append(asyncio.create_task(pass_on(to_reader, writer, sent=False)))
+
+    listener = await asyncio.start_server(connect, "127.0.0.1", 0)
+    own = f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    async with open_channel(own, PLAIN) as channel:
+        call = channel.unary_unary(ECHO)(b"")
+        async with asyncio.timeout(40):  # gRPC's own minute is longer
+            for _ in range(4):
+                await pinged.acquire()
+            hears = False
+            with pytest.raises(grpc.aio.AioRpcError, match="ping timeout"):
+                await call
+    await server.stop(None)
+    await asyncio.gather(*passing)
+    listener.close()
 
 
 @pytest.mark.parametrize("name", ["grpc_proxy", "http_proxy", "https_proxy"])
