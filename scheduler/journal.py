@@ -307,8 +307,8 @@ def _what_matters(settings: Settings) -> dict[str, Any]:
 
 
 def _move_aside(path: Path) -> None:
-    """Rename what is at `path`, if anything, to the first free name with a number behind it."""
-    if path.exists():
+    """Rename a file at `path`, if there is one, to the first free name with a number behind it; no device or pipe."""
+    if path.is_file():
         number = 1
         while (aside := path.with_name(f"{path.name}.{number}")).exists():
             number += 1

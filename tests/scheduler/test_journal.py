@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,11 @@ def test_a_disk_that_fails_ends_the_journal_and_nothing_else(path: Path, journal
     journal.adapter("b", 8, 9, 6)
     journal.close()
     assert len(lines_of(path)) == 1
+
+
+def test_a_pipe_or_device_is_refused_and_stays_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "journal.ndjson"
+    os.mkfifo(path)
+    with pytest.raises(LorreryError, match="File exists"):
+        Journal(path, settings_with(path))
+    assert path.is_fifo()
