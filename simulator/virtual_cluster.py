@@ -6,6 +6,7 @@ and lets virtual time pass. Between two calls nothing happens, however long the 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from lorrery.autoscaler.figures import METRICS, Sample, Window
 from lorrery.autoscaler.rule import MOST_REPLICAS, Decision
@@ -107,6 +108,13 @@ class VirtualCluster:
         self._done = False
         self._result: SimulationResult | None = None
         self._look()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied, as a run under way cannot be."""
+        raise TypeError(
+            "a VirtualCluster cannot be pickled or copied; send its settings, workload and seed to the other process"
+            " and make it there, or send what result() or observe() returns"
+        )
 
     @property
     def done(self) -> bool:

@@ -1,5 +1,8 @@
 """A caller that looks at a simulated cluster, scales it and lets time pass."""
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -140,3 +143,12 @@ def test_once_every_request_has_ended_nothing_is_scaled_any_more():
 def test_what_does_not_go_with_workers_that_come_and_go_is_refused(given: dict[str, Any], words: str):
     with pytest.raises(SettingsError, match=words):
         cluster(**given)
+
+
+@pytest.mark.parametrize("taken", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_cluster_cannot_be_sent_elsewhere_but_what_it_shows_can(taken: Callable[[object], object]) -> None:
+    virtual = lorrery.VirtualCluster(CLUSTER, bursts(), workers=1)
+    with pytest.raises(TypeError, match="send its settings, workload and seed"):
+        taken(virtual)
+    seen = virtual.observe()
+    assert pickle.loads(pickle.dumps(seen)) == seen
