@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
@@ -22,6 +21,10 @@ from lorrery.router.http.openai_shapes import ChatShape, CompletionShape, unix_s
 from lorrery.router.http.pieces import JsonParts, array_of
 from lorrery.router.http.token_json import LogprobsJson
 from lorrery.v1 import router_pb2
+
+
+_UNKNOWN = "1970-01-01T00:00:00Z"
+"""When a model was released, as Anthropic's API says that nobody knows."""
 
 
 def routes(edge: Edge) -> APIRouter:
@@ -86,10 +89,8 @@ def routes(edge: Edge) -> APIRouter:
     def adapter_card(name: str) -> dict[str, Any]:
         return {**card, "id": name, "root": name, "parent": edge.model}
 
-    began_at = datetime.fromtimestamp(began, UTC).isoformat()
-
     def as_anthropic_shows(shown: dict[str, Any]) -> dict[str, Any]:
-        theirs = {"type": "model", "display_name": shown["id"], "created_at": began_at, "lifecycle": "active"}
+        theirs = {"type": "model", "display_name": shown["id"], "created_at": _UNKNOWN, "lifecycle": "active"}
         return {**shown, **theirs}
 
     return router
