@@ -19,9 +19,14 @@ NO_SCHEDULER_TO_COME = signal.SIGUSR1
 
 
 def exit_on_signals() -> None:
-    """Let SIGINT and SIGTERM end the process at once and without a word, with 128 + n."""
+    """Let SIGINT and SIGTERM end the process at once and without a word, with 128 + n; what routers are told, not."""
     for number in SIGNALS:
         signal.signal(number, _exit)
+    signal.signal(NO_SCHEDULER_TO_COME, _pass)
+
+
+def _pass(number: int, _frame: object) -> None:
+    """Do nothing; unlike SIG_IGN no other program that is started from here inherits it."""
 
 
 def _exit(number: int, _frame: object) -> None:

@@ -61,6 +61,8 @@ class AdaptersFile:
         Raises:
             LorreryError: it cannot be read, or holds something else.
         """
+        if self.path.exists() and not self.path.is_file():  # a device may give bytes without end
+            raise FormatError(f"scheduler.adapters_file: {self.path}: is no regular file; name one, or a new one")
         try:
             with self.path.open("rb") as file:
                 content = file.read()

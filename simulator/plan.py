@@ -131,7 +131,7 @@ class Plan:
     name: str
     num_gpus: int
     refused: str | None = None
-    capacity: Capacity | None = None
+    capacity: Capacity | None = field(default=None, compare=False)
     limit_name: str = ""
     points: list[Point] = field(default_factory=list)
     peak: Point | None = None

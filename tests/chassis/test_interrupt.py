@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.chassis.interrupt import handled_by
+from lorrery.chassis.interrupt import NO_SCHEDULER_TO_COME, handled_by
 from lorrery.local.processes import start_python
 from tests.cluster.harness import wait_until
 
@@ -38,6 +38,23 @@ async def test_a_signal_while_a_program_imports_ends_it_without_a_word(
     process.send_signal(number)
     out, _ = await process.communicate()
     assert (process.returncode, out.decode()) == (128 + number, "")
+
+
+async def test_a_router_that_is_only_just_starting_survives_what_routers_are_told(tmp_path: Path):
+    slow, mark = tmp_path / "grpc" / "__init__.py", tmp_path / "mark"
+    slow.parent.mkdir()
+    slow.write_text(SLOW)
+    process = await start_python(
+        ["-m", "lorrery.router"],
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        variables={"PYTHONPATH": str(tmp_path), "MARK": str(mark)},
+    )
+    await wait_until(mark.exists)
+    process.send_signal(NO_SCHEDULER_TO_COME)
+    process.send_signal(signal.SIGTERM)  # behind it: a higher number is handled later
+    await process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 async def test_handlers_are_put_back_after_the_loops_own():
