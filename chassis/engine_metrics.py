@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.engine_series import FINISHED_REASONS, SLEEP_STATES, sglang_series, vllm_series
 from lorrery.chassis.histogram import Histogram
 from lorrery.chassis.series import Exporter, Number, Sample, Series
+from lorrery.chassis.throughput import Throughput
 
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 TRANSITIONS = {"disk": "load", "host": "activate"}
@@ -287,6 +288,8 @@ class EngineMetrics:
         value("num_used_tokens", lambda: round(self._read().kv_usage * self.cache.pool_tokens), *of_scheduler)
         value("max_total_num_tokens", lambda: self.cache.pool_tokens, *of_scheduler)
         value("token_usage", lambda: self._read().kv_usage, *of_scheduler)
+        tokens = counts["generation_tokens_total"]
+        value("gen_throughput", Throughput(lambda: tokens.value).per_second, *of_scheduler)
         value("page_size", lambda: self.cache.block_size, *of_scheduler)
         value("num_pages", lambda: self.cache.num_blocks, *of_scheduler)
         value("cache_hit_rate", self._hit_rate, *of_scheduler)

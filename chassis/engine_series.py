@@ -182,6 +182,7 @@ def sglang_series() -> dict[str, Series]:
         gauge("max_total_num_tokens", "tokens", "Size of the KV pool."),
         gauge("token_usage", "1", "Share of the KV pool in use; 1 is all of it."),
         gauge("cache_hit_rate", "1", "Tokens found in the prefix cache over tokens looked up, since the start."),
+        gauge("gen_throughput", "tokens/s", "Tokens generated per wall second, since it was last asked for."),
         gauge("page_size", "tokens", "Tokens in a block of the KV pool."),
         gauge("num_pages", "blocks", "Blocks of the KV pool."),
         series("prompt_tokens_total", "tokens", "Prompts that have been prefilled, cached tokens included."),

@@ -16,9 +16,10 @@ from lorrery.chassis import status
 from lorrery.chassis.credentials import authorization, certificate_roles
 from lorrery.chassis.errors import InvalidRequest, NoKvEvents, NotOffered, RequestError, UnknownName
 from lorrery.chassis.names import quoted
+from lorrery.chassis.throughput import Throughput
 from lorrery.router.access import check_operator
 from lorrery.router.engines.generation import MAX_OUTPUTS, Open, OpenRequests, Write
-from lorrery.router.engines.load import Load, Throughput
+from lorrery.router.engines.load import Load
 from lorrery.router.engines.tokenizer_files import tokenizer_folder
 from lorrery.router.field_names import Names, named
 from lorrery.router.grpc_call import GrpcCall, abort_stream
