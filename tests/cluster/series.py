@@ -23,12 +23,14 @@ async def check_series(cluster: LocalCluster, *, unseen: frozenset[str] = frozen
     """Check names, types, labels and help texts of all processes.
 
     Args:
-        cluster: after requests have run.
+        cluster: whose routers serve HTTP, after requests have run.
         unseen: series that this cluster has no sample of.
     """
     for name, process in cluster.processes.items():
         shown = await asyncio.to_thread(scraped, cluster.metrics_address(name))
         wanted = in_table(process.service) | in_table("process")
+        if process.service == "router":
+            wanted |= in_table("http")
         assert shown.keys() == wanted.keys(), name
         for series, said in shown.items():
             expected = wanted[series]._replace(labels=frozenset()) if series in unseen else wanted[series]
