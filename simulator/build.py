@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -94,6 +94,8 @@ class RequestBuilder:
     by_hash_ids: bool = False
     ignore_eos: bool = True
     max_new_tokens: int | None = None
+    _ends: dict[int, Ending] = field(default_factory=dict, repr=False, compare=False)
+    """By output tokens, shared by all requests that end alike: nobody changes one."""
 
     def build(self, request: WorkloadRequest, at_ps: int, said: Sequence[Said] = ()) -> SimulatedRequest:
         """Make one that arrives at this time; `said`: the earlier turns of its session, with their outputs."""
@@ -102,7 +104,10 @@ class RequestBuilder:
         if self.natural_length is not None:
             end = self._drawn_end(request, self.natural_length)
         else:
-            end = Ending(tokens, _LENGTH if self.ignore_eos else _EOS)
+            known = self._ends.get(tokens)
+            if known is None:
+                known = self._ends[tokens] = Ending(tokens, _LENGTH if self.ignore_eos else _EOS)
+            end = known
         adapter = None if request.adapter_id is None else self.adapters[request.adapter_id]
         by_id = self.by_hash_ids and request.hash_ids is not None and request.turn is None
         prompt: Sequence[int] = ()
