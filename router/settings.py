@@ -59,7 +59,9 @@ class RouterSettings(Section):
         default=30.0, description="how long an HTTP client may take to send a request, its body included"
     )
     http_idle_seconds: Interval = Field(
-        default=60.0, description="how long an HTTP connection stays open without a request"
+        default=75.0,
+        description="how long an HTTP connection stays open without a request; above that of a proxy before it (60 in"
+        " nginx), which else may send a request while it closes",
     )
     http_max_outputs: Count = Field(
         default=1024, description="most outputs of one HTTP request: its prompts times n; more are refused with 400"
