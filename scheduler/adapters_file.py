@@ -61,7 +61,7 @@ class AdaptersFile:
         Raises:
             LorreryError: it cannot be read, or holds something else.
         """
-        if self.path.exists() and not self.path.is_file():  # a device may give bytes without end
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):  # a device has no end
             raise FormatError(f"scheduler.adapters_file: {self.path}: is no regular file; name one, or a new one")
         try:
             with self.path.open("rb") as file:
