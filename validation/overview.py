@@ -50,14 +50,13 @@ class Line:
     ok: bool = True
 
 
-def checks(catalogue: Catalogue | None = None, jobs: int = 1) -> dict[str, Callable[[], Iterable[Line]]]:
+def checks(jobs: int = 1) -> dict[str, Callable[[], Iterable[Line]]]:
     """Return what there is to check, by command; together half a minute of CPU.
 
     Args:
-        catalogue: of GPUs, models and engines; None: ours.
         jobs: processes that simulate served runs.
     """
-    known = read_catalogue() if catalogue is None else catalogue
+    known = read_catalogue()
     return {
         "golden": _golden,
         "slora": lambda: _slora(known),
