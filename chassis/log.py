@@ -2,6 +2,8 @@
 
 The standard library's records (grpc, asyncio) go the same way and look the same. Everything is set up once, before
 gRPC starts: reconfiguring logging later can deadlock with it (grpc/grpc #43421).
+
+Where the log finds no room, the first event that does has `lines_lost`: how many before it did not.
 """
 
 import logging
@@ -12,6 +14,7 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 from lorrery.chassis.sections import LogSettings
+from lorrery.chassis.standard_streams import num_lost_writes
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -28,10 +31,16 @@ def configure(log: LogSettings, service: str) -> None:
         event.setdefault("service", service)
         return event
 
+    def count_lost(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        if num_lost := num_lost_writes(sys.stderr):
+            event["lines_lost"] = num_lost
+        return event
+
     level = _LEVELS[log.level]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         bind_service,
+        count_lost,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),

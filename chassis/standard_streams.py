@@ -7,6 +7,10 @@ Python has no object for the stream (`sys.stderr` is None).
 A reader that goes away (`| head`) is no error: what is written after that goes nowhere, and the exit code is that of
 the work. Who works for the reader alone asks `reader_has_gone`, and stops.
 
+A log that finds no room (a full disk) ends no process either: its lines are lost, and counted for the first one that is
+written again. Standard error is a log; standard output is one where a program says so by `treat_as_log`. Otherwise it
+is a command's result, whose loss is an error.
+
 A character that the output's encoding lacks (PYTHONIOENCODING=ascii) is written as its number, not an error.
 
 Entry points call `set_up_standard_streams` before their first import that opens anything; this file therefore imports
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _without_reader: set[int] = set()
+_logs = {2}
+_num_lost: dict[int, int] = {}
 
 
 def set_up_standard_streams() -> None:
@@ -41,10 +47,39 @@ def reader_has_gone(stream: TextIO) -> bool:
     return bool(_without_reader) and stream.fileno() in _without_reader
 
 
+def treat_as_log(stream: TextIO) -> None:
+    """Let a standard stream lose from now on what cannot be written, as standard error does."""
+    _logs.add(stream.fileno())
+
+
+def num_lost_writes(stream: TextIO) -> int:
+    """Return how many writes to a log were lost since the last one that was not."""
+    return _num_lost.get(stream.fileno(), 0) if _num_lost else 0
+
+
 class _Output(io.FileIO):
-    """A standard stream that becomes the null device when its reader has gone."""
+    """A standard stream that becomes the null device when its reader has gone, and may lose lines as a log."""
+
+    _in_line = False
 
     def write(self, content: "ReadableBuffer") -> int:
+        if self.fileno() not in _logs:
+            return self._write(content)
+        wanted = memoryview(content).nbytes
+        try:
+            if self._in_line and self.fileno() in _num_lost:  # end the line that found room for its beginning only
+                self._write(b"\n")
+            written = self._write(content)
+        except OSError:
+            written = None
+        if written is None:  # no room, or a pipe that does not wait, is full
+            _num_lost[self.fileno()] = _num_lost.get(self.fileno(), 0) + 1
+            return wanted
+        self._in_line = bytes(memoryview(content)[written - 1 : written]) != b"\n"
+        _num_lost.pop(self.fileno(), None)
+        return written
+
+    def _write(self, content: "ReadableBuffer") -> int:
         try:
             return super().write(content)
         except BrokenPipeError:

@@ -15,7 +15,7 @@ import typer
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.faults import check_faults
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.chassis.standard_streams import reader_has_gone
+from lorrery.chassis.standard_streams import num_lost_writes, reader_has_gone, treat_as_log
 from lorrery.local.autoscaler import LocalAutoscaler
 from lorrery.local.cluster import PAGE, LocalCluster
 from lorrery.local.folder import temporary_folder
@@ -210,20 +210,26 @@ class Printer:
 
     def __init__(self, num_workers: int, *, error: bool = False) -> None:
         self._error = error
+        self._stream = sys.stderr if error else sys.stdout
+        treat_as_log(self._stream)
         self._is_unread = False
         names = ["scheduler", *(f"worker-{index}" for index in range(num_workers)), "router", PAGE]
         self._colours = dict(zip(names, cycle(_COLOURS), strict=False))
         self._width = max(map(len, names))
 
     def show(self, name: str, line: str) -> None:
-        """Print one line of a process."""
-        typer.echo(
-            typer.style(f"{name:<{self._width}} | ", fg=self._colours.get(name, _OWN_COLOUR)) + line, err=self._error
-        )
-        if not self._is_unread and reader_has_gone(sys.stderr if self._error else sys.stdout):
+        """Print one line of a process, and that lines before it found no room."""
+        if num_lost := num_lost_writes(self._stream):
+            self._echo("lorrery", f"{num_lost} lines lost here: there was no room for them")
+        self._echo(name, line)
+        if not self._is_unread and reader_has_gone(self._stream):
             self._is_unread = True
             signal.raise_signal(signal.SIGTERM)  # `lorrery up | head`: stop, without a word
 
     def say(self, line: str) -> None:
         """Print one line of our own."""
         self.show("lorrery", line)
+
+    def _echo(self, name: str, line: str) -> None:
+        prefix = typer.style(f"{name:<{self._width}} | ", fg=self._colours.get(name, _OWN_COLOUR))
+        typer.echo(prefix + line, err=self._error)

@@ -145,6 +145,24 @@ async def test_cluster_stops_when_nobody_reads_its_output(tmp_path: Path):
     assert error == b""
 
 
+async def test_a_cluster_serves_and_stops_though_its_output_finds_no_room(tmp_path: Path):
+    monitoring = tmp_path / "monitoring"
+    arguments = ("--config", str(write_settings(tmp_path)), "--workers", "1", "--monitoring", str(monitoring))
+    full = os.open("/dev/full", os.O_WRONLY)
+    process = await start_python(["-m", "lorrery.cli", "up", *arguments], stdout=full, stderr=full)
+    os.close(full)
+    targets = monitoring / TARGETS
+
+    def serves() -> bool:
+        assert process.returncode is None
+        found = targets_of(monitoring) if targets.exists() else {}
+        return "router" in found and metric(found["router"], "lorrery_service_state", state="ready") == 1
+
+    await wait_until(serves, timeout_seconds=60)
+    process.terminate()
+    assert await process.wait() in (0, 128 + signal.SIGTERM)
+
+
 @pytest.mark.parametrize("victim", ["scheduler", "worker", "router"])
 async def test_process_that_dies_is_named_and_ends_the_rest(up: Up, victim: str):
     pids = up.services()
