@@ -53,8 +53,7 @@ def watched_pems(tls: TlsSettings, section: str) -> Watched[Pems]:
     Raises:
         SettingsError: as `read_pems`.
     """
-    paths = [path for path in (tls.cert, tls.key, tls.ca) if path is not None]
-    return Watched(paths, lambda: read_pems(tls, section))
+    return Watched(_paths(tls), lambda: read_pems(tls, section))
 
 
 def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
@@ -78,8 +77,11 @@ def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
     return grpc.dynamic_ssl_server_credentials(configuration(), configuration, tls.ca is not None)
 
 
-def server_context(tls: TlsSettings) -> ssl.SSLContext | None:
-    """Return what a server of the standard library's TLS shows and demands, likewise; None: plain text.
+def server_contexts(tls: TlsSettings, section: str) -> Watched[ssl.SSLContext] | None:
+    """Return what servers of the standard library's TLS show and demand, now and later; None: plain text.
+
+    A connection is to take the one of its time. TLS sessions belong to theirs, so that a client whose authority is
+    taken out cannot resume one; a context that hands connections on to another keeps the sessions of both.
 
     Raises:
         SettingsError: a certificate is missing, unreadable or wrong.
@@ -87,10 +89,9 @@ def server_context(tls: TlsSettings) -> ssl.SSLContext | None:
     cert = tls.cert
     if cert is None:
         return None
-    paths = [path for path in (cert, tls.key, tls.ca) if path is not None]
 
     def read() -> ssl.SSLContext:
-        read_pems(tls, "server_tls")
+        read_pems(tls, section)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(cert, tls.key, password="")
         if tls.ca is not None:
@@ -98,13 +99,11 @@ def server_context(tls: TlsSettings) -> ssl.SSLContext | None:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def take_current(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        connection.context = contexts.current()
+    return Watched(_paths(tls), read)
 
-    contexts = Watched(paths, read)
-    front = read()
-    front.sni_callback = take_current  # called in each handshake, whether the client names a server or not
-    return front
+
+def _paths(tls: TlsSettings) -> list[Path]:
+    return [path for path in (tls.cert, tls.key, tls.ca) if path is not None]
 
 
 def _read(path: Path | None, setting: str) -> bytes | None:

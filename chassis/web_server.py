@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -43,6 +44,7 @@ class WebServer:
         app: answers.
         address: HOST:PORT to listen at; port 0 takes a free one.
         setting: where `address` comes from, for messages.
+        tls: returns the context for a connection that begins; None: plain text.
         handshake_seconds: how long a TLS handshake may take.
         max_connections: among which TLS handshakes count; the protocol that is given refuses more.
         options: more for uvicorn.
@@ -54,6 +56,7 @@ class WebServer:
         address: str,
         setting: str,
         *,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         handshake_seconds: float = REQUEST_SECONDS,
         max_connections: int = MAX_CONNECTIONS,
         **options: Any,  # noqa: ANN401  uvicorn checks them
@@ -72,7 +75,7 @@ class WebServer:
             timeout_graceful_shutdown=_CLOSE_SECONDS,
             **{"http": _Connection, **options},
         )
-        self._server = _Server(config, handshake_seconds, max_connections)
+        self._server = _Server(config, tls, handshake_seconds, max_connections)
         self._socket: socket.socket | None = None
 
     def listen(self) -> str:
@@ -187,18 +190,25 @@ class _Server(uvicorn.Server):
 
     Args:
         config: of uvicorn.
+        tls: see `WebServer`.
         handshake_seconds: how long a TLS handshake may take.
         max_connections: among which they count.
     """
 
-    def __init__(self, config: Config, handshake_seconds: float, max_connections: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        tls: Callable[[], ssl.SSLContext] | None,
+        handshake_seconds: float,
+        max_connections: int,
+    ) -> None:
         super().__init__(config)
+        self._tls = tls
         self._handshake_seconds, self._max_connections = handshake_seconds, max_connections
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; uvicorn's own does not bound handshakes."""
-        config, loop = self.config, asyncio.get_running_loop()
-        tls = config.ssl
+        config, tls, loop = self.config, self._tls, asyncio.get_running_loop()
 
         def connection() -> UpgradeBlindProtocol:
             make = cast("type[UpgradeBlindProtocol]", config.http_protocol_class)
@@ -207,7 +217,7 @@ class _Server(uvicorn.Server):
         def handshake() -> asyncio.Protocol:
             assert tls is not None
             connections = self.server_state.connections
-            return Handshake(connection, tls, self._handshake_seconds, connections, self._max_connections)
+            return Handshake(connection, tls(), self._handshake_seconds, connections, self._max_connections)
 
         self.servers = [
             await loop.create_server(connection if tls is None else handshake, sock=one, backlog=config.backlog)

@@ -195,7 +195,12 @@ class Settings(FileSettings):
     @property
     def http_tls(self) -> TlsSettings:
         """Of the router's HTTP edge."""
-        return self.server_tls if self.router.http_tls == TlsSettings() else self.router.http_tls
+        return self.server_tls if self.http_tls_section == "server_tls" else self.router.http_tls
+
+    @property
+    def http_tls_section(self) -> str:
+        """Which settings these are."""
+        return "server_tls" if self.router.http_tls == TlsSettings() else "router.http_tls"
 
     def num_worker_processes(self, asked: int | None, default: int | None = None) -> int:
         """Return how many processes the workers have.

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.tls import server_context
+from lorrery.chassis.tls import server_contexts
 from lorrery.chassis.web_server import WebServer
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import WRITER
@@ -39,16 +39,17 @@ def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> 
         address: HOST:PORT to listen at; port 0 takes a free one.
     """
     max_bytes = _JSON_BYTES_PER_BYTE * handler.receive_bytes
-    router, tls = handler.settings.router, server_context(handler.settings.http_tls)
+    settings, router = handler.settings, handler.settings.router
+    contexts = server_contexts(settings.http_tls, settings.http_tls_section)
     return WebServer(
         bounded(make_app(handler, registry), max_bytes, handler.traces, RequestsCounted(registry)),
         address,
         "router.http",
+        tls=None if contexts is None else contexts.current,
         handshake_seconds=router.http_request_seconds,
         max_connections=router.http_max_connections,
         http=connection_class(router, max_bytes),
         timeout_keep_alive=router.http_idle_seconds,
-        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import select
 import shutil
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.chassis import handshakes
+from lorrery.chassis.errors import SettingsError
 from lorrery.cli.certs import app
 from lorrery.router.http import connection
 from tests.cluster.harness import wait_until
@@ -90,6 +92,48 @@ async def test_certificates_and_authority_are_read_again(
     mixed = client(new, None)
     mixed.load_cert_chain(old / "client.pem", old / "client.key")
     assert not await served(router, mixed)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_session_is_not_resumed_once_its_authority_is_taken_out(
+    start_http: StartHttp, folders: tuple[Path, Path], tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    folder, other = folders
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes((folder / "ca.pem").read_bytes() + (other / "ca.pem").read_bytes())
+    router = await start_http(server_tls={"cert": folder / "router.pem", "key": folder / "router.key", "ca": ca})
+    tls = client(folder, None)
+    tls.load_cert_chain(other / "client.pem", other / "client.key")
+    tls.minimum_version = tls.maximum_version = version
+
+    def ask(session: ssl.SSLSession | None = None) -> tuple[bytes, bool | None, ssl.SSLSession | None]:
+        with (
+            socket.create_connection(("localhost", router.port), timeout=10) as plain,
+            tls.wrap_socket(plain, server_hostname="localhost", session=session) as connection,
+        ):
+            connection.sendall(ASKS["version"])
+            answer = connection.recv(1 << 16)
+            return answer[:15], connection.session_reused, connection.session
+
+    answer, _, session = await asyncio.to_thread(ask)
+    assert answer == b"HTTP/1.1 200 OK"
+    assert (await asyncio.to_thread(ask, session))[:2] == (answer, True)
+    ca.write_bytes((folder / "ca.pem").read_bytes())
+    await wait_until(lambda: refused(router, tls))
+    with contextlib.suppress(ssl.SSLError, ConnectionError):
+        answer, resumed, _ = await asyncio.to_thread(ask, session)
+        assert (answer, resumed) == (b"", False)
+
+
+@pytest.mark.parametrize("section", ["server_tls", "router.http_tls"])
+async def test_a_file_that_is_not_there_is_named_with_its_setting(start_http: StartHttp, section: str) -> None:
+    missing = {"cert": Path("nowhere.pem"), "key": Path("nowhere.key")}
+    with pytest.raises(SettingsError, match=rf"^{section}\.cert: nowhere\.pem: No such file"):
+        await start_http(**({"server_tls": missing} if section == "server_tls" else {"router": {"http_tls": missing}}))
+
+
+async def refused(router: HttpRouter, tls: ssl.SSLContext) -> bool:
+    return not await served(router, tls)
 
 
 async def test_a_handshake_that_does_not_end_is_cut(start_http: StartHttp, folders: tuple[Path, Path]) -> None:
