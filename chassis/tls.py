@@ -1,18 +1,23 @@
 """Certificates of one side, as gRPC takes them; read again when their files change.
 
-A server looks at its files with each handshake; a client with each new channel (`chassis.channel.Dialler`). Connections
-that are up stay up.
+A server looks at its files with each handshake; a client with each new channel (`chassis.channel.Dialler`), and both
+at the dates of what they are about to show. Connections that are up stay up.
 """
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.validity import Validity
 from lorrery.chassis.watched import Watched
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ def watched_pems(tls: TlsSettings, section: str) -> Watched[Pems]:
     Raises:
         SettingsError: as `read_pems`.
     """
-    return Watched(_paths(tls), lambda: read_pems(tls, section))
+    return _Shown(tls, section, lambda pems: pems)
 
 
 def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
@@ -90,8 +95,7 @@ def server_contexts(tls: TlsSettings, section: str) -> Watched[ssl.SSLContext] |
     if cert is None:
         return None
 
-    def read() -> ssl.SSLContext:
-        read_pems(tls, section)
+    def context(_pems: Pems) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(cert, tls.key, password="")
         if tls.ca is not None:
@@ -99,11 +103,36 @@ def server_contexts(tls: TlsSettings, section: str) -> Watched[ssl.SSLContext] |
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    return Watched(_paths(tls), read)
+    return _Shown(tls, section, context)
 
 
-def _paths(tls: TlsSettings) -> list[Path]:
-    return [path for path in (tls.cert, tls.key, tls.ca) if path is not None]
+class _Shown(Watched[_T]):
+    """What is made of certificates as they are now.
+
+    Args:
+        tls: names the files.
+        section: of the settings.
+        make: makes it.
+    """
+
+    def __init__(self, tls: TlsSettings, section: str, make: Callable[[Pems], _T]) -> None:
+        self._validity: Validity | None = None
+
+        def read() -> _T:
+            pems = read_pems(tls, section)
+            found = make(pems)
+            self._validity = None
+            if tls.cert is not None and pems.cert is not None:
+                self._validity = Validity(f"{section}.cert", tls.cert, pems.cert)
+            return found
+
+        super().__init__([path for path in (tls.cert, tls.key, tls.ca) if path is not None], read)
+
+    def current(self) -> _T:
+        found = super().current()
+        if self._validity is not None:
+            self._validity.warn_outside()
+        return found
 
 
 def _read(path: Path | None, setting: str) -> bytes | None:
