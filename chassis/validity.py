@@ -9,8 +9,8 @@ import math
 import re
 import time
 from binascii import a2b_base64
+from calendar import timegm
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 from lorrery.chassis.log import get_logger
@@ -85,8 +85,8 @@ def _parts(der: bytes) -> Iterator[tuple[int, bytes]]:
 def _seconds(tag: int, text: str) -> float:
     if tag == _UTC_TIME:
         text = ("19" if text[0] >= "5" else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    return float(timegm(time.strptime(text, "%Y%m%d%H%M%SZ")))
 
 
 def _text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
