@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from lorrery.chassis.errors import LorreryError
+
 __all__ = ["temporary_folder"]
 
 _PREFIX = "lorrery-"
@@ -27,10 +29,15 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
         purpose: a word of its name.
 
     Raises:
-        OSError: it cannot be made.
+        LorreryError: it cannot be made.
     """
-    _clean(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-"))
+    try:
+        _clean(Path(tempfile.gettempdir()))
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-"))
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        cure = "let TMPDIR name a folder that can be written to"
+        raise LorreryError(f"no folder for temporary files: {where}{error.strerror}; {cure}") from None
     try:
         new = folder / f"{_LOCK}.new"
         with new.open("wb") as lock:

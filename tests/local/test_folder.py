@@ -1,3 +1,5 @@
+import errno
+import os
 import subprocess
 import sys
 import tempfile
@@ -5,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lorrery.chassis.errors import LorreryError
 from lorrery.local.folder import temporary_folder
 
 HOLD = """
@@ -29,6 +32,23 @@ def test_a_folder_goes_with_its_block(tmp_path: Path):
         assert folder.name.startswith("lorrery-own-")
         assert list(tmp_path.iterdir()) == [folder]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_a_folder_that_cannot_be_made_is_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool):
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "new"))
+
+    if found:
+        monkeypatch.setattr(tempfile, "mkdtemp", no_room)
+    else:
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setattr(tempfile, "_get_default_tempdir", no_room)
+    with (
+        pytest.raises(LorreryError, match=r"^no folder for temporary files: .*No space left on device; let TMPDIR"),
+        temporary_folder("own"),
+    ):
+        pass
 
 
 def test_what_a_killed_process_has_left_goes_when_the_next_folder_is_made():
