@@ -18,6 +18,14 @@ NO_SCHEDULER_TO_COME = signal.SIGUSR1
 """Tells a router that no scheduler is to come, so that no request waits for one."""
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return what asks a process that runs until it is stopped to stop: a terminal that goes away too, but not nohup's.
+
+    nohup lets its program ignore SIGHUP, which a handler would undo.
+    """
+    return SIGNALS if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*SIGNALS, signal.SIGHUP)
+
+
 def exit_on_signals() -> None:
     """Let SIGINT and SIGTERM end the process at once and without a word, with 128 + n; what routers are told, not."""
     for number in SIGNALS:

@@ -1,9 +1,9 @@
 """How a service's process lives: start, serve, drain, stop.
 
 Order at the start: signal handlers, metrics endpoint, gRPC server, announcement, then the service's own background
-work, which says when it is ready. Order at SIGTERM or SIGINT: health answers NOT_SERVING first, then the service
-drains within its bound, then its background work is cancelled, then the server stops, and the exit code is 0. A second
-signal ends the process at once.
+work, which says when it is ready. Order at SIGTERM, SIGINT or SIGHUP: health answers NOT_SERVING first, then the
+service drains within its bound, then its background work is cancelled, then the server stops, and the exit code is 0. A
+second signal ends the process at once.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.calls import CallGuard
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.interrupt import exit_on_signals, handled_by
+from lorrery.chassis.interrupt import exit_on_signals, handled_by, stop_signals
 from lorrery.chassis.log import configure, get_logger
 from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
 from lorrery.chassis.open_files import warn_when_none_is_left
@@ -97,7 +97,7 @@ async def run_service(
     registry: CollectorRegistry,
     announce: Path | None = None,
 ) -> None:
-    """Run `service` until SIGTERM, SIGINT, or the end of its `run`.
+    """Run `service` until SIGTERM, SIGINT, SIGHUP, or the end of its `run`.
 
     Args:
         service: what to run.
@@ -187,7 +187,7 @@ async def _cancel(*tasks: asyncio.Task[Any] | None) -> None:
 
 @contextlib.contextmanager
 def _stop_requested() -> Iterator[asyncio.Event]:
-    """Yield an event that the first SIGTERM or SIGINT sets; the second one ends the process at once."""
+    """Yield an event that the first SIGTERM, SIGINT or SIGHUP sets; the second one ends the process at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -197,7 +197,7 @@ def _stop_requested() -> Iterator[asyncio.Event]:
             os._exit(128 + number)
         stop.set()
 
-    with handled_by(loop, on_signal):
+    with handled_by(loop, on_signal, stop_signals()):
         yield stop
 
 

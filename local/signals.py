@@ -5,12 +5,12 @@ import contextlib
 import signal
 from collections.abc import Iterator
 
-from lorrery.chassis.interrupt import SIGNALS, handled_by
+from lorrery.chassis.interrupt import handled_by, stop_signals
 
 
 @contextlib.contextmanager
 def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
-    """Let every SIGINT, SIGTERM and SIGHUP cancel the current task; yield the list of those that came.
+    """Let each of `stop_signals` cancel the current task; yield the list of those that came.
 
     The first one thus ends what runs, and a further one ends the orderly stop.
     """
@@ -23,5 +23,5 @@ def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
         received.append(number)
         task.cancel()
 
-    with handled_by(loop, on_signal, (*SIGNALS, signal.SIGHUP)):
+    with handled_by(loop, on_signal, stop_signals()):
         yield received

@@ -3,7 +3,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -236,6 +236,14 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
     )
 
 
+@contextlib.contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    """Let processes that are started inside ignore a signal."""
+    before = signal.signal(number, signal.SIG_IGN)
+    yield
+    signal.signal(number, before)
+
+
 async def finish(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
     out, error = await process.communicate()
     return process.returncode, out.decode(), error.decode()
@@ -248,7 +256,7 @@ async def start_and_wait(tmp_path: Path, *arguments: str) -> asyncio.subprocess.
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_process_exits_with_0_after_a_signal(tmp_path: Path, number: signal.Signals):
     process = await start_and_wait(tmp_path)
     process.send_signal(number)
@@ -256,6 +264,14 @@ async def test_process_exits_with_0_after_a_signal(tmp_path: Path, number: signa
     assert code == 0
     assert "Traceback" not in error
     assert error.index("draining") < error.index("stopped")
+
+
+async def test_process_under_nohup_outlives_its_terminal(tmp_path: Path):
+    with ignored(signal.SIGHUP):  # as nohup leaves it to its program
+        process = await start_and_wait(tmp_path)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)  # behind it: a higher number is handled later
+    assert (await finish(process))[0] == 0, "the first of two signals drains, a second one kills"
 
 
 async def test_calls_that_take_time_to_end_are_waited_for_and_leave_no_traceback(tmp_path: Path):

@@ -124,6 +124,21 @@ async def test_sigterm_stops_everything_too(up: Up):
     assert not [pid for pid in pids if alive(pid)]
 
 
+async def test_a_cluster_under_nohup_outlives_its_terminal(tmp_path: Path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it to its program
+    try:
+        up = await Up.start("--config", str(write_settings(tmp_path)), "--workers", "1")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    try:
+        await up.wait_for("try: lorrery load --target")
+        up.process.send_signal(signal.SIGHUP)
+        up.process.send_signal(signal.SIGTERM)  # behind it: a higher number is handled later
+        assert await up.end() == 0, "the first of two signals drains, a second one kills"
+    finally:
+        await up.gone()
+
+
 async def test_no_process_survives_a_killed_parent(up: Up):
     pids = up.services()
     assert len(pids) == SERVICES
