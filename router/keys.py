@@ -113,6 +113,8 @@ def read_keys(path: Path) -> Keys:
         raise SettingsError(f"router.keys: {error}") from None
     except ValidationError as error:
         raise SettingsError(f"router.keys: {path}: {_in_words(error)}") from None
+    if "keys" not in found.model_fields_set:  # as while somebody writes it, or on a full disk
+        raise SettingsError(f"router.keys: {path} has no [[keys]]; write keys = [] into it to take them all back")
     if found.format != FORMAT:
         raise SettingsError(f"router.keys: {path}: format {found.format} is not known; this version reads {FORMAT}")
     names: set[str] = set()

@@ -196,10 +196,13 @@ async def test_the_file_is_read_again_when_it_changes(start_router: StartRouter,
     assert await answer("acme-secret") == "OK"
 
 
-async def test_a_broken_file_keeps_the_old_keys_and_says_so(start_router: StartRouter, keys: Path, capsys):
+@pytest.mark.parametrize("content", ["[[keys]\n", "", "# keys\n"])
+async def test_a_broken_file_keeps_the_old_keys_and_says_so(
+    start_router: StartRouter, keys: Path, capsys, content: str
+):
     harness = await start_router(keys=keys)
     await harness.until_connected()
-    replace(keys, "[[keys]\n")
+    replace(keys, content)
     said: list[str] = []
 
     async def says_so() -> bool:
@@ -222,6 +225,7 @@ WRONG = {
     "unknown field": (ACME + "colour = 'red'\n", ["colour"]),
     "quota of zero": (ACME + "requests_per_minute = 0\n", ["requests_per_minute"]),
     "no toml": ("[[keys]\n", ["keys.toml"]),
+    "nothing": ("", ["keys.toml", "[[keys]]", "keys = []"]),
 }
 
 
