@@ -4,7 +4,10 @@ One task reads, one writes (`session.py`).
 """
 
 import asyncio
+import contextlib
+import math
 import random
+import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -32,6 +35,12 @@ from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 2.0
+DIAL_SECONDS = 2.0
+"""How long an attempt waits for its channel; the next one has the certificates and the token of its time."""
+WARN_AFTER_SECONDS, WARN_EVERY_SECONDS = 10.0, 60.0
+"""When it is said that a scheduler cannot be reached: first at info, then as a warning."""
+WHY_SECONDS = 1.0
+"""How long gRPC may take to say why."""
 HELLO_SECONDS = 10.0
 """How long a scheduler that is connected may take to answer the router's hello."""
 
@@ -106,6 +115,8 @@ class Shard:
         self._owner = owner
         self._session: Session | None = None
         self._draining = False
+        self._unreached_since: float | None = None  # monotonic, as is the next
+        self._say_at = -math.inf
         self._load: scheduler_pb2.SchedulerLoad | None = None
         self._num_open_then = 0  # as it said that
         self._dialler = Dialler(address, pems, options_for(host))
@@ -211,7 +222,9 @@ class Shard:
         retry_seconds = FIRST_RETRY_SECONDS
         try:
             while not self.leaving:
-                if await self._live():
+                if (call := await self._dial()) is None:
+                    continue
+                if await self._live(call):
                     retry_seconds = FIRST_RETRY_SECONDS
                 self._owner.shard_down()
                 await asyncio.sleep(retry_seconds * random.uniform(0.8, 1.2))
@@ -219,16 +232,45 @@ class Shard:
         finally:
             await self._dialler.close()
 
-    async def _live(self) -> bool:
-        """Live one life of the stream; return whether it came past the hellos."""
+    async def _dial(self) -> RouteCall | None:
+        """Return a stream that the router's hello is on; None: the scheduler was not reached in this attempt."""
         if await self._dialler.renew():
             self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self._dialler.channel)
         call: RouteCall = self.stub.Route(wait_for_ready=True, metadata=self.credentials)
+        hello = wire.router_hello(self._owner.router_id, self._owner.log, wants_load=self._owner.wants_load)
+        written = False
+        try:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # reading tells what it is
+                async with asyncio.timeout(DIAL_SECONDS):
+                    await call.write(hello)
+            written = True
+        except TimeoutError:
+            await self._say_not_connected()
+        finally:
+            if not written:
+                call.cancel()
+        return call if written else None
+
+    async def _say_not_connected(self) -> None:
+        """Log now and then that the scheduler cannot be reached, and why, which a call that waits does not tell."""
+        now = time.monotonic()
+        self._unreached_since = now if self._unreached_since is None else self._unreached_since
+        if now < self._say_at:
+            return
+        try:
+            await self.stub.GetStatus(scheduler_pb2.GetStatusRequest(), timeout=WHY_SECONDS, metadata=self.credentials)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        else:
+            return  # it has just come
+        late = now >= self._unreached_since + WARN_AFTER_SECONDS
+        self._say_at = now + WARN_EVERY_SECONDS if late else self._unreached_since + WARN_AFTER_SECONDS
+        (_log.warning if late else _log.info)("shard_not_connected", shard=self.address, reason=reason)
+
+    async def _live(self, call: RouteCall) -> bool:
+        """Live one life of the stream; return whether it came past the hellos."""
         session: Session | None = None
         try:
-            await call.write(
-                wire.router_hello(self._owner.router_id, self._owner.log, wants_load=self._owner.wants_load)
-            )
             async with asyncio.timeout(HELLO_SECONDS):
                 first = await call.read()
             hello = wire.scheduler_hello(first)
@@ -261,6 +303,7 @@ class Shard:
         if list(hello.changes) != self._owner.log.changes:  # something happened between the hellos
             session.tell(self._owner.log)
         self._draining = False
+        self._unreached_since, self._say_at = None, -math.inf
         self.hold_off = HoldOff()
         self._metrics.shard_connected(self.address, True)
         _log.info("shard_connected", shard=self.address, model=hello.model, time_scale=hello.time_scale)

@@ -17,7 +17,7 @@ from lorrery.cli.keys import app as keys_app
 from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2, router_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from tests.cluster.client import Ask, Stream
-from tests.cluster.harness import running_cluster, wait_until, write_settings
+from tests.cluster.harness import metric, running_cluster, wait_until, write_settings
 from tests.deploy.chart import PROGRAM, pods
 from tests.deploy.probes import healthcheck
 
@@ -189,6 +189,25 @@ async def test_new_certificates_are_taken_up_without_a_restart(tmp_path: Path):
             return True
 
         await wait_until(trusted, what="the router shows a certificate of the new authority")
+        await served(cluster, certs, key)
+
+
+async def test_certificates_that_come_while_a_scheduler_cannot_be_reached_are_taken_up(tmp_path: Path):
+    certs = make_certificates(tmp_path / "certs")
+    keys = tmp_path / "keys.toml"
+    key = make_key(keys, "--tenant", "acme")
+    lines: list[str] = []
+    async with LocalCluster(
+        write_settings(tmp_path), [*tls(certs), f"router.keys={keys}"], show=lambda _, line: lines.append(line)
+    ) as cluster:
+        cluster.kill("scheduler")
+        await wait_until(lambda: any("shard_not_connected" in line for line in lines))
+        for path in certs.glob("ca.*"):
+            path.unlink()
+        make_certificates(certs)  # of another authority
+        await cluster.restart("scheduler")
+        router = cluster.metrics_address("router")
+        await wait_until(lambda: metric(router, "lorrery_router_shard_connected") == 1)
         await served(cluster, certs, key)
 
 

@@ -5,6 +5,7 @@ import signal
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from lorrery.chassis.interrupt import NO_SCHEDULER_TO_COME
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
@@ -419,3 +420,27 @@ async def test_a_scheduler_that_does_not_answer_the_hello_is_dialled_again(
     await router.until(lambda: silent.num_hellos == 3)
     silent.may_answer.set()
     await router.until_connected()
+
+
+async def test_a_scheduler_that_cannot_be_reached_is_told_with_the_reason(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorrery.router.shard.DIAL_SECONDS", 0.01)
+    monkeypatch.setattr("lorrery.router.shard.WARN_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("lorrery.router.shard.WARN_EVERY_SECONDS", 1000.0)
+    with capture_logs() as events:
+        router = await start_router(up=False)
+
+        def told() -> list[tuple[str, str, str]]:
+            found = [event for event in events if event["event"] == "shard_not_connected"]
+            return [(event["log_level"], event["shard"], event["reason"]) for event in found]
+
+        await router.until(lambda: len(told()) == 2)
+        (scheduler,) = router.schedulers
+        await scheduler.start(int(scheduler.address.rpartition(":")[2]))
+        await router.until_connected()
+    assert [(level, shard) for level, shard, _ in told()] == [
+        ("info", scheduler.address),
+        ("warning", scheduler.address),
+    ]
+    assert all("Connection refused" in reason for _, _, reason in told())
