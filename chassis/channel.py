@@ -23,6 +23,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # A peer that starts again elsewhere has another address behind its name; gRPC would ask for it after half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # Any length: who dials trusts the answer, and a plan may bring the outputs of a whole batch. gRPC's default is 4
     # MiB, one million token ids; what is sent has no limit by default.
     ("grpc.max_receive_message_length", -1),

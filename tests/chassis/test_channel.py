@@ -12,6 +12,7 @@ from lorrery.chassis.channel import OPTIONS, check_target, failing_when_closed, 
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
 from tests.chassis.services import ECHO, EchoService
+from tests.cluster.name_server import name_server
 
 PLAIN = TlsSettings()
 
@@ -152,3 +153,23 @@ async def test_a_call_whose_channel_is_closed_fails_and_one_that_is_cancelled_is
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await failing
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_peer_that_has_another_address_behind_its_name_is_found_there_soon():
+    servers = [new_server(), new_server()]
+    for server in servers:
+        EchoService().register(server)
+    address = bind(servers[0], "127.0.0.1:0", PLAIN)
+    port = int(address.rpartition(":")[2])
+    await servers[0].start()
+    async with name_server() as names:
+        names.addresses["moves.test"] = ["127.0.0.1"]
+        async with open_channel(names.target("moves.test", port), PLAIN) as channel:
+            assert await channel.unary_unary(ECHO)(b"here", timeout=20) == b"here"
+            await servers[0].stop(None)
+            bind(servers[1], f"127.0.0.2:{port}", PLAIN)
+            await servers[1].start()
+            names.addresses["moves.test"] = ["127.0.0.2"]
+            # gRPC's own would not ask again for half a minute.
+            assert await channel.unary_unary(ECHO)(b"there", timeout=20, wait_for_ready=True) == b"there"
+    await servers[1].stop(None)
