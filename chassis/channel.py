@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import time
 from collections.abc import Iterator, Sequence
 
 import grpc
@@ -100,8 +101,13 @@ def open_channel(address: str, tls: TlsSettings, *, options: Sequence[tuple[str,
     return _open(address, read_pems(tls, "client_tls"), options)
 
 
+ANEW_SECONDS = 10.0
+"""How long a channel may fail to connect before it is opened anew. A name without an address is asked for again by gRPC
+ever later, up to two minutes, and no option bounds that."""
+
+
 class Dialler:
-    """The channel to one address, opened anew where our certificates have changed since.
+    """The channel to one address, opened anew where our certificates have changed since, or where it does not connect.
 
     Args:
         address: HOST:PORT or any gRPC target.
@@ -114,6 +120,7 @@ class Dialler:
         self._address, self._pems, self._options = address, pems, options
         self._opened_with = self._pems.current()
         self._channel = self._open()
+        self._failing_since: float | None = None  # monotonic
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -121,18 +128,29 @@ class Dialler:
         return self._channel
 
     async def renew(self) -> bool:
-        """Open the channel anew if the certificates have changed; return whether they had. Calls on it are lost."""
+        """Open the channel anew if there is reason to; return whether there was. Calls on it are lost.
+
+        To be called before each attempt to reach the peer.
+        """
         pems = self._pems.current()
-        if pems is self._opened_with:
+        if pems is self._opened_with and not self._fails_for_long():
             return False
         old, self._opened_with = self._channel, pems
-        self._channel = self._open()
+        self._channel, self._failing_since = self._open(), None
         await old.close()
         return True
 
     async def close(self) -> None:
         """Close the channel."""
         await self._channel.close()
+
+    def _fails_for_long(self) -> bool:
+        now = time.monotonic()
+        if self._channel.get_state() in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.IDLE):
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = now
+        return self._failing_since is not None and now >= self._failing_since + ANEW_SECONDS
 
     def _open(self) -> grpc.aio.Channel:
         return _open(self._address, self._opened_with, self._options)

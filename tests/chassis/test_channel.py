@@ -8,10 +8,12 @@ import grpc.aio
 import pytest
 
 from lorrery.chassis import channel as channel_module
-from lorrery.chassis.channel import OPTIONS, check_target, failing_when_closed, open_channel
+from lorrery.chassis.channel import OPTIONS, Dialler, check_target, failing_when_closed, open_channel
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
+from lorrery.chassis.tls import watched_pems
 from tests.chassis.services import ECHO, EchoService
+from tests.cluster.harness import wait_until
 from tests.cluster.name_server import name_server
 
 PLAIN = TlsSettings()
@@ -173,3 +175,30 @@ async def test_a_peer_that_has_another_address_behind_its_name_is_found_there_so
             # gRPC's own would not ask again for half a minute.
             assert await channel.unary_unary(ECHO)(b"there", timeout=20, wait_for_ready=True) == b"there"
     await servers[1].stop(None)
+
+
+async def test_a_name_that_had_no_address_for_long_is_soon_asked_for_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(channel_module, "ANEW_SECONDS", 0.1)
+    server, address = await serve()
+    port = int(address.rpartition(":")[2])
+    async with name_server() as names:
+        dialler = Dialler(names.target("late.test", port), watched_pems(PLAIN, "client_tls"))
+        first, num_opened = dialler.channel, 0
+
+        async def answered() -> bool:
+            nonlocal num_opened
+            num_opened += await dialler.renew()
+            if num_opened == 5:
+                names.addresses["late.test"] = ["127.0.0.1"]
+            try:
+                return await dialler.channel.unary_unary(ECHO)(b"", timeout=10) == b""
+            except grpc.aio.AioRpcError:  # the name has no address
+                return False
+
+        try:
+            await wait_until(answered)
+            assert dialler.channel is not first
+            assert not await dialler.renew(), "a channel that is connected stays"
+        finally:
+            await dialler.close()
+            await server.stop(None)

@@ -316,6 +316,9 @@ class Channel:
 
     unary_unary = unary_stream
 
+    def get_state(self) -> grpc.ChannelConnectivity:
+        return grpc.ChannelConnectivity.READY  # each call connects by itself
+
     async def close(self) -> None:
         pass
 
