@@ -84,7 +84,7 @@ def _parts(der: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _seconds(tag: int, text: str) -> float:
     if tag == _UTC_TIME:
-        text = ("19" if text[0] >= "5" else "20") + text
+        text = ("19" if text[:1] >= "5" else "20") + text
     return float(timegm(time.strptime(text, "%Y%m%d%H%M%SZ")))
 
 

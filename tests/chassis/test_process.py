@@ -3,7 +3,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -22,7 +22,7 @@ from lorrery.chassis.server import LIVENESS
 from lorrery.local.processes import start_python
 from lorrery.settings import Settings
 from tests.chassis.services import ECHO, EchoService
-from tests.cluster.harness import metric, wait_until
+from tests.cluster.harness import ignored, metric, wait_until
 
 PLAIN = TlsSettings()
 Ask = Callable[..., Awaitable[reflection_pb2.ServerReflectionResponse]]
@@ -234,14 +234,6 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
     return await start_python(
         [script, *free, *arguments], stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-
-
-@contextlib.contextmanager
-def ignored(number: signal.Signals) -> Iterator[None]:
-    """Let processes that are started inside ignore a signal."""
-    before = signal.signal(number, signal.SIG_IGN)
-    yield
-    signal.signal(number, before)
 
 
 async def finish(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:

@@ -16,7 +16,7 @@ from lorrery.local.cluster import LocalCluster
 from lorrery.local.monitoring import TARGETS, Monitoring
 from lorrery.local.processes import start_python
 from tests.cluster.client import Ask, Client, error_info
-from tests.cluster.harness import SETTINGS, StartCluster, alive, metric, services, wait_until, write_settings
+from tests.cluster.harness import SETTINGS, StartCluster, alive, ignored, metric, services, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
 
@@ -125,11 +125,8 @@ async def test_sigterm_stops_everything_too(up: Up):
 
 
 async def test_a_cluster_under_nohup_outlives_its_terminal(tmp_path: Path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it to its program
-    try:
+    with ignored(signal.SIGHUP):  # as nohup leaves it to its program
         up = await Up.start("--config", str(write_settings(tmp_path)), "--workers", "1")
-    finally:
-        signal.signal(signal.SIGHUP, before)
     try:
         await up.wait_for("try: lorrery load --target")
         up.process.send_signal(signal.SIGHUP)

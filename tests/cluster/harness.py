@@ -11,9 +11,10 @@ import atexit
 import contextlib
 import functools
 import inspect
+import signal
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -113,6 +114,16 @@ def metric(address: str, name: str, **labels: str) -> float:
     if not known:
         raise LookupError(f"{address} shows no metric {name}; it has {sorted(family.name for family in families)}")
     return total
+
+
+@contextlib.contextmanager
+def ignored(number: signal.Signals) -> Iterator[None]:
+    """Let processes that are started inside ignore a signal."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 async def wait_until(
