@@ -80,8 +80,11 @@ class Outcome:
 def run_point(point: Point) -> Outcome:
     """Run a point in this process."""
     assert point.run is not None
+    assert point.inputs is not None
     try:
         report = SimulatedRun(point.run.settings, point.run.options, point.run.simulation).run()
+        if (changed := point.inputs.check_unchanged()) is not None:
+            return Outcome(point.key, error=changed)
         return Outcome(point.key, _figures(report))
     except LorreryError as error:
         return Outcome(point.key, error=str(error))

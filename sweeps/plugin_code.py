@@ -1,7 +1,8 @@
 """The files that a plug-in is made of: its module, and the modules of one's own that it imports, and they import.
 
-They are read, not run, so an import that is computed (`importlib.import_module(name)`) is not seen. What is installed,
-the standard library and lorrery itself are left out: they have versions.
+They are read, not run, so an import whose name is computed (`importlib.import_module(name)`) is not seen. What is
+installed, the standard library and lorrery itself are left out: they have versions. A plug-in's own package counts, be
+it installed or not.
 """
 
 import ast
@@ -32,7 +33,9 @@ def plugin_files(module: str) -> dict[str, Path | None]:
         if path is None:
             continue
         for other in _imported(name, path):
-            if other not in found and (origin := _origin(other)) is not None and not _is_installed(origin):
+            if other in found or (origin := _origin(other)) is None:
+                continue
+            if not _is_installed(origin) or (_top(other) == _top(module) and not _is_ours(origin)):
                 found[other] = origin
                 waiting.append(other)
     return found
@@ -91,17 +94,42 @@ def _imported(module: str, path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                above = package.split(".")[: len(package.split(".")) - node.level + 1]
-                base = ".".join((*above, *filter(None, (node.module,))))
+                base = ".".join(filter(None, (_above(package, node.level), node.module)))
             yield from _with_packages(base)
             for alias in node.names:
                 yield f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call) and (name := _named_by_call(node)):
+            level = len(name) - len(name.lstrip("."))
+            yield from _with_packages(".".join(filter(None, (_above(package, level), name[level:]))))
+
+
+def _above(package: str, level: int) -> str:
+    """Return the package that so many leading dots name; "": they name none."""
+    parts = package.split(".")
+    return ".".join(parts[: len(parts) - level + 1]) if level else ""
+
+
+def _named_by_call(call: ast.Call) -> str | None:
+    """Return the name in `importlib.import_module("name")` or `__import__("name")`; None: another call, or computed."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
+    if function not in {"import_module", "__import__"} or not call.args:
+        return None
+    name = call.args[0]
+    return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else None
 
 
 def _with_packages(module: str) -> Iterator[str]:
     parts = module.split(".") if module else []
     for number in range(1, len(parts) + 1):
         yield ".".join(parts[:number])
+
+
+def _top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _is_ours(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in lorrery.__path__)
 
 
 def _is_installed(path: Path) -> bool:

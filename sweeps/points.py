@@ -6,9 +6,11 @@ only some combinations cannot be, those points fail, and the others run.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from lorrery.simulator.cluster import check_routers
 from lorrery.simulator.run import SimulationOptions
 from lorrery.sweeps.axes import Axis, Value, combinations
 from lorrery.sweeps.flags import CONFIG, SweptFlags
+from lorrery.sweeps.inputs import Inputs, named_files
 from lorrery.sweeps.plugin_code import plugin_files
 from lorrery.worker.build import deployment_of
 
@@ -40,8 +43,15 @@ ROOMS_OF_A_SIMULATION = (
     "worker",
 )
 """Packages that a simulation has code or catalogues from."""
-_NO_MATTER = {"log", "server_tls", "client_tls"}
-"""Settings that no simulation reads."""
+_NO_MATTER: dict[str, bool | set[str]] = {
+    "log": True,
+    "server_tls": True,
+    "client_tls": True,
+    "cluster_token": True,
+    "router": {"keys", "http_tls"},
+    "scheduler": {"journal", "adapters_file"},
+}
+"""Settings that no simulation reads, among them files that a running cluster writes."""
 _OF_DEVICE = {"catalogue", "model", "worker", "workers", "adapters"}
 """Settings that `deployment_of` reads."""
 
@@ -69,6 +79,7 @@ class Point:
         run: None if it cannot be run.
         refused: why it cannot.
         determined_by: what the key is a hash of.
+        inputs: the files among that; None if it cannot be run.
     """
 
     values: dict[str, Value]
@@ -76,6 +87,7 @@ class Point:
     run: Run | None = None
     refused: str = ""
     determined_by: Mapping[str, Any] | None = None
+    inputs: Inputs | None = None
 
     @property
     def title(self) -> str:
@@ -108,8 +120,9 @@ def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[P
             for choice in chosen:
                 errors.setdefault(choice, str(refusal))
         else:
-            determined_by = _determined_by(run)
-            points.append(Point(values, _hash(determined_by), run, determined_by=determined_by))
+            inputs = Inputs.of(_files(run), _plugins(run.settings))
+            determined_by = _determined_by(run, inputs)
+            points.append(Point(values, _hash(determined_by), run, determined_by=determined_by, inputs=inputs))
             possible.update(chosen)
     _check_autoscaler(axes, points)
     impossible = {choice: error for choice, error in errors.items() if choice not in possible}
@@ -205,51 +218,69 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def _determined_by(run: Run) -> dict[str, Any]:
+def _files(run: Run) -> Iterator[Path]:
+    """Yield the files that settings and options name, those in a plug-in's options among them."""
+    own = run.settings.scheduler
+    yield from _paths(run.settings.model_dump(exclude=_NO_MATTER))
+    yield from _paths([getattr(run.options, field.name) for field in fields(run.options)])
+    yield from named_files([own.policy_options, own.batching_options, own.placement_options])
+
+
+def _paths(value: object) -> Iterator[Path]:
+    if isinstance(value, Path):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _paths(part)
+
+
+def _determined_by(run: Run, inputs: Inputs) -> dict[str, Any]:
+    own = run.settings.scheduler
+    in_options = named_files([own.policy_options, own.batching_options, own.placement_options])
     simulation = {field.name: getattr(run.simulation, field.name) for field in fields(run.simulation)}
     found: dict[str, Any] = _plain(
         {
             "lorrery_version": VERSION,
             "code_sha256": code_digest(),
-            "plugins": _plugins(run.settings),
+            "plugins": {name: {"sha256": code} for name, (code, _) in inputs.modules.items()},
+            "files_of_plugins": [inputs.files[str(path)] for path in in_options],
             "settings": run.settings.model_dump(exclude=_NO_MATTER),
             "options": {field.name: getattr(run.options, field.name) for field in fields(run.options)},
             "simulation": simulation | {"faults": [fault.text for fault in run.simulation.faults]},
-        }
+        },
+        inputs.files,
     )
     return found
 
 
 def _plugins(settings: Settings) -> dict[str, Path | None]:
-    """Return the files of what settings take from outside the tree by dotted name; None: not to be found."""
+    """Return the files of what settings take from outside the tree by dotted name; None: not to be found.
+
+    The modules are imported, so that all processes forked from this one run the code that points are known by, even if
+    somebody edits it meanwhile.
+    """
     own = settings.scheduler
     search_here()
     found: dict[str, Path | None] = {}
     for name in (own.policy, own.batching, own.placement):
         if isinstance(name, str) and ":" in name:
-            found |= plugin_files(name.partition(":")[0])
+            module = name.partition(":")[0]
+            with suppress(Exception):  # which a point that needs it will meet, and say
+                import_module(module)
+            found |= plugin_files(module)
     return found
 
 
-def _plain(value: object) -> Any:  # noqa: ANN401  JSON's
+def _plain(value: object, digests: Mapping[str, str | None]) -> Any:  # noqa: ANN401  JSON's
     """Return it as JSON has it; a file is its content, wherever it lies."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): _plain(part, digests) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [_plain(part, digests) for part in value]
     if isinstance(value, Path):
-        try:
-            state = value.stat()
-            return {"sha256": _content_digest(value, state.st_size, state.st_mtime_ns)}
-        except OSError:
-            return str(value)  # whoever needs it will say that it is not there
+        content = digests.get(str(value))
+        return str(value) if content is None else {"sha256": content}  # whoever needs it will say that it is not there
     return value
-
-
-@cache
-def _content_digest(path: Path, _size: int, _mtime_ns: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _hash(determined_by: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
@@ -17,12 +18,15 @@ from zipfile import ZipFile
 import pytest
 from typer.testing import CliRunner
 
+import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.simulate import app
+from lorrery.sweeps import plugin_code
 from lorrery.sweeps.axes import parse_axes
-from lorrery.sweeps.outcome import CPU_SECONDS, FIGURES, SCALING, Outcome
+from lorrery.sweeps.outcome import CPU_SECONDS, FIGURES, SCALING, Outcome, run_point
 from lorrery.sweeps.plugin_code import plugin_files
 from lorrery.sweeps.points import ROOMS_OF_A_SIMULATION, Point
+from lorrery.sweeps.processes import run_in_processes
 from lorrery.sweeps.store import PointStore
 
 SHORT = ["--duration", "2", "--rate", "8", "--workers", "1"]
@@ -305,6 +309,90 @@ def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatc
     assert "to run" not in sweep(tmp_path / "out", *values)
     with plugin.open("a", encoding="utf-8") as file:
         file.write("Own.changed = True\n")
+    forget(monkeypatch, "own_queue")
+    assert "2 points to run" in sweep(tmp_path / "out", *values)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    """Be a process that has not imported them, as that of another command is."""
+    for module in modules:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+OWN_QUEUE = """
+from lorrery.scheduler.core.queues.vtc_fair import VtcFair
+class Own(VtcFair):
+    def __init__(self, weights=""):
+        super().__init__()
+"""
+
+
+def test_a_point_is_known_by_the_files_that_options_of_plug_ins_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_reader.py").write_text(OWN_QUEUE, encoding="utf-8")
+    weights = tmp_path / "weights.json"
+    weights.write_text("1", encoding="utf-8")
+    asked = ["--set", f"scheduler.policy_options.weights={weights}"]
+    values = ("scheduler.policy=own_reader:Own", "rate=4,8")
+    assert "2 points to run" in sweep(tmp_path / "out", *values, asked=asked)
+    assert "to run" not in sweep(tmp_path / "out", *values, asked=asked)
+    weights.write_text("2", encoding="utf-8")
+    assert "2 points to run" in sweep(tmp_path / "out", *values, asked=asked)
+
+
+def test_a_point_is_known_by_the_tokenizer_in_a_folder(tmp_path: Path) -> None:
+    shipped = Path(lorrery.__path__[0]) / "tokenizer" / "shipped" / "tokenizer.json"
+    (tmp_path / "model").mkdir()
+    tokenizer = tmp_path / "model" / "tokenizer.json"
+    tokenizer.write_bytes(shipped.read_bytes())
+    talk = [{"from": "human", "value": "what is the time of day"}, {"from": "gpt", "value": "it is four in the day"}]
+    (tmp_path / "talks.json").write_text(json.dumps([{"conversations": talk}] * 8), encoding="utf-8")
+    asked = ["--workload", "sharegpt", "--trace", tmp_path / "talks.json", "--tokenizer", tmp_path / "model"]
+    assert "2 points to run" in sweep(tmp_path / "out", "rate=4,8", asked=asked)
+    assert "to run" not in sweep(tmp_path / "out", "rate=4,8", asked=asked)
+    tokenizer.write_bytes(shipped.read_bytes() + b"\n")
+    assert "2 points to run" in sweep(tmp_path / "out", "rate=4,8", asked=asked)
+
+
+def test_a_file_that_changes_while_a_sweep_runs_fails_its_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace.csv"
+    head = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    before = head + "2023-11-16 18:00:00,10,5\n"
+    trace.write_text(before, encoding="utf-8")
+    asked = ["--workload", "azure", "--trace", trace]
+    run = run_point
+
+    def edited(point: Point) -> Outcome:
+        outcome = run(point)
+        trace.write_text(before + "2023-11-16 18:00:01,10,50\n", encoding="utf-8")
+        return outcome
+
+    arguments = [*asked, "--sweep", "workers=1,2", "--out", tmp_path / "out", "--jobs", 1, "--no-report"]
+    with monkeypatch.context() as patch:
+        patch.setattr("lorrery.sweeps.backends.run_in_processes", partial(run_in_processes, run=edited))
+        said = CliRunner().invoke(app, [*map(str, arguments)]).output
+    assert "trace.csv is not the file that it was when the sweep began" in said
+    assert [row["status"] for row in table(tmp_path / "out")] == ["ok", "failed"]
+    trace.write_text(before, encoding="utf-8")
+    assert CliRunner().invoke(app, [*map(str, arguments)]).exit_code == 0
+    assert [row["num_requests"] for row in table(tmp_path / "out")] == ["1", "1"]
+
+
+def test_code_that_another_process_imported_before_it_changed_fails_its_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker of a Dask cluster does that outlives a sweep."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugin, values = tmp_path / "own_stale.py", ("scheduler.policy=own_stale:Own", "rate=4,8")
+    plugin.write_text(OWN_QUEUE, encoding="utf-8")
+    assert "2 points to run" in sweep(tmp_path / "out", *values)
+    plugin.write_text(OWN_QUEUE + "Own.changed = True\n", encoding="utf-8")
+    assert "this process had imported own_stale before" in sweep(tmp_path / "out", *values, exit_code=1)
+    forget(monkeypatch, "own_stale")
     assert "2 points to run" in sweep(tmp_path / "out", *values)
 
 
@@ -332,6 +420,43 @@ def test_the_files_of_an_editable_install_are_found(tmp_path: Path, monkeypatch:
         "edited_package": tmp_path / "__init__.py",
         "edited_package.base": tmp_path / "base.py",
     }
+
+
+def test_modules_that_a_plug_in_names_in_calls_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = tmp_path / "calling"
+    own.mkdir()
+    text = """
+import importlib
+from importlib import import_module
+importlib.import_module("called_alone")
+import_module(".beside", __package__)
+__import__("called_too")
+import_module(name)
+"""
+    for path, content in (
+        (own / "__init__.py", text),
+        (own / "beside.py", ""),
+        (tmp_path / "called_alone.py", ""),
+        (tmp_path / "called_too.py", ""),
+    ):
+        path.write_text(content, encoding="utf-8")
+    assert set(plugin_files("calling")) == {"calling", "calling.beside", "called_alone", "called_too"}
+
+
+def test_all_of_an_installed_plug_ins_own_package_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed = (tmp_path, *plugin_code._installed())
+    monkeypatch.setattr(plugin_code, "_installed", lambda: installed)
+    own = tmp_path / "installed_plugin"
+    own.mkdir()
+    (tmp_path / "other_installed.py").touch()
+    (own / "__init__.py").touch()
+    (own / "base.py").touch()
+    (own / "queue.py").write_text("from . import base\nimport other_installed, lorrery.scheduler\n", encoding="utf-8")
+    assert set(plugin_files("installed_plugin.queue")) == {
+        "installed_plugin.queue", "installed_plugin", "installed_plugin.base",
+    }  # fmt: skip
 
 
 def test_the_file_of_a_module_in_an_archive_is_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,6 +489,7 @@ def test_a_point_is_known_by_what_its_plug_ins_import(tmp_path: Path, monkeypatc
     assert "2 points to run" in sweep(tmp_path / "out", *values)
     assert "to run" not in sweep(tmp_path / "out", *values)
     base.write_text(base.read_text(encoding="utf-8") + "Base.changed = True\n", encoding="utf-8")
+    forget(monkeypatch, "own_plugin", "own_rules", "own_rules.fair", "own_rules.base")
     assert "2 points to run" in sweep(tmp_path / "out", *values)
 
 
