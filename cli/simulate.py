@@ -149,7 +149,7 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Replay what a live scheduler noted (scheduler.journal) and compare; no other option counts.",
+            help="Replay what a live scheduler noted (scheduler.journal) and compare; goes alone.",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
@@ -246,8 +246,7 @@ def simulate(
     given = locals()
     del version
     if journal is not None:
-        if sweeps:
-            raise SettingsError("--journal replays one run; leave out --sweep")
+        _refuse_beside_journal(context)
         from lorrery.cli.simulate_journal import replay_journal  # half as much again to import as a run
 
         try:
@@ -386,3 +385,15 @@ def _bases(run: SimulatedRun) -> list[tuple[str, str]]:
         for number, (line, gpus) in enumerate(found.items())
     ]
     return [*notes, *(("slow", line) for line in slow)]
+
+
+def _refuse_beside_journal(context: typer.Context) -> None:
+    """Refuse what would play no part in a replay, since the result would be read as that of these options."""
+    options = {option.name: option for option in context.command.params}
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name != "journal" and source is not None and source.name == "COMMANDLINE":
+            raise SettingsError(
+                f"--journal replays a run under the settings and with the requests that it was recorded with; "
+                f"leave out {max(options[name].opts, key=len)}"
+            )

@@ -50,7 +50,9 @@ def _print(path: Path, journal: Journal, result: Replayed, console: Console) -> 
         f" {result.num_gaps} gaps; {result.num_lost} workers that left",
         highlight=False,
     )
-    if not result.differences:
+    if not result.num_steps and not result.differences:
+        console.print("nothing to compare: no step is in it", highlight=False)
+    elif not result.differences:
         console.print("equal: every batch, every time and every token", highlight=False)
     for line, what in result.differences:
         console.print(f"{path}:{line}: {what}", style="red", highlight=False, markup=False)

@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorrery.chassis.errors import FormatError
+from lorrery.chassis.text_files import DAMAGED, damage, open_text
 from lorrery.scheduler.core.record import FORMAT_VERSION, Record
 
 FORMAT_VERSIONS = (1, 2, 3, 4, 5, 6, 7, FORMAT_VERSION)
 """Those that can be read; see `FORMAT_VERSION`. In version 1 where a request went is given too."""
+
+KIND = "journal"
+"""What its header calls itself."""
 
 INPUTS = frozenset(
     {
@@ -130,13 +134,16 @@ class Journal:
 
 
 def read_journal(path: Path) -> Journal:
-    """Read a journal. A last line that is cut off is left out and told of.
+    """Read a journal, compressed by gzip or not. A last line that is cut off is left out and told of.
 
     Raises:
         FormatError: it cannot be read, is no journal, has a format version that is not known, or a line makes no sense.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_text(path) as file:
+            text = file.read()
+    except DAMAGED as error:
+        raise FormatError(damage(path, error)) from None
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -160,7 +167,7 @@ def _header(path: Path, line: str) -> Journal:
     try:
         header = json.loads(line)
         kind, version = header["kind"], header["format_version"]
-        if kind != "journal":
+        if kind != KIND:
             raise FormatError(f"{path}: holds {kind!r}, not a journal")
         if version not in FORMAT_VERSIONS:
             known = ", ".join(map(str, FORMAT_VERSIONS))
@@ -173,11 +180,15 @@ def _header(path: Path, line: str) -> Journal:
             has_phases=version >= 6,
             has_modern_kernels=version >= 7,
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except KeyError as error:
+        raise FormatError(f"{path}: is no journal: its first line, the header, has no {error}") from None
+    except (ValueError, TypeError, RecursionError) as error:
         raise FormatError(f"{path}: is no journal: {error}") from None
 
 
 def _add(journal: Journal, number: int, content: Record) -> None:
+    if content.get("kind") == KIND:
+        raise ValueError("another journal begins here; give each its own file")
     if journal.complete:
         raise ValueError("the journal had ended")
     kind = content["type"]

@@ -1,5 +1,6 @@
 """Reading a journal: what is cut off is told, what makes no sense is an error that names the line."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ def test_steps_are_spelt_out_with_their_boundaries(path: Path) -> None:
         ExpectedStep(4, 10, 0, 15, 1, {}),
         ExpectedStep(4, 15, 100, 122, 2, {"finished": [[3, "eos", 2]]}),
     ]
+
+
+def test_a_compressed_journal_is_read_as_it_is(path: Path) -> None:
+    plain = read_journal(write(path, HEADER, ATTACHED, STEPS, {"type": "end"}))
+    whole = gzip.compress(path.read_bytes())
+    path.write_bytes(whole)
+    assert read_journal(path) == plain
+    path.write_bytes(whole[:-9])
+    with pytest.raises(FormatError, match=r"journal.jsonl: cut or damaged gzip"):
+        read_journal(path)
+
+
+def test_two_journals_in_one_file_are_refused(path: Path) -> None:
+    for end in ([], [{"type": "end"}]):
+        with pytest.raises(FormatError, match=rf":{3 + len(end)}: .* another journal begins here; give each its own"):
+            read_journal(write(path, HEADER, ATTACHED, *end, HEADER, ATTACHED))
 
 
 def test_a_last_line_that_is_cut_off_is_left_out_and_told(path: Path) -> None:
