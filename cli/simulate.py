@@ -389,11 +389,14 @@ def _bases(run: SimulatedRun) -> list[tuple[str, str]]:
 
 def _refuse_beside_journal(context: typer.Context) -> None:
     """Refuse what would play no part in a replay, since the result would be read as that of these options."""
-    options = {option.name: option for option in context.command.params}
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name != "journal" and source is not None and source.name == "COMMANDLINE":
-            raise SettingsError(
-                f"--journal replays a run under the settings and with the requests that it was recorded with; "
-                f"leave out {max(options[name].opts, key=len)}"
-            )
+    given = [
+        max(option.opts, key=len)
+        for option in context.command.params
+        if option.name is not None
+        and option.name != "journal"
+        and (source := context.get_parameter_source(option.name)) is not None
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        why = "--journal replays a run under the settings and with the requests that it was recorded with"
+        raise SettingsError(f"{why}; leave out {', '.join(given)}")

@@ -280,11 +280,6 @@ def test_a_deadline_passes_without_a_worker_too(tmp_path: Path) -> None:
         ),
         (["--fault", "adapter_load_failure,at=1,adapter=ghost"], "no such adapter"),
         (["--rate", "1e-8", "-n", "5"], "a simulation has 4,611,686 s at most"),
-        (["--journal", "README.md"], "README.md"),
-        (["--journal", "README.md", "--set", "scheduler.policy=fcfs"], "it was recorded with; leave out --set"),
-        (["--journal", "README.md", "--config", "none.toml"], "leave out --config"),
-        (["-n", "5", "--journal", "README.md"], "leave out --num-requests"),
-        (["--journal", "README.md", "--sweep", "rate=1,2"], "leave out --sweep"),
         (["--steps"], "--steps and --perfetto need --out"),
         (["--adapters", "ghost"], "'ghost' of request 0 is not in adapters.registry"),
         (["--shards", "3"], "3 schedulers have 2 worker processes"),
@@ -324,6 +319,20 @@ def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
         run(*arguments)
     assert isinstance(error.value, SettingsError)
     assert len(str(error.value)) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "README.md: is no journal"),
+        (["--set", "scheduler.policy=fcfs", "--config", "none.toml"], "was recorded with; leave out --config, --set$"),
+        (["-n", "5"], "leave out --num-requests$"),
+        (["--sweep", "rate=1,2"], "leave out --sweep$"),
+    ],
+)
+def test_a_replay_has_no_other_options(arguments: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        app(["--journal", "README.md", *arguments], standalone_mode=False)
 
 
 @pytest.mark.parametrize("given", ["autoscaler.target=2", " autoscaler.window_seconds = 20", "autoscaler={target=2}"])
