@@ -15,8 +15,9 @@ HEADER = """\
 # Your cluster: GPU and model, limits, policy, adapters.
 #
 # Commands read this file when they get it as --config FILE, or when LORRERY_CONFIG names it. Every key can also be set
-# by the environment (LORRERY_SCHEDULER__MAX_NUM_SEQS=64) and on the command line (--set scheduler.max_num_seqs=64); the
-# command line wins. A key that is not listed here has its default. Durations are in seconds.
+# by the environment (LORRERY_SCHEDULER__RUNNING_MAX_REQ_SIZE=64) and on the command line (--set
+# scheduler.running_max_req_size=64); the command line wins. A key that is not listed here has its default. Durations
+# are in seconds.
 """
 
 app = command_app()

@@ -12,9 +12,11 @@ from typing import Any
 from lorrery.chassis.errors import FormatError
 from lorrery.vocabulary.run_files import POINTS_FOLDER, SWEEP_FILE
 
-__all__ = ["Axis", "Point", "Sweep", "read_sweep"]
+__all__ = ["Axis", "Point", "Sweep", "read_sweep", "unmoved"]
 
 STATUS, ERROR, DONE = "status", "error", "ok"
+_CPU_SECONDS = "cpu_seconds"
+"""The one figure that is another each time, and so tells which file of a point a row is from."""
 _MOST_POINT_FILES = 20_000
 _REPLACEMENT = "the same `lorrery simulate --sweep ... --out` writes it again, and runs only what is missing"
 
@@ -78,7 +80,9 @@ def read_sweep(folder: Path, name: str) -> Sweep:
     table = folder / SWEEP_FILE
     if table.exists():
         keys, points = _read_table(table)
-        first = _read_point(next(point_files, None))
+        of_rows = {None, *(point.figure(_CPU_SECONDS) for point in points)}
+        # The folder may have points of other sweeps too.
+        first = next((one for one in map(_read_point, point_files) if one and _cpu_seconds(one) in of_rows), None)
     else:
         read = [content for path in point_files if (content := _read_point(path)) is not None]
         if not read:
@@ -98,8 +102,32 @@ def read_sweep(folder: Path, name: str) -> Sweep:
         if count := sum(point.status == status for point in points):
             example = next((point.error for point in points if point.status == status and point.error), "")
             warnings.append(f"{count:,} of {len(points):,} points {text}{f', such as: {example}' if example else ''}")
+    warnings += unmoved(keys, [(point.values, point.figures) for point in points if point.status == DONE])
     context = first.get("determined_by") if first is not None else None
     return Sweep(name, folder, axes, points, context if isinstance(context, Mapping) else {}, warnings)
+
+
+def unmoved(keys: Sequence[str], done: Sequence[tuple[Mapping[str, object], Mapping[str, object]]]) -> list[str]:
+    """Say which swept keys changed no figure at any point: settings that play no part, most often.
+
+    Args:
+        keys: swept.
+        done: values by key and figures by name of the points that ran.
+    """
+    found = []
+    for key in keys:
+        groups: dict[str, list[str]] = {}
+        for values, figures in done:
+            others = repr([values[other] for other in keys if other != key])
+            shown = repr([(name, value) for name, value in figures.items() if name != _CPU_SECONDS])
+            groups.setdefault(others, []).append(shown)
+        several = [group for group in groups.values() if len(group) > 1]
+        if several and all(len(set(group)) == 1 for group in several):
+            found.append(
+                f"{key} made no difference: all figures are the same at each of its values; does it play a part"
+                " under these settings (docs/settings.md), and this load?"
+            )
+    return found
 
 
 def _read_table(path: Path) -> tuple[list[str], list[Point]]:
@@ -143,6 +171,11 @@ def _read_point(path: Path | None) -> dict[str, Any] | None:
     if not isinstance(content, dict) or not isinstance(content.get("point"), dict):
         return None
     return content if isinstance(content.get("figures"), dict) else None
+
+
+def _cpu_seconds(content: Mapping[str, Any]) -> float | None:
+    value = content["figures"].get(_CPU_SECONDS)
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _point_of(content: Mapping[str, Any]) -> Point:

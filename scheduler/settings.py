@@ -26,7 +26,7 @@ from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.policies import QUEUES, policy_of
+from lorrery.scheduler.core.policies import QUEUES, limits_of
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.replica_settings import LIMITS, LOOK_AHEAD
 
@@ -335,8 +335,12 @@ class SchedulerSettings(Section):
     @property
     def max_running(self) -> int:
         """Most requests that run at once on a worker."""
-        limits = self.limits or policy_of(self.policy).limits
-        return self.max_num_seqs if limits == "vllm" else self.running_max_req_size
+        return self.max_num_seqs if self.max_running_setting == "max_num_seqs" else self.running_max_req_size
+
+    @property
+    def max_running_setting(self) -> str:
+        """The setting that says how many these are."""
+        return {"slora": "running_max_req_size", "vllm": "max_num_seqs"}[limits_of(self.policy, self.limits)]
 
     @property
     def submit_bytes(self) -> int:

@@ -150,7 +150,9 @@ def prepare(
     options.check()
     one_step = read_flag("one_step", one_step)
     simulation = SimulationOptions(workers, shards, routers, parsed, one_step)
-    return SimulatedRun(read_settings(settings, overrides), options, simulation, requests)
+    overrides = read_overrides(overrides)
+    read = read_settings(settings, overrides)
+    return SimulatedRun(read, options, simulation, requests, notices=_in_vain(read, overrides))
 
 
 def checked_record(record: str | Path | None, every_seconds: float | None) -> tuple[Path | None, float | None]:
@@ -196,6 +198,23 @@ def read_settings(settings: SettingsLike = None, overrides: Overrides = ()) -> S
     if isinstance(overrides, Mapping):
         return changed(load(path), overrides)
     return load(path, overrides)
+
+
+def _in_vain(settings: Settings, overrides: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
+    """Say which limit on running requests is asked for that is not the one in force."""
+    keys = {one.partition("=")[0].strip() for one in overrides}
+    own = settings.scheduler
+    other = {"running_max_req_size": "max_num_seqs", "max_num_seqs": "running_max_req_size"}[own.max_running_setting]
+    if f"scheduler.{other}" not in keys:
+        return ()
+    whose = "limits" if own.limits is not None else "policy"
+    family, name = ("vllm", "vLLM") if other == "max_num_seqs" else ("slora", "S-LoRA")
+    told = (
+        f"scheduler.{other} = {getattr(own, other)} plays no part: it is {name}'s limit, and under"
+        f" scheduler.{whose} = {getattr(own, whose)!r} it is scheduler.{own.max_running_setting} ="
+        f" {own.max_running} that counts; set that one, or scheduler.limits = {family!r}"
+    )
+    return (told,)
 
 
 def _default_path() -> Path:

@@ -19,7 +19,7 @@ from lorrery.settings import Settings, changed
 from lorrery.simulator.arguments import read_number, read_positive, read_whole, read_wholes, shown
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
 from lorrery.simulator.plan_limits import bound_of, notes_on, why_too_long
-from lorrery.simulator.plan_replica import adapter_loads, limit_name, replica_of, room_of, turns_of
+from lorrery.simulator.plan_replica import adapter_loads, replica_of, room_of, turns_of
 from lorrery.simulator.result import data_frame
 from lorrery.simulator.sizing import Trial, Watch, busy_rate, fewest, try_replicas
 from lorrery.worker.build import beyond_profile, deployment_of, step_time_of
@@ -286,7 +286,11 @@ def make_plan(
     except CatalogueError as error:
         result.refused = str(error)
         return result
-    result.capacity, result.limit_name, result.made_of = capacity, limit_name(settings), (settings, work)
+    result.capacity, result.limit_name, result.made_of = (
+        capacity,
+        settings.scheduler.max_running_setting,
+        (settings, work),
+    )
     most = capacity.max_concurrency
     if most < 1:
         result.refused = (

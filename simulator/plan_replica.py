@@ -6,7 +6,7 @@ from lorrery.scheduler.core.adapter_costs import AdapterCosts
 from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.slora_loop import MAX_WAIT_STEPS
-from lorrery.scheduler.core.policies import batch_limits, batching_name, limits_of
+from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.settings import Settings
@@ -15,7 +15,7 @@ from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.capacity import Loads, Room, Workload
 from lorrery.worker.device.closed_loop import PromptTurns, Turns
 
-__all__ = ["TURNS", "adapter_loads", "limit_name", "replica_of", "room_of", "turns_of"]
+__all__ = ["TURNS", "adapter_loads", "replica_of", "room_of", "turns_of"]
 
 Row = Callable[[ReplicaSettings, BatchLimits], PromptTurns]
 
@@ -91,9 +91,3 @@ def room_of(replica: ReplicaSettings, adapter_places: int | None = None, loads: 
         adapter_places,
         loads,
     )
-
-
-def limit_name(settings: Settings) -> str:
-    """Return the setting that says how many sequences run on a replica at once."""
-    own = settings.scheduler
-    return {"slora": "running_max_req_size", "vllm": "max_num_seqs"}[limits_of(own.policy, own.limits)]

@@ -67,6 +67,7 @@ class SimulatedRun:
         watch: told now and then how far it is.
         record: file to write what a watcher would have seen; None: none.
         record_every: device seconds between two of its frames; None: so that there are 2,000 at most.
+        notices: what a reader of its figures must know of how it was asked for.
         devices: of its workers, once it runs.
         gaps: between tokens, so far.
     """
@@ -80,6 +81,7 @@ class SimulatedRun:
     watch: Watch | None = None
     record: Path | None = None
     record_every: float | None = None
+    notices: tuple[str, ...] = ()
     devices: Sequence[Device] = field(default=(), init=False)
     gaps: GapRecorder = field(default_factory=GapRecorder, init=False)
     _stopped: bool = field(default=False, init=False)
@@ -238,6 +240,7 @@ class Playing:
             num_skipped=self.num_skipped,
             settings=run.settings.model_dump(mode="json", include=_SHOWN_SETTINGS),
             notices=(
+                *run.notices,
                 *never_began(run.simulation_options.faults, cost.simulated_seconds),
                 *cluster.notices,
                 *_extrapolated(cluster.devices),

@@ -26,6 +26,7 @@ from lorrery.chassis.interrupt import SIGNALS
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder
 from lorrery.reports.report import report
+from lorrery.reports.sweep import unmoved
 from lorrery.sweeps.axes import Axis, parse_axes
 from lorrery.sweeps.backends import Run, count, open_backend
 from lorrery.sweeps.claims import Claims, open_claims
@@ -93,6 +94,9 @@ def sweep(
     interrupted = bool(missing) and not _Runner(where, done, progress_console).run(missing, store)
     rows = [_row(point, done) for point in points]
     print_table(console, axes, rows)
+    ran = [(row.point.values, row.figures) for row in rows if row.figures is not None]
+    for line in unmoved([axis.key for axis in axes], ran):
+        console.print(f"! {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     for path in _write(out, axes, rows, console, with_page=with_page) if out is not None else ():
         console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
     num_failed, num_open = (sum(row.status == status for row in rows) for status in (FAILED, NOT_RUN))

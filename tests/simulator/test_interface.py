@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import lorrery
 from lorrery.cli.simulate import app
 from lorrery.settings import Settings, load
-from lorrery.simulator.interface import read_settings
+from lorrery.simulator.interface import Overrides, read_settings
 from lorrery.vocabulary.run_files import REQUESTS_FILE
 
 CLUSTER = {"model": "Llama-2-7B", "worker": {"gpu": "A10G"}, "adapters": {"registry": [{"id": "a", "rank": 8}]}}
@@ -255,3 +255,21 @@ def test_numbers_are_read_as_the_command_line_writes_them():
     assert lorrery.simulate(CLUSTER, as_text, one_step=np.bool_(1)).counts["num_completed"] == 9
     with pytest.raises(lorrery.LorreryError, match=r"workload: num_requests is '1\.5'; it must be a whole number"):
         lorrery.simulate(CLUSTER, {"num_requests": "1.5"})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ({"scheduler.max_num_seqs": 4}, "scheduler.max_num_seqs = 4 plays no part: it is vLLM's limit, and under"),
+        (
+            ["scheduler.policy=fcfs", "scheduler.running_max_req_size=4"],
+            "it is scheduler.max_num_seqs = 256 that counts",
+        ),
+        (["scheduler.policy=fcfs", "scheduler.max_num_seqs=4"], None),
+        (["scheduler.limits=vllm", "scheduler.max_num_seqs=4"], None),
+        ({"scheduler.running_max_req_size": 4}, None),
+    ],
+)
+def test_a_limit_on_running_requests_that_does_not_count_is_told(overrides: Overrides, told: str | None) -> None:
+    result = lorrery.simulate(None, {"rate": 4, "num_requests": 3}, overrides=overrides)
+    assert [told in warning for warning in result.warnings] == ([] if told is None else [True])

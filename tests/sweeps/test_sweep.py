@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.simulate import app
+from lorrery.reports.sweep import read_sweep
 from lorrery.sweeps import plugin_code
 from lorrery.sweeps.axes import parse_axes
 from lorrery.sweeps.outcome import CPU_SECONDS, FIGURES, SCALING, Outcome, run_point
@@ -177,6 +178,22 @@ def test_the_table_has_each_with_each_in_order_and_each_is_as_a_run_of_its_own(t
             assert float(row[f"{name}_{part}"]) == values[part]
     for name in ("num_steps", "num_plans", "simulated_seconds"):
         assert float(row[name]) == report["simulation"][name]
+
+
+def test_a_key_that_changes_nothing_is_told(tmp_path: Path) -> None:
+    said = sweep(tmp_path, "scheduler.max_num_seqs=4,8", "rate=4,8")
+    told = "scheduler.max_num_seqs made no difference: all figures are the same at each of its values"
+    assert told in said
+    assert "rate made no difference" not in said
+    assert told in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "made no difference" not in sweep(tmp_path, "scheduler.max_num_seqs=4", "rate=4,8")
+
+
+def test_a_page_tells_of_the_sweep_that_it_shows_and_not_of_others_in_the_folder(tmp_path: Path) -> None:
+    for gpu in ("A10G", "H100-SXM", "L4", "A10G"):
+        sweep(tmp_path, "rate=4,8", asked=["--set", f"worker.gpu={gpu}"])
+        found = read_sweep(tmp_path, "it").context["settings"]["worker"]["gpu"]
+        assert found == gpu
 
 
 def test_an_autoscaled_sweep_has_what_the_rule_costs_and_gets(tmp_path: Path) -> None:
