@@ -6,9 +6,11 @@ from rich.console import Console
 
 from lorrery.chassis.terminal import FigureTable
 from lorrery.cli.basis_text import in_one_line, with_sources
+from lorrery.scheduler.core.adapter_loads import Tier
+from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.plan import Claim, ClaimAnswer, Level, Plan, Sizing
+from lorrery.simulator.plan_replica import adapter_costs
 from lorrery.worker.device.capacity import Point, Workload
-from lorrery.worker.device.lora import adapter_load_ps
 from lorrery.worker.device.memory import weight_bytes
 
 PLOT_COLUMNS, PLOT_ROWS = 60, 12
@@ -163,12 +165,20 @@ def _fits(plan: Plan, work: Workload) -> list[str]:
         streams += f"; scheduler.{plan.limit_name} lets {capacity.running_streams} run"
     lines = [f"{room} for {pool}: {streams}"]
     if work.num_adapters:
-        rank, targets = max(work.adapters_of_rank), deployment.lora.targets
-        loads = [
-            f"{adapter_load_ps(gpu, deployment.model, rank, tier, targets, plan.num_gpus) / 1e9:.1f} ms from {where}"
-            for tier, where in (("pinned", "pinned memory"), ("pageable", "pageable memory"), ("disk", "disk"))
-        ]
-        lines.append(f"an adapter of rank {rank} that is not resident delays its first token by {', '.join(loads)}")
+        assert plan.made_of is not None
+        rank, settings = max(work.adapters_of_rank), plan.made_of[0]
+        costs, rate = adapter_costs(settings, deployment.model), settings.adapters.host_gb_per_second
+        host, disk = (costs.load_ps(Adapter("", rank), tier) / 1e9 for tier in (Tier.HOST, Tier.DISK))
+        line = (
+            f"an adapter of rank {rank} that is not resident delays its first token by {host:.1f} ms from host memory,"
+            f" {disk:.1f} ms from disk"
+        )
+        if rate != gpu.pcie_gb_per_second:
+            line += (
+                f" (adapters.host_gb_per_second is {rate:g}; pinned memory over this GPU's PCIe gets about"
+                f" {gpu.pcie_gb_per_second:g})"
+            )
+        lines.append(line)
     return lines
 
 

@@ -286,11 +286,8 @@ def make_plan(
     except CatalogueError as error:
         result.refused = str(error)
         return result
-    result.capacity, result.limit_name, result.made_of = (
-        capacity,
-        settings.scheduler.max_running_setting,
-        (settings, work),
-    )
+    result.capacity, result.made_of = capacity, (settings, work)
+    result.limit_name = settings.scheduler.max_running_setting
     most = capacity.max_concurrency
     if most < 1:
         result.refused = (

@@ -15,7 +15,7 @@ from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.capacity import Loads, Room, Workload
 from lorrery.worker.device.closed_loop import PromptTurns, Turns
 
-__all__ = ["TURNS", "adapter_loads", "replica_of", "room_of", "turns_of"]
+__all__ = ["TURNS", "adapter_costs", "adapter_loads", "replica_of", "room_of", "turns_of"]
 
 Row = Callable[[ReplicaSettings, BatchLimits], PromptTurns]
 
@@ -57,6 +57,12 @@ def turns_of(replica: ReplicaSettings) -> PromptTurns:
     return TURNS.get(batching_name(replica), TURNS["continuous"])(replica, batch_limits(replica))
 
 
+def adapter_costs(settings: Settings, model: Model) -> AdapterCosts:
+    """Return what adapters of a model cost under these settings, live and simulated."""
+    own = settings.adapters
+    return AdapterCosts(model, own.target_modules, own.host_gb_per_second, own.disk_gb_per_second)
+
+
 def adapter_loads(settings: Settings, model: Model, work: Workload) -> tuple[int | None, Loads]:
     """Return how many adapters have places on the GPU (None: all), and the loads of the others.
 
@@ -66,7 +72,7 @@ def adapter_loads(settings: Settings, model: Model, work: Workload) -> tuple[int
     own, num_adapters = settings.adapters, work.num_adapters
     if settings.scheduler.strict or own.max_loras is None or num_adapters <= own.max_loras:
         return None, _NO_LOADS
-    costs = AdapterCosts(model, own.target_modules, own.host_gb_per_second, own.disk_gb_per_second)
+    costs = adapter_costs(settings, model)
     num_loaded = num_adapters - own.max_loras
     in_host = num_adapters if own.max_cpu_loras is None else max(own.max_cpu_loras, own.max_loras)
     from_disk = max(0, num_adapters - in_host) / num_loaded

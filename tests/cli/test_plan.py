@@ -351,7 +351,12 @@ def test_precision_engine_and_adapters_come_from_the_settings(tmp_path):
     assert "Llama-3-8B on 1 x H100-SXM" in plan("--config", str(config))
     adapters = plan(*LLAMA_8B, "--adapters", "40", "--rank", "8,64")
     assert "adapters = " in adapters
-    assert "an adapter of rank 64 that is not resident delays its first token by" in adapters
+    # 104 MiB: 0.3 ms the request, 32 copies of 10 us, and 24 GB/s, after 2 GB/s, as `lorrery simulate` has it.
+    assert "delays its first token by 5.2 ms from host memory, 59.7 ms from disk" in " ".join(adapters.split())
+    rates = ["--set", "adapters.host_gb_per_second=50", "--set", "adapters.disk_gb_per_second=0.5"]
+    faster = " ".join(plan(*LLAMA_8B, "--adapters", "40", "--rank", "8,64", *rates).split())
+    assert "by 2.8 ms from host memory, 220.9 ms from disk" in faster
+    assert ("adapters.host_gb_per_second is 24" in adapters, "host_gb_per_second" in faster) == (True, False)
     naive = plan(*LLAMA_8B, "--set", "worker.step_time=naive-roofline")
     assert naive != exact
     assert "whole step" in plan(*LLAMA_8B, "--set", "worker.step_time=llm-mock", "--tpot", "1")

@@ -115,11 +115,6 @@ def adapter_slots(
 
 REQUEST_SECONDS = 300e-6
 COPY_SECONDS = 10e-6
-PAGEABLE_SHARE = 1 / 3.5
-"""Of PCIe's rate from pageable host memory, which is copied once more on the way: 3 to 4 times slower."""
-DISK_GB_PER_SECOND = 2.0
-"""NVMe: 1 to 3."""
-TIERS = ("gpu", "pinned", "pageable", "disk")
 
 
 def load_ps(
@@ -144,33 +139,6 @@ def load_ps(
     if disk_gb_per_second is not None:
         seconds += size_bytes / (disk_gb_per_second * 1e9)
     return round(seconds * PS_PER_SECOND)
-
-
-def adapter_load_ps(
-    gpu: Gpu, model: Model, rank: int, tier: str = "pinned", targets: Targets = "qkvo", tensor_parallel: int = 1
-) -> int:
-    """Return how long an adapter takes to get into the GPU's memory from where it is.
-
-    With tensor parallelism each GPU loads its share over a link of its own.
-
-    Args:
-        gpu: whose PCIe link it takes.
-        model: whose adapter.
-        rank: of the adapter.
-        tier: where it is, one of `TIERS`; "gpu" takes nothing.
-        targets: adapted projections.
-        tensor_parallel: number of GPUs.
-
-    Raises:
-        CatalogueError: no such tier.
-    """
-    if tier not in TIERS:
-        raise CatalogueError(f"tier {tier!r} is not known; known: {', '.join(TIERS)}")
-    if tier == "gpu":
-        return 0
-    host = gpu.pcie_gb_per_second * (PAGEABLE_SHARE if tier == "pageable" else 1.0)
-    size_bytes = adapter_bytes(model, rank, targets) / tensor_parallel
-    return load_ps(model, size_bytes, host, DISK_GB_PER_SECOND if tier == "disk" else None)
 
 
 class LoraCost:

@@ -4,7 +4,7 @@ import pytest
 
 from lorrery.worker.device.batch import LoraWork
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.lora import LoraCost, LoraKernels, adapter_bytes, adapter_load_ps, adapter_slots, load_ps
+from lorrery.worker.device.lora import LoraCost, LoraKernels, adapter_bytes, adapter_slots, load_ps
 from tests.worker.device.known import CATALOGUE, deployment
 
 MIB = 2**20
@@ -87,22 +87,19 @@ def test_tensor_parallelism_shares_the_bytes_and_sharding_adds_an_all_reduce():
 
 
 def test_loading_takes_the_link_and_the_copies():
-    a100, h100, llama = CATALOGUE.gpu("A100"), CATALOGUE.gpu("H100"), CATALOGUE.model("Llama-2-7B")
-    pinned = adapter_load_ps(a100, llama, 16) / 1e9
-    assert pinned == pytest.approx(0.3 + 0.32 + 33.6 / 24, rel=0.01)
-    assert adapter_load_ps(h100, llama, 64) < adapter_load_ps(a100, llama, 64)
-    tiers = [adapter_load_ps(a100, llama, 64, tier) for tier in ("gpu", "pinned", "pageable", "disk")]
-    assert tiers == sorted(tiers)
-    assert tiers[0] == 0
+    llama = CATALOGUE.model("Llama-2-7B")
+    size = adapter_bytes(llama, 16)
+    assert load_ps(llama, size, 24) == round((0.3 + 0.32 + 33.554432 / 24) * 1e9)
+    assert load_ps(llama, size, 50) < load_ps(llama, size, 24)
     assert load_ps(llama, 10**6, 24, copies_per_layer=8) - load_ps(llama, 10**6, 24) == 32 * 7 * 10**7
-    with pytest.raises(CatalogueError, match="tier 'tape' is not known; known: gpu, pinned, pageable, disk"):
-        adapter_load_ps(a100, llama, 8, "tape")
 
 
 def test_a_load_from_disk_takes_the_disk_and_then_the_link():
-    a100, llama = CATALOGUE.gpu("A100"), CATALOGUE.model("Llama-2-7B")
+    llama = CATALOGUE.model("Llama-2-7B")
     # 32 MiB at rank 16, 24 GB/s over PCIe 4.0, 2 GB/s from disk; 0.3 ms the request, 32 copies of 10 us.
-    assert adapter_load_ps(a100, llama, 16, "disk") == round((0.3 + 0.32 + 33.554432 / 24 + 33.554432 / 2) * 1e9)
+    assert load_ps(llama, adapter_bytes(llama, 16), 24, 2.0) == round(
+        (0.3 + 0.32 + 33.554432 / 24 + 33.554432 / 2) * 1e9
+    )
     assert load_ps(llama, 24e6, 24, 2.0) == round((0.3 + 0.32 + 1 + 12) * 1e9)
 
 
