@@ -5,6 +5,7 @@ The same settings make the same replicas (`scheduler.replicas`) and devices (`wo
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from lorrery.autoscaler.rule import MOST_REPLICAS
@@ -133,7 +134,13 @@ class SimulatedCluster:
     def notices(self) -> tuple[str, ...]:
         """What a reader of the report must know of what was played."""
         num_unsent = 0 if self.clients is None else self.clients.num_unsent
-        return (UNSENT.format(num_unsent),) if num_unsent else ()
+        raised = self.simulation.raised
+        found = [UNSENT.format(num_unsent)] if num_unsent else []
+        if raised:
+            message, times = max(raised.items(), key=itemgetter(1))
+            others = f", and {sum(raised.values()) - times} x something else" if len(raised) > 1 else ""
+            found.append(f"{message} ({times} x{others}): what waited then has failed, what ran it was asked for again")
+        return tuple(found)
 
     @property
     def view(self) -> ClusterView:

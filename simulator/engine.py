@@ -137,6 +137,15 @@ class Simulation:
     # --- frames -----------------------------------------------------------------------------------------------------
 
     @property
+    def raised(self) -> dict[str, int]:
+        """What policies raised: how often each message came."""
+        found: dict[str, int] = {}
+        for scheduler in self._schedulers:
+            for message, times in scheduler.raised.items():
+                found[message] = found.get(message, 0) + times
+        return found
+
+    @property
     def cores(self) -> list[ClusterCore]:
         """What decides, of each scheduler."""
         return [scheduler.core for scheduler in self._schedulers]

@@ -18,6 +18,7 @@ from lorrery.scheduler.core.plan import (
     Failed,
     Finished,
     Preempted,
+    Raised,
     Recalled,
 )
 from lorrery.scheduler.core.protocols.placement import Placement
@@ -47,6 +48,7 @@ class SimulatedScheduler:
     Attributes:
         core: decides.
         history: what has happened; None: nobody wants to know.
+        raised: what policies raised: how often each message came.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class SimulatedScheduler:
         self._nudge = nudge
         self._finish = finish
         self.history: History | None = None
+        self.raised: dict[str, int] = {}
         self._looks_for_moves = False
         self._waits_until_ps: int | None = None  # what the clock looks at already
 
@@ -270,6 +273,8 @@ class SimulatedScheduler:
                     observer.requeued(worker.name, requests.by_handle[event.sequence.handle])
             elif isinstance(event, (Cancelled, Dropped, Failed)):
                 self._end_without_finish(event, worker)
+            elif isinstance(event, Raised):
+                self.raised[event.message] = self.raised.get(event.message, 0) + 1
 
     def _end_without_finish(self, event: Cancelled | Dropped | Failed, worker: SimulatedWorker) -> None:
         handle = event.sequence.handle

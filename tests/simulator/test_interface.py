@@ -273,3 +273,44 @@ def test_numbers_are_read_as_the_command_line_writes_them():
 def test_a_limit_on_running_requests_that_does_not_count_is_told(overrides: Overrides, told: str | None) -> None:
     result = lorrery.simulate(None, {"rate": 4, "num_requests": 3}, overrides=overrides)
     assert [told in warning for warning in result.warnings] == ([] if told is None else [True])
+
+
+RAISES_ONCE = """
+from lorrery.scheduler.core.queues.base import ListedQueue
+
+
+class Own(ListedQueue):
+    def __init__(self, at):
+        super().__init__()
+        self.at, self.calls = at, 0
+
+    def admit(self, admission, running, at_ps):
+        for sequence in list(self):
+            if not admission.admit(sequence):
+                break
+        self._waiting.remove_all(admission.admitted)
+        return []
+
+    def wakes_at_ps(self, at_ps):
+        return None
+
+    def decoded(self, running, num_steps):
+        self.calls += 1
+        if self.calls == self.at:
+            raise ZeroDivisionError("no such luck")
+"""
+
+
+def test_a_policy_that_raises_where_nobody_waits_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raises_once.py").write_text(RAISES_ONCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = {"scheduler.policy": "raises_once:Own"}
+    requests = lorrery.Requests(at_seconds=[0.0, 1.0], prompt_tokens=[10, 10], output_tokens=[5, 5])
+    for at, told in ((10**9, []), (3, ["policy raises_once:Own under lorrery.scheduler.core.batching.continuous:"])):
+        result = lorrery.simulate(None, requests, overrides={**given, "scheduler.policy_options.at": at}, workers=1)
+        assert result.counts["num_completed"] == 2
+        assert [warning[: len(what)] for warning, what in zip(result.warnings, told, strict=True)] == told
+        assert all(
+            "raised ZeroDivisionError: no such luck (1 x): what waited then has failed" in warning
+            for warning in result.warnings
+        )
