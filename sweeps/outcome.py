@@ -70,11 +70,13 @@ class Outcome:
         key: the point's.
         figures: by name; None if it failed.
         error: what went wrong.
+        warnings: what a reader of the figures must know.
     """
 
     key: str
     figures: dict[str, Figure] | None = None
     error: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def run_point(point: Point) -> Outcome:
@@ -85,7 +87,7 @@ def run_point(point: Point) -> Outcome:
         report = SimulatedRun(point.run.settings, point.run.options, point.run.simulation).run()
         if (changed := point.inputs.check_unchanged()) is not None:
             return Outcome(point.key, error=changed)
-        return Outcome(point.key, _figures(report))
+        return Outcome(point.key, _figures(report), warnings=report.warnings)
     except LorreryError as error:
         return Outcome(point.key, error=str(error))
     except Exception as error:  # a fault of ours, or of a plugin, ends this point alone

@@ -1,8 +1,9 @@
 """One sweep from points to table: what is there already is read, the rest runs and is stored point by point."""
 
+import re
 import signal
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +46,7 @@ PARQUET_FILE = "sweep.parquet"
 
 _LOOK_SECONDS = 0.2
 """Between two looks at what other sweeps have done."""
+_MOST_WARNINGS = 8
 
 
 def sweep(
@@ -95,7 +97,7 @@ def sweep(
     rows = [_row(point, done) for point in points]
     print_table(console, axes, rows)
     ran = [(row.point.values, row.figures) for row in rows if row.figures is not None]
-    for line in unmoved([axis.key for axis in axes], ran):
+    for line in (*unmoved([axis.key for axis in axes], ran), *_warnings(points, done)):
         console.print(f"! {line}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     for path in _write(out, axes, rows, console, with_page=with_page) if out is not None else ():
         console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
@@ -215,6 +217,18 @@ def _progress(console: Console) -> Progress:
 
 def _tell_failure(console: Console, point: Point, error: str) -> None:
     console.print(Text.assemble(("failed  ", "red"), f"{point.title}: {error}"), soft_wrap=True)
+
+
+def _warnings(points: Sequence[Point], done: Mapping[str, Outcome]) -> list[str]:
+    """Return what readers of the points' figures must know, once of those that differ in numbers only."""
+    alike: dict[str, list[tuple[Point, str]]] = {}
+    for point in points:
+        for text in done[point.key].warnings if point.key in done else ():
+            alike.setdefault(re.sub(r"[\d.,]+", "#", text), []).append((point, text))
+    return [
+        f"{len(found):,} of {len(points):,} points, such as {found[0][0].title}: {found[0][1]}"
+        for found in list(alike.values())[:_MOST_WARNINGS]
+    ]
 
 
 def _row(point: Point, done: dict[str, Outcome]) -> Row:

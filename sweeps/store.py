@@ -30,10 +30,11 @@ class PointStore:
         try:
             content: Any = json.loads(self._path(point.key).read_text(encoding="utf-8"))
             figures: dict[str, Figure] = {name: content["figures"][name] for name in FIGURES}
+            warnings = tuple(map(str, content.get("warnings", ())))
             known = content["kind"] == KIND and content["format_version"] == FORMAT_VERSION
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return Outcome(point.key, figures) if known else None
+        return Outcome(point.key, figures, warnings=warnings) if known else None
 
     def write(self, point: Point, outcome: Outcome) -> None:
         """Keep a finished point.
@@ -46,6 +47,7 @@ class PointStore:
             "format_version": FORMAT_VERSION,
             "point": point.values,
             "figures": outcome.figures,
+            "warnings": outcome.warnings,
             "determined_by": point.determined_by,
         }
         replace_file(self._path(point.key), (json.dumps(content, indent=1) + "\n").encode())

@@ -189,6 +189,14 @@ def test_a_key_that_changes_nothing_is_told(tmp_path: Path) -> None:
     assert "made no difference" not in sweep(tmp_path, "scheduler.max_num_seqs=4", "rate=4,8")
 
 
+def test_what_a_run_warns_of_a_sweep_tells_of_its_points_each_time(tmp_path: Path) -> None:
+    asked = ["--fault", "worker_loss,at=900,worker=worker-0"]
+    said = sweep(tmp_path, "rate=4,8", asked=asked)
+    assert "! 2 of 2 points, such as rate=4: " in said
+    assert "worker_loss,at=900" in said
+    assert "! 2 of 2 points, such as rate=4: " in sweep(tmp_path, "rate=4,8", asked=asked)
+
+
 def test_a_page_tells_of_the_sweep_that_it_shows_and_not_of_others_in_the_folder(tmp_path: Path) -> None:
     for gpu in ("A10G", "H100-SXM", "L4", "A10G"):
         sweep(tmp_path, "rate=4,8", asked=["--set", f"worker.gpu={gpu}"])
