@@ -73,6 +73,9 @@ def _fit(name: str, fit: KernelFit, gpu: Gpu, source: str) -> list[str]:
         for type_name, constants in types.items():
             inner = ", ".join(f"{key} = {figure(value)}" for key, value in asdict(constants).items())
             lines.append(f"{part}.{type_name} = {{ {inner} }}")
+    if fit.lora is not None:
+        inner = ", ".join(f"{key} = {figure(value)}" for key, value in asdict(fit.lora).items())
+        lines.append(f"lora = {{ {inner} }}")
     return lines
 
 

@@ -11,13 +11,12 @@ from lorrery.cli.validate_rows import JsonFile, group_names, say_left_out
 from lorrery.plots import style
 from lorrery.validation import kernels as measured
 from lorrery.validation import kernels_plot
-from lorrery.validation.published import MEASURED_KERNELS
 from lorrery.worker.build import read_catalogue
 
 
 def kernels(
     file: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="FILE",
             exists=True,
@@ -25,7 +24,7 @@ def kernels(
             show_default=False,
             help="CSV of measured kernels, or CSV in gzip; default: the published ones that are shipped.",
         ),
-    ] = MEASURED_KERNELS,
+    ] = None,
     group: Annotated[
         list[str] | None,
         typer.Option(metavar="COLUMNS", help="Columns to group by, with commas; default: gpu,op,dtype,kv_dtype."),
@@ -54,7 +53,8 @@ def kernels(
     if plot is not None:
         style.check(kernels_plot.OPTION, plot)
     known = read_catalogue(catalogue or ())
-    comparison = measured.compare(measured.read_file(file), known, names, gpu or "")
+    timed = measured.read_published() if file is None else measured.read_file(file)
+    comparison = measured.compare(timed, known, names, gpu or "")
     table_console().print(measured.render(comparison))
     say_left_out(comparison.not_predicted)
     if json_file is not None:

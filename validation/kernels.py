@@ -7,7 +7,7 @@ reason.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
 from lorrery.chassis.text_files import DAMAGED, GZIP, damage, open_text
 from lorrery.validation.errors import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
+from lorrery.validation.published import MEASURED_KERNELS, MEASURED_LORA
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.kernel_prediction import KernelPredictions, Prediction
 from lorrery.worker.device.kernel_rows import (
@@ -89,6 +90,18 @@ def read_file(path: Path) -> KernelFile:
     if not found:
         raise FormatError(f"{path}: a header and no rows")
     return KernelFile(columns, found)
+
+
+def read_published() -> KernelFile:
+    """Read the kernels that are shipped; the columns are those of all files."""
+    files = [read_file(path) for path in (MEASURED_KERNELS, MEASURED_LORA)]
+    columns = list(dict.fromkeys(name for file in files for name in file.columns))
+    rows = []
+    for file in files:
+        for row in file.rows:
+            cells = dict(zip(file.columns, row.cells, strict=True))
+            rows.append(replace(row, cells=[cells.get(name, "") for name in columns]))
+    return KernelFile(columns, rows)
 
 
 def holds_kernels(path: Path) -> bool:

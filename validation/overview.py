@@ -10,7 +10,6 @@ from lorrery.validation import kernels, serving, slora, steptime, vidur_run
 from lorrery.validation.errors import Errors
 from lorrery.validation.golden.replay import replay_files
 from lorrery.validation.published import (
-    MEASURED_KERNELS,
     MEASURED_SERVING,
     MEASURED_STEPS,
     SLORA_RUNS,
@@ -89,7 +88,7 @@ def _vidur() -> Iterator[Line]:
 
 
 def _kernels(catalogue: Catalogue) -> Iterator[Line]:
-    compared = kernels.compare(kernels.read_file(MEASURED_KERNELS), catalogue, ("op", "kernel"))
+    compared = kernels.compare(kernels.read_published(), catalogue, ("op", "kernel"))
     found: dict[str, list[Errors]] = {}
     order = {kernel: place for place, kernel in enumerate(_ALL_REDUCES, 1)}
     for group in sorted(compared.groups, key=lambda group: order.get(group.key["kernel"], 0)):

@@ -269,4 +269,4 @@ def _memory(settings: Settings, engine: Engine) -> MemoryUse:
 def _lora(settings: Settings) -> LoraKernels:
     lora, adapters = settings.worker.lora, settings.adapters
     padding = adapters.max_lora_rank if lora.padding == "max_lora_rank" else lora.padding
-    return LoraKernels(adapters.target_modules, padding, lora.launch_us, lora.sharded)
+    return LoraKernels(adapters.target_modules, padding, lora.launch_us, lora.sharded, lora.kernels, adapters.max_loras)

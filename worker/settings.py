@@ -72,8 +72,13 @@ class LoraSettings(Section):
     padding: Literal["none", "batch", "max_lora_rank"] = Field(
         default="none", description="rank that kernels run at: each adapter's, the batch's largest, the deployment's"
     )
+    kernels: Literal["roofline", "grouped"] = Field(
+        default="roofline",
+        description="how long they take: as memory, arithmetic and launches do, or as vLLM's, which were measured",
+    )
     launch_us: Annotated[float, Field(ge=0, le=1e6)] = Field(
-        default=5.0, description="microseconds per kernel, two per projection; 1 to 2 inside a CUDA graph"
+        default=5.0,
+        description="roofline: microseconds per kernel, two per projection; 1 to 2 inside a CUDA graph",
     )
     sharded: bool = Field(default=False, description="tensor parallelism cuts both matrices of an adapter")
 

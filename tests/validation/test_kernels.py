@@ -219,3 +219,40 @@ def test_the_figure_has_a_panel_for_each_op_and_type(tmp_path):
         assert f">{text}<" in drawn, text
     with pytest.raises(SettingsError, match=r"the name must end in \.svg, \.png, \.pdf"):
         kernels(path, "--plot", tmp_path / "k.txt")
+
+
+LORA = {
+    "gpu": "H100-SXM", "op": "lora", "tokens": 64, "inner": 4096, "outer": 6144, "widest": 4096, "slices": 3,
+    "adapters": 8, "max_loras": 64, "rank": 16, "latency_us": 62.16,
+}  # fmt: skip
+LORA_HEADER = ",".join(LORA)
+
+
+def test_adapters_are_predicted_by_the_grouped_kernels(tmp_path):
+    path = written(tmp_path / "l.csv", ",".join(map(str, LORA.values())), header=LORA_HEADER)
+    (found,) = in_json(path)["rows"]
+    assert found["predicted_us"] == pytest.approx(62.16, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"adapters": 65, "max_loras": 65}, "adapters is 65; it must be at most tokens, 64"),
+        ({"max_loras": 7}, "adapters is 8; it must be at most max_loras, 7"),
+        ({"widest": 2047}, "widest is 2047; the widest of 3 slices of 6144 in all is from 2048 to 6142"),
+        ({"widest": 6143}, "from 2048 to 6142"),
+        ({"rank": 0}, "rank is '0'; it must be a whole number of at least 1"),
+    ],
+)
+def test_adapters_that_no_kernel_runs_are_refused(tmp_path, changed, says):
+    path = written(tmp_path / "l.csv", ",".join(map(str, {**LORA, **changed}.values())), header=LORA_HEADER)
+    with pytest.raises(FormatError, match=says):
+        kernels(path)
+
+
+def test_the_published_kernels_are_those_of_both_files():
+    code, output = kernels("--group", "op")
+    assert code == 0
+    assert "lora" in output
+    assert "moe" in output
+    assert "4,805" in output

@@ -41,9 +41,11 @@ def test_every_way_to_compute_adapters_can_be_set():
             "worker.lora.padding=max_lora_rank",
             "worker.lora.launch_us=1.5",
             "worker.lora.sharded=true",
+            "worker.lora.kernels=grouped",
+            "adapters.max_loras=8",
         )
     )
-    assert deployment.lora == LoraKernels("all-linear", 128, 1.5, sharded=True)
+    assert deployment.lora == LoraKernels("all-linear", 128, 1.5, sharded=True, kernels="grouped", places=8)
 
 
 def test_a_profile_serves_the_rows_of_this_deployment(tmp_path: Path):

@@ -100,6 +100,31 @@ class MoeFit:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraFit:
+    """Grouped LoRA kernels; see `grouped_lora` for the formula.
+
+    Attributes:
+        us: constant per pair of launches.
+        step_us: for each step of a shrink program, one after another.
+        shrink_ns: for each step of each shrink program.
+        expand_ns: for each expand program.
+        idle_ns: for each program that finds nothing to do.
+        slice_ns: for each program at work where a layer has several slices.
+    """
+
+    us: float
+    step_us: float
+    shrink_ns: float
+    expand_ns: float
+    idle_ns: float
+    slice_ns: float
+
+
+_HOPPER_LORA = LoraFit(us=2.45, step_us=0.706, shrink_ns=0.277, expand_ns=10.8, idle_ns=0.631, slice_ns=6.1)
+"""Of H100 and H200, which are alike: what is assumed of any other GPU."""
+
+
+@dataclass(frozen=True, slots=True)
 class KernelFit:
     """How close a GPU's kernels come to its data sheet; see `kernels` and `attention` for the formulas.
 
@@ -109,10 +134,11 @@ class KernelFit:
         gemm: matrix products by type of the weights; 16 bits are always there.
         attention: attention by type of the KV cache; 16 bits are always there.
         moe: experts by type of the weights; empty where nothing is known of them: they are computed as products.
+        lora: grouped LoRA kernels, in 16 bits; None where nothing is known of them.
         basis: what the constants rest on.
         source: where they are from.
         gpus: names of the GPUs that were measured; elsewhere the constants are assumed to hold.
-        assumed: parts without a measurement all the same: `gemm`, `attention`, `elementwise`, `moe`.
+        assumed: parts without a measurement all the same: `gemm`, `attention`, `elementwise`, `moe`, `lora`.
     """
 
     elementwise_bandwidth: float
@@ -120,6 +146,7 @@ class KernelFit:
     gemm: Mapping[str, GemmFit] = field(hash=False)
     attention: Mapping[str, AttentionFit] = field(hash=False)
     moe: Mapping[str, MoeFit] = field(default_factory=dict, hash=False)
+    lora: LoraFit | None = None
     basis: Basis = "fitted"
     source: str = ""
     gpus: tuple[str, ...] = ()
@@ -136,6 +163,11 @@ class KernelFit:
     def moe_of(self, weight_type: str) -> MoeFit | None:
         """Return the constants of experts in that type: those of 16 bits if it has none of its own; None: no such."""
         return self.moe.get(weight_type) or self.moe.get(SIXTEEN)
+
+    @property
+    def grouped_lora(self) -> LoraFit:
+        """The constants of grouped LoRA kernels: those of Hopper GPUs where it has none of its own."""
+        return self.lora or _HOPPER_LORA
 
     @classmethod
     def of_constants(cls, constants: Mapping[str, float], basis: Basis = "fitted", source: str = "") -> "KernelFit":

@@ -17,11 +17,20 @@ import numpy as np
 
 from lorrery.worker.device.basis import no_measurement
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import AttentionFit, GemmFit, Gpu, KernelFit, MoeFit
+from lorrery.worker.device.hardware import AttentionFit, GemmFit, Gpu, KernelFit, LoraFit, MoeFit
 from lorrery.worker.device.kernel_prediction import OneGpu, is_library, kv_type, weight_type, why_not
-from lorrery.worker.device.kernel_rows import AllReduceShape, AttentionShape, GemmShape, KernelRow, MoeShape
+from lorrery.worker.device.kernel_rows import (
+    AllReduceShape,
+    AttentionShape,
+    GemmShape,
+    KernelRow,
+    LoraShape,
+    MoeShape,
+)
 from lorrery.worker.device.least_squares import Floats, least_squares, slopes
 
+LORA = "lora"
+"""The part of adapters' kernels, which are of one type."""
 PULL = 0.03
 MOST_ROWS = 900
 """Rows fitted at most of a part, evenly chosen: more change no digit that counts."""
@@ -52,7 +61,7 @@ class Part:
     """Constants that are fitted together, and the rows that tell them.
 
     Attributes:
-        name: as a catalogue has it: `gemm.bf16`, `attention.fp8`, `all_reduce`, `modern_all_reduce`.
+        name: as a catalogue has it: `gemm.bf16`, `attention.fp8`, `lora`, `all_reduce`, `modern_all_reduce`.
         rows: measured.
         start: name -> value; all that is fitted.
         choices: name -> values to try in turn, for what is not continuous.
@@ -210,6 +219,8 @@ def _part_name(row: KernelRow) -> str:
             return f"attention.{kv_type(row)}"
         case MoeShape():
             return f"moe.{weight_type(row)}"
+        case LoraShape():
+            return LORA
         case AllReduceShape() if is_library(row):
             return "all_reduce"
         case AllReduceShape() if "graph" in row.kernel:  # the eager one has the launch in it
@@ -221,7 +232,7 @@ def _part_name(row: KernelRow) -> str:
 def _part(gpu: Gpu, name: str, rows: Sequence[KernelRow]) -> Part:
     kind, _, type_name = name.partition(".")
     start: dict[str, float] = {}
-    if type_name:
+    if type_name or name == LORA:
         record = _record(gpu.modern_fit, kind, type_name)
         start = {one.name: getattr(record, one.name) for one in fields(record)}
     else:
@@ -235,8 +246,10 @@ def _part(gpu: Gpu, name: str, rows: Sequence[KernelRow]) -> Part:
     return Part(name, rows, start, choices, lambda values: _applied(gpu, name, values))
 
 
-def _record(fit: KernelFit, kind: str, type_name: str) -> GemmFit | AttentionFit | MoeFit:
+def _record(fit: KernelFit, kind: str, type_name: str) -> GemmFit | AttentionFit | MoeFit | LoraFit:
     """Return a type's constants: another type's where it has none of its own."""
+    if kind == LORA:
+        return fit.grouped_lora
     if kind == "gemm":
         return fit.gemm_of(type_name)
     if kind == "attention":
@@ -252,6 +265,8 @@ def _applied(gpu: Gpu, name: str, values: Values, source: str = "") -> Gpu:
     """Return a GPU with a part's constants."""
     kind, _, type_name = name.partition(".")
     fit = gpu.modern_fit
+    if name == LORA:
+        return replace(gpu, modern_fit=replace(fit, lora=replace(fit.grouped_lora, **values)))
     if type_name:
         whole: dict[str, Any] = {key: int(value) if key in CHOICES else value for key, value in values.items()}
         record = replace(_record(fit, kind, type_name), **whole)

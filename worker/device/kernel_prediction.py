@@ -15,6 +15,7 @@ from lorrery.worker.device.attention import Heads
 from lorrery.worker.device.basis import kernel_ground, link_ground, no_measurement
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.grouped_lora import Slices
 from lorrery.worker.device.hardware import KV_TYPES, SIXTEEN, WEIGHT_TYPES, Gpu
 from lorrery.worker.device.kernel_rows import (
     OPS,
@@ -22,6 +23,7 @@ from lorrery.worker.device.kernel_rows import (
     AttentionShape,
     GemmShape,
     KernelRow,
+    LoraShape,
     MoeShape,
 )
 from lorrery.worker.device.moe import Experts
@@ -115,6 +117,8 @@ class OneGpu:
                 return self._kernels.all_reduce(message_bytes(row), num_gpus, graph=not is_library(row))
             case MoeShape():
                 return self._experts(row.shape, weight_type(row))
+            case LoraShape(tokens, inner, outer, widest, slices, adapters, max_loras, rank):
+                return self._kernels.lora(Slices(inner, outer, widest, slices), tokens, adapters, max_loras, rank)
             case None:
                 raise AssertionError(row)
 
@@ -144,6 +148,8 @@ class OneGpu:
                 return kernel_ground(gpu, "gemm", weight_type(row)).basis
             case MoeShape():
                 return kernel_ground(gpu, "moe", weight_type(row)).basis
+            case LoraShape():
+                return kernel_ground(gpu, "lora", SIXTEEN).basis
             case _:
                 return kernel_ground(gpu, "attention", kv_type(row)).basis
 
@@ -155,6 +161,8 @@ def why_not(row: KernelRow) -> str | None:
             return f"op {row.op!r} is not known; known: {', '.join(OPS)}"
         case GemmShape() | MoeShape() if weight_type(row) not in WEIGHT_TYPES:
             return f"dtype {row.dtype!r} is not known; known: bfloat16, float16, {', '.join(WEIGHT_TYPES[1:])}"
+        case LoraShape() if weight_type(row) != SIXTEEN:
+            return f"dtype {row.dtype!r} of adapters is not known; known: bfloat16, float16"
         case AttentionShape() if kv_type(row) not in KV_TYPES:
             return f"kv_dtype {row.kv_dtype!r} is not known; known: bfloat16, float16, {', '.join(KV_TYPES[1:])}"
         case AllReduceShape() if not is_library(row) and message_bytes(row) > MOST_GRAPH_BYTES:

@@ -6,6 +6,7 @@ Columns (others are kept and ignored): `op`, what ran; `latency_us`; the shape's
     attention_prefill, attention_decode    batch, tokens, q_heads, kv_heads, head_size
     all_reduce                             message_bytes, num_gpus
     moe                                    tokens, hidden, ffn, top_k, num_experts, moe_tp, moe_ep, distribution
+    lora                                   tokens, inner, outer, widest, slices, adapters, max_loras, rank
 
 A prefill is of `batch` prompts of `tokens` tokens, none cached; a decode of `batch` sequences of one new token each
 after `tokens` cached ones; heads, experts and columns are those of one GPU's share; `moe_tp` and `moe_ep` are 1,
@@ -21,7 +22,7 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from math import isfinite
+from math import ceil, isfinite
 from zlib import crc32
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "GemmShape",
     "KernelRow",
     "KernelRowError",
+    "LoraShape",
     "MoeShape",
     "is_fitted",
     "is_kernel_header",
@@ -110,7 +112,29 @@ class MoeShape:
         return f"moe {self.hidden} {self.ffn} {self.top_k} {self.num_experts} {self.moe_tp} {self.moe_ep}"
 
 
-Shape = GemmShape | AttentionShape | AllReduceShape | MoeShape
+@dataclass(frozen=True, slots=True)
+class LoraShape:
+    """The adapters of one layer of `slices` projections side by side: shrink and expand, launched once for all.
+
+    `widest` is the elements out of the widest projection, `outer` those of all; `max_loras` the places for adapters.
+    """
+
+    tokens: int
+    inner: int
+    outer: int
+    widest: int
+    slices: int
+    adapters: int
+    max_loras: int
+    rank: int
+
+    @property
+    def family(self) -> str:
+        """What is fitted or judged as a whole: the layer, with every batch and rank."""
+        return f"lora {self.inner} {self.outer} {self.slices}"
+
+
+Shape = GemmShape | AttentionShape | AllReduceShape | MoeShape | LoraShape
 
 OPS: Mapping[str, type[Shape]] = {
     "gemm": GemmShape,
@@ -118,6 +142,7 @@ OPS: Mapping[str, type[Shape]] = {
     "attention_decode": AttentionShape,
     "all_reduce": AllReduceShape,
     "moe": MoeShape,
+    "lora": LoraShape,
 }
 """Op -> the record of its shape, whose fields are the columns."""
 
@@ -274,11 +299,26 @@ def _checked(shape: Shape) -> Shape:
         raise ValueError("num_gpus is 1; an all-reduce is over at least 2")
     if isinstance(shape, AttentionShape) and shape.q_heads % shape.kv_heads:
         raise ValueError(f"q_heads is {shape.q_heads}; it must be a multiple of kv_heads, {shape.kv_heads}")
+    if isinstance(shape, LoraShape):
+        _check_lora(shape)
     if isinstance(shape, MoeShape) and shape.top_k > shape.num_experts:
         raise ValueError(f"top_k is {shape.top_k}; it must be at most num_experts, {shape.num_experts}")
     if isinstance(shape, MoeShape) and shape.moe_ep > shape.num_experts:
         raise ValueError(f"moe_ep is {shape.moe_ep}; it must be at most num_experts, {shape.num_experts}")
     return shape
+
+
+def _check_lora(shape: LoraShape) -> None:
+    if shape.adapters > shape.tokens:
+        raise ValueError(f"adapters is {shape.adapters}; it must be at most tokens, {shape.tokens}")
+    if shape.adapters > shape.max_loras:
+        raise ValueError(f"adapters is {shape.adapters}; it must be at most max_loras, {shape.max_loras}")
+    most = shape.outer - shape.slices + 1
+    if not ceil(shape.outer / shape.slices) <= shape.widest <= most:
+        raise ValueError(
+            f"widest is {shape.widest}; the widest of {shape.slices} slices of {shape.outer} in all is from"
+            f" {ceil(shape.outer / shape.slices)} to {most}"
+        )
 
 
 def _count(column: str, text: str) -> int:

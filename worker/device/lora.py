@@ -11,6 +11,9 @@ Kernels that pad replace every r_a by the largest rank: of the batch (S-LoRA's b
 max_lora_rank). Tensor parallelism follows the base layer: a column-parallel projection cuts B, a row-parallel one A,
 and the partial sums join the base layer's own all-reduce; `sharded` cuts both, and sums the rank-sized product.
 
+That is what adapters ask of memory and arithmetic. vLLM's kernels take several times as long, bounded by neither:
+`grouped_lora` has theirs.
+
 Loading an adapter takes, with k copies of `bytes` in all, from host memory, and from disk first:
 
     t_load = t_request + k * 10 us + bytes / host link + bytes / disk
@@ -21,6 +24,8 @@ adapter of rank 16 over PCIe 4.0).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 from math import ceil
 from typing import Literal
 
@@ -28,6 +33,7 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Model, Precision, check_split
 from lorrery.worker.device.batch import LoraWork
 from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
 from lorrery.worker.device.hardware import AllReduce, Gpu
 from lorrery.worker.device.memory import SIXTEEN_BITS, kv_bytes_per_token
 
@@ -49,12 +55,17 @@ class LoraKernels:
         padding: "none": each adapter at its rank; "batch": at the largest of the batch; a number: at this rank.
         launch_us: per kernel, two kernels per projection. 5 launched one by one, 1 to 2 in a CUDA graph.
         sharded: whether tensor parallelism cuts both matrices.
+        kernels: "roofline": as long as memory, arithmetic and launches take; "grouped": vLLM's, see `grouped_lora`, to
+            which `launch_us` is nothing.
+        places: for adapters on the GPU, which size the grids of grouped kernels; None: as many as a step has adapters.
     """
 
     targets: Targets = "qkvo"
     padding: Literal["none", "batch"] | int = "none"
     launch_us: float = 5.0
     sharded: bool = False
+    kernels: Literal["roofline", "grouped"] = "roofline"
+    places: int | None = None
 
 
 REAL_RANKS = LoraKernels()
@@ -160,7 +171,15 @@ class LoraCost:
         self._flops_per_second = gpu.tflops * 1e12 * flops_share
         self._bytes_per_second = gpu.gb_per_second * 1e9 * BANDWIDTH_SHARE
         self._link = link or gpu.link(tensor_parallel)
-        self._shapes = [self._cut(p) for p in projections(model, kernels.targets)]
+        self._fit = gpu.modern_fit.grouped_lora
+        self._grouped_seconds = lru_cache(maxsize=4096)(self._compute_grouped_seconds)
+        whole = projections(model, kernels.targets)
+        self._shapes = [self._cut(p) for p in whole]
+        self._slices = [
+            Slices(cut[0][0], sum(outer for _, outer, _ in cut), max(outer for _, outer, _ in cut), len(cut))
+            for _, side_by_side in groupby(whole, key=lambda p: p.column_parallel)
+            if (cut := [self._cut(p) for p in side_by_side])
+        ]
 
     def _cut(self, whole: Projection) -> tuple[int, int, int]:
         """Return one GPU's (elements in, elements out, elements of A and B per rank)."""
@@ -178,17 +197,29 @@ class LoraCost:
         if not work.num_adapters:
             return 0.0, 0.0, 0.0
         rank_sum, rank_tokens = self._padded(work)
-        seconds = flops = num_bytes = 0.0
+        grouped = self._kernels.kernels == "grouped"
+        seconds = self._grouped_seconds(work.num_tokens, work.num_adapters, work.max_rank) if grouped else 0.0
+        flops = num_bytes = 0.0
         for inner, outer, held in self._shapes:
             kernel_bytes = 2 * rank_sum * held + 2 * (work.num_tokens * (inner + outer) + 2 * rank_tokens)
             kernel_flops = 2 * rank_tokens * held
             kernel_seconds = max(kernel_flops / self._flops_per_second, kernel_bytes / self._bytes_per_second)
-            seconds += kernel_seconds + 2 * self._kernels.launch_us * 1e-6
+            if not grouped:
+                seconds += kernel_seconds + 2 * self._kernels.launch_us * 1e-6
             flops += kernel_flops
             num_bytes += kernel_bytes
             if self._kernels.sharded and self._degree > 1:
                 seconds += self._link.seconds(rank_tokens * 2, self._degree)
         return self._layers * seconds, self._layers * flops, self._layers * num_bytes
+
+    def _compute_grouped_seconds(self, num_tokens: int, num_adapters: int, max_rank: int) -> float:
+        """Return what one layer's take; tokens without an adapter are not counted into the grids."""
+        padding, places = self._kernels.padding, self._kernels.places
+        rank = max_rank if isinstance(padding, str) else max(padding, max_rank)
+        return sum(
+            grouped_seconds(self._fit, slices, num_tokens, num_adapters, places or num_adapters, rank)
+            for slices in self._slices
+        )
 
     def _padded(self, work: LoraWork) -> tuple[int, int]:
         """Return the sums of ranks over adapters and over tokens, as the kernels see them."""

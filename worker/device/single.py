@@ -3,6 +3,7 @@
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.attention import AttentionKernels, Heads
 from lorrery.worker.device.batch import PrefillChunk
+from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
 from lorrery.worker.device.hardware import SIXTEEN, Gpu
 from lorrery.worker.device.kernels import KernelTimes, Products, compute_type
 from lorrery.worker.device.moe import SERVED, ExpertKernels, Experts
@@ -83,6 +84,10 @@ class SingleKernels:
             distribution=distribution,
         )
         return kernels.times(tokens).seconds
+
+    def lora(self, slices: Slices, tokens: int, adapters: int, places: int, rank: int) -> float:
+        """Return what the adapters of one layer take in vLLM's kernels; see `grouped_lora.grouped_seconds`."""
+        return grouped_seconds(self._fit.grouped_lora, slices, tokens, adapters, places, rank)
 
     def all_reduce(self, num_bytes: int, num_gpus: int, *, graph: bool = True) -> float:
         """Return what one sum over the GPUs takes: by the engine in a CUDA graph, or by the vendor's library."""

@@ -1,9 +1,13 @@
 """What adapters cost, against published and derived figures."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from lorrery.worker.device.basis import kernel_ground
 from lorrery.worker.device.batch import LoraWork
 from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
 from lorrery.worker.device.lora import LoraCost, LoraKernels, adapter_bytes, adapter_slots, load_ps
 from tests.worker.device.known import CATALOGUE, deployment
 
@@ -107,3 +111,77 @@ def test_adapters_on_experts_are_refused():
     with pytest.raises(CatalogueError, match="adapters on experts are not modelled"):
         adapter_bytes(CATALOGUE.model("Mixtral-8x7B"), 8, "all-linear")
     assert adapter_bytes(CATALOGUE.model("Mixtral-8x7B"), 8) == adapter_bytes(CATALOGUE.model("Mistral-7B"), 8)
+
+
+def grouped_ms(adapters: list[tuple[int, int]], gpu: str = "H100-SXM", **kernels: object) -> float:
+    known = deployment(gpu, "Llama-3.1-8B")
+    cost = LoraCost(known.gpu, known.model, 1, LoraKernels(kernels="grouped", **kernels))  # type: ignore[arg-type]
+    return cost.step(LoraWork.of(adapters))[0] * 1e3
+
+
+@pytest.mark.parametrize(
+    ("shape", "us"),
+    [
+        # Timed on H100: inner, outer, widest, slices; tokens, adapters, max_loras, rank.
+        ((4096, 6144, 4096, 3, 8, 1, 1, 16), 13.20),
+        ((4096, 6144, 4096, 3, 64, 64, 64, 16), 260.18),
+        ((4096, 6144, 4096, 3, 2048, 1, 8, 16), 140.00),
+        ((4096, 6144, 4096, 3, 8192, 1, 64, 16), 1737.61),
+        ((14336, 4096, 4096, 1, 64, 64, 64, 16), 45.80),
+        ((14336, 4096, 4096, 1, 256, 1, 1, 16), 49.54),
+    ],
+)
+def test_grouped_kernels_take_what_was_measured(shape, us):
+    inner, outer, widest, slices, *batch = shape
+    fit = CATALOGUE.gpu("H100-SXM").modern_fit.grouped_lora
+    assert grouped_seconds(fit, Slices(inner, outer, widest, slices), *batch) * 1e6 == pytest.approx(us, rel=0.2)
+
+
+def test_grouped_kernels_are_launched_once_for_projections_side_by_side():
+    fit = CATALOGUE.gpu("H100-SXM").modern_fit.grouped_lora
+    qkvo = [Slices(4096, 6144, 4096, 3), Slices(4096, 4096, 4096)]
+    ffn = [Slices(4096, 28672, 14336, 2), Slices(14336, 4096, 4096)]
+    batch = [(16, 2)] * 4
+    for targets, layers in (("qkvo", qkvo), ("all-linear", qkvo + ffn)):
+        layer = sum(grouped_seconds(fit, slices, 8, 4, 8, 64) for slices in layers)
+        assert grouped_ms(batch, targets=targets, padding=64, places=8) == pytest.approx(32 * layer * 1e3)
+
+
+def test_grouped_kernels_cost_what_places_and_rank_they_were_made_for_not_what_a_step_uses():
+    batch = [(8, 4)] * 4
+    few, many = (grouped_ms(batch, places=places) for places in (4, 64))
+    assert few == grouped_ms(batch) < many
+    assert grouped_ms(batch, padding=64) == grouped_ms([(64, 4)] * 4) > few
+    assert grouped_ms(batch, launch_us=100.0) == few
+    assert grouped_ms([]) == 0
+
+
+def test_what_is_not_known_of_a_gpus_grouped_kernels_is_assumed():
+    a100, h200 = CATALOGUE.gpu("A100-80-SXM"), CATALOGUE.gpu("H200-SXM")
+    assert a100.modern_fit.lora is None
+    assert a100.modern_fit.grouped_lora == h200.modern_fit.lora
+    assert kernel_ground(a100, "lora", "bf16").basis == "assumed"
+    assert kernel_ground(h200, "lora", "bf16").basis == "fitted"
+
+
+@given(
+    adapters=st.integers(1, 64),
+    tokens=st.integers(0, 9000),
+    places=st.integers(1, 64),
+    rank=st.sampled_from([8, 16, 32, 64, 128, 256]),
+    slices=st.sampled_from(
+        [Slices(4096, 6144, 4096, 3), Slices(2048, 8192, 8192), Slices(8192, 14336, 7168, 2), Slices(64, 96, 64, 3)]
+    ),
+)
+def test_more_adapters_places_rank_or_tokens_never_cost_less(adapters, tokens, places, rank, slices):
+    fit = CATALOGUE.gpu("H100-SXM").modern_fit.grouped_lora
+    tokens += adapters
+
+    def seconds(tokens: int = tokens, adapters: int = adapters, places: int = places, rank: int = rank) -> float:
+        return grouped_seconds(fit, slices, tokens, adapters, places, rank)
+
+    assert seconds() > 0
+    assert seconds() <= seconds(tokens + 1, adapters + 1) or tokens == 127
+    assert seconds() <= seconds(places=places + 1)
+    assert seconds() <= seconds(rank=2 * rank)
+    assert seconds() <= seconds(tokens + 1) or tokens == 127  # other tiles from 128 tokens on
