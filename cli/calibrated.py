@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 
 from lorrery.worker.device.catalogue import FORMAT
-from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
+from lorrery.worker.device.hardware import AllReduce, AttentionFit, GemmFit, Gpu, KernelFit, LoraFit, MoeFit
 
 _SHEET = (
     "tflops", "memory_gb", "usable_memory_gb", "gb_per_second", "num_sms", "pcie_gb_per_second", "fp8_tflops",
@@ -70,13 +70,15 @@ def _fit(name: str, fit: KernelFit, gpu: Gpu, source: str) -> list[str]:
     lines += [f"elementwise_bandwidth = {figure(fit.elementwise_bandwidth)}"]
     lines += [f"elementwise_us = {figure(fit.elementwise_us)}"]
     for part, types in (("gemm", fit.gemm), ("attention", fit.attention), ("moe", fit.moe)):
-        for type_name, constants in types.items():
-            inner = ", ".join(f"{key} = {figure(value)}" for key, value in asdict(constants).items())
-            lines.append(f"{part}.{type_name} = {{ {inner} }}")
+        lines += [f"{part}.{type_name} = {_inline(constants)}" for type_name, constants in types.items()]
     if fit.lora is not None:
-        inner = ", ".join(f"{key} = {figure(value)}" for key, value in asdict(fit.lora).items())
-        lines.append(f"lora = {{ {inner} }}")
+        lines.append(f"lora = {_inline(fit.lora)}")
     return lines
+
+
+def _inline(constants: GemmFit | AttentionFit | MoeFit | LoraFit) -> str:
+    inner = ", ".join(f"{key} = {figure(value)}" for key, value in asdict(constants).items())
+    return f"{{ {inner} }}"
 
 
 def _link(link: AllReduce) -> list[str]:

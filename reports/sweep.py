@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.chassis.errors import FormatError
-from lorrery.vocabulary.run_files import POINTS_FOLDER, SWEEP_FILE
+from lorrery.vocabulary.run_files import CPU_SECONDS, POINTS_FOLDER, SWEEP_FILE
 
 __all__ = ["Axis", "Point", "Sweep", "read_sweep", "unmoved"]
 
 STATUS, ERROR, DONE = "status", "error", "ok"
-_CPU_SECONDS = "cpu_seconds"
-"""The one figure that is another each time, and so tells which file of a point a row is from."""
 _MOST_POINT_FILES = 20_000
 _REPLACEMENT = "the same `lorrery simulate --sweep ... --out` writes it again, and runs only what is missing"
 
@@ -80,8 +78,8 @@ def read_sweep(folder: Path, name: str) -> Sweep:
     table = folder / SWEEP_FILE
     if table.exists():
         keys, points = _read_table(table)
-        of_rows = {None, *(point.figure(_CPU_SECONDS) for point in points)}
-        # The folder may have points of other sweeps too.
+        of_rows = {None, *(point.figure(CPU_SECONDS) for point in points)}
+        # The folder may have points of other sweeps too; CPU time tells whose a row is, since it is another each time.
         first = next((one for one in map(_read_point, point_files) if one and _cpu_seconds(one) in of_rows), None)
     else:
         read = [content for path in point_files if (content := _read_point(path)) is not None]
@@ -119,7 +117,7 @@ def unmoved(keys: Sequence[str], done: Sequence[tuple[Mapping[str, object], Mapp
         groups: dict[str, list[str]] = {}
         for values, figures in done:
             others = repr([values[other] for other in keys if other != key])
-            shown = repr([(name, value) for name, value in figures.items() if name != _CPU_SECONDS])
+            shown = repr([(name, value) for name, value in figures.items() if name != CPU_SECONDS])
             groups.setdefault(others, []).append(shown)
         several = [group for group in groups.values() if len(group) > 1]
         if several and all(len(set(group)) == 1 for group in several):
@@ -174,7 +172,7 @@ def _read_point(path: Path | None) -> dict[str, Any] | None:
 
 
 def _cpu_seconds(content: Mapping[str, Any]) -> float | None:
-    value = content["figures"].get(_CPU_SECONDS)
+    value = content["figures"].get(CPU_SECONDS)
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -10,14 +10,12 @@ from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.simulator.run import SimulatedRun
 from lorrery.sweeps.points import Point, code_digest
+from lorrery.vocabulary.run_files import CPU_SECONDS
 
-__all__ = ["COUNTS", "CPU_SECONDS", "FIGURES", "SCALING", "Figure", "Outcome", "run_point", "run_remotely"]
+__all__ = ["COUNTS", "FIGURES", "SCALING", "Figure", "Outcome", "run_point", "run_remotely"]
 
 Figure = int | float | None
 """None: nothing to compute it from."""
-
-CPU_SECONDS = "cpu_seconds"
-"""The one figure that is another each time."""
 
 COUNTS = (
     "num_requests",

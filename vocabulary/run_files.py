@@ -11,6 +11,9 @@ SWEEP_FILE: Final = "sweep.csv"
 POINTS_FOLDER: Final = "points"
 RECORD_FILE: Final = "frames.ndjson.gz"
 
+CPU_SECONDS: Final = "cpu_seconds"
+"""The one figure of a sweep's point that is another each time."""
+
 MAX_FRAMES: Final = 2_000
 """Frames of a record whose maker has not said how often."""
 

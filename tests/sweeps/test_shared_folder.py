@@ -18,7 +18,7 @@ import pytest
 from lorrery.chassis.errors import LorreryError
 from lorrery.sweeps.claims import CLAIMS_FOLDER, LEASE_SECONDS, Claims, open_claims
 from tests.sweeps.faulty_queues import Gated
-from tests.sweeps.test_sweep import sweep, table
+from tests.sweeps.sweeping import sweep, table
 
 GATED = "scheduler.policy=fcfs,tests.sweeps.faulty_queues:Gated"
 NUM_SEEDS = 3

@@ -1,70 +1,24 @@
 """`lorrery simulate --sweep`: what is run, kept, told and refused."""
 
-import csv
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Sequence
-from functools import partial
-from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
-from typer.testing import CliRunner
 
-import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.cli.simulate import app
 from lorrery.reports.sweep import read_sweep
-from lorrery.sweeps import plugin_code
 from lorrery.sweeps.axes import parse_axes
-from lorrery.sweeps.outcome import CPU_SECONDS, FIGURES, SCALING, Outcome, run_point
-from lorrery.sweeps.plugin_code import plugin_files
-from lorrery.sweeps.points import ROOMS_OF_A_SIMULATION, Point
-from lorrery.sweeps.processes import run_in_processes
+from lorrery.sweeps.outcome import FIGURES, SCALING, Outcome
+from lorrery.sweeps.points import Point
 from lorrery.sweeps.store import PointStore
+from lorrery.vocabulary.run_files import CPU_SECONDS
+from tests.sweeps.sweeping import simulate, sweep, table, without_cpu
 
-SHORT = ["--duration", "2", "--rate", "8", "--workers", "1"]
 DEADLY, BROKEN = "tests.sweeps.faulty_queues:Deadly", "tests.sweeps.faulty_queues:Broken"
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-
-
-def simulate(*arguments: object, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, [*SHORT, *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == exit_code, result.output
-    return result.output
-
-
-def sweep(
-    folder: Path, *values: str, asked: Sequence[object] = (), exit_code: int = 0, jobs: int = 1, plots: bool = False
-) -> str:
-    """Sweep into a folder; without plots, which take longer than the points here."""
-    options = [option for value in values for option in ("--sweep", value)]
-    with pytest.MonkeyPatch.context() as patch:
-        if not plots:
-            patch.setattr("lorrery.sweeps.run.draw", lambda _folder, _axes, _rows: [])
-        return simulate(*options, *asked, "--out", folder, "--jobs", jobs, exit_code=exit_code)
-
-
-def table(folder: Path) -> list[dict[str, str]]:
-    with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def without_cpu(folder: Path) -> list[dict[str, str]]:
-    return [{name: value for name, value in row.items() if name != CPU_SECONDS} for row in table(folder)]
 
 
 # ---- what is swept ------------------------------------------------------------------------------------------------
@@ -311,225 +265,6 @@ def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(
     assert sorted(row["status"] for row in table(tmp_path)) == ["not run"] * 4 + ["ok"]
     assert "1 of 5 points are there already" in sweep(tmp_path, "rate=4,8,16,32,64")
     assert {row["status"] for row in table(tmp_path)} == {"ok"}
-
-
-def test_a_point_is_known_by_what_its_files_contain(tmp_path: Path) -> None:
-    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
-    lines += [f"2023-11-16 18:15:{second:02}.0,100,10" for second in range(5)]
-    trace, out = tmp_path / "trace.csv", tmp_path / "out"
-    trace.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    asked = ("--rate", "2", "--workload", "azure", "--trace")
-    assert "2 points to run" in sweep(out, "seed=1,2", asked=(*asked, trace))
-    elsewhere = shutil.copy(trace, tmp_path / "copy.csv")
-    assert "to run" not in sweep(out, "seed=1,2", asked=(*asked, elsewhere))
-    trace.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
-    assert "2 points to run" in sweep(out, "seed=1,2", asked=(*asked, trace))
-
-
-def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    plugin, values = tmp_path / "own_queue.py", ("scheduler.policy=own_queue:Own", "rate=4,8")
-    plugin.write_text("from lorrery.scheduler.core.queues.vtc_fair import VtcFair as Own\n", encoding="utf-8")
-    assert "2 points to run" in sweep(tmp_path / "out", *values)
-    assert "to run" not in sweep(tmp_path / "out", *values)
-    with plugin.open("a", encoding="utf-8") as file:
-        file.write("Own.changed = True\n")
-    forget(monkeypatch, "own_queue")
-    assert "2 points to run" in sweep(tmp_path / "out", *values)
-
-
-def forget(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
-    """Be a process that has not imported them, as that of another command is."""
-    for module in modules:
-        monkeypatch.delitem(sys.modules, module, raising=False)
-
-
-OWN_QUEUE = """
-from lorrery.scheduler.core.queues.vtc_fair import VtcFair
-class Own(VtcFair):
-    def __init__(self, weights=""):
-        super().__init__()
-"""
-
-
-def test_a_point_is_known_by_the_files_that_options_of_plug_ins_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "own_reader.py").write_text(OWN_QUEUE, encoding="utf-8")
-    weights = tmp_path / "weights.json"
-    weights.write_text("1", encoding="utf-8")
-    asked = ["--set", f"scheduler.policy_options.weights={weights}"]
-    values = ("scheduler.policy=own_reader:Own", "rate=4,8")
-    assert "2 points to run" in sweep(tmp_path / "out", *values, asked=asked)
-    assert "to run" not in sweep(tmp_path / "out", *values, asked=asked)
-    weights.write_text("2", encoding="utf-8")
-    assert "2 points to run" in sweep(tmp_path / "out", *values, asked=asked)
-
-
-def test_a_point_is_known_by_the_tokenizer_in_a_folder(tmp_path: Path) -> None:
-    shipped = Path(lorrery.__path__[0]) / "tokenizer" / "shipped" / "tokenizer.json"
-    (tmp_path / "model").mkdir()
-    tokenizer = tmp_path / "model" / "tokenizer.json"
-    tokenizer.write_bytes(shipped.read_bytes())
-    talk = [{"from": "human", "value": "what is the time of day"}, {"from": "gpt", "value": "it is four in the day"}]
-    (tmp_path / "talks.json").write_text(json.dumps([{"conversations": talk}] * 8), encoding="utf-8")
-    asked = ["--workload", "sharegpt", "--trace", tmp_path / "talks.json", "--tokenizer", tmp_path / "model"]
-    assert "2 points to run" in sweep(tmp_path / "out", "rate=4,8", asked=asked)
-    assert "to run" not in sweep(tmp_path / "out", "rate=4,8", asked=asked)
-    tokenizer.write_bytes(shipped.read_bytes() + b"\n")
-    assert "2 points to run" in sweep(tmp_path / "out", "rate=4,8", asked=asked)
-
-
-def test_a_file_that_changes_while_a_sweep_runs_fails_its_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace = tmp_path / "trace.csv"
-    head = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-    before = head + "2023-11-16 18:00:00,10,5\n"
-    trace.write_text(before, encoding="utf-8")
-    asked = ["--workload", "azure", "--trace", trace]
-    run = run_point
-
-    def edited(point: Point) -> Outcome:
-        outcome = run(point)
-        trace.write_text(before + "2023-11-16 18:00:01,10,50\n", encoding="utf-8")
-        return outcome
-
-    arguments = [*asked, "--sweep", "workers=1,2", "--out", tmp_path / "out", "--jobs", 1, "--no-report"]
-    with monkeypatch.context() as patch:
-        patch.setattr("lorrery.sweeps.backends.run_in_processes", partial(run_in_processes, run=edited))
-        said = CliRunner().invoke(app, [*map(str, arguments)]).output
-    assert "trace.csv is not the file that it was when the sweep began" in said
-    assert [row["status"] for row in table(tmp_path / "out")] == ["ok", "failed"]
-    trace.write_text(before, encoding="utf-8")
-    assert CliRunner().invoke(app, [*map(str, arguments)]).exit_code == 0
-    assert [row["num_requests"] for row in table(tmp_path / "out")] == ["1", "1"]
-
-
-def test_code_that_another_process_imported_before_it_changed_fails_its_points(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a worker of a Dask cluster does that outlives a sweep."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    plugin, values = tmp_path / "own_stale.py", ("scheduler.policy=own_stale:Own", "rate=4,8")
-    plugin.write_text(OWN_QUEUE, encoding="utf-8")
-    assert "2 points to run" in sweep(tmp_path / "out", *values)
-    plugin.write_text(OWN_QUEUE + "Own.changed = True\n", encoding="utf-8")
-    assert "this process had imported own_stale before" in sweep(tmp_path / "out", *values, exit_code=1)
-    forget(monkeypatch, "own_stale")
-    assert "2 points to run" in sweep(tmp_path / "out", *values)
-
-
-class EditableFinder:
-    """Finds a package in a folder that is not on the path, as setuptools' finders of editable installs do."""
-
-    def __init__(self, package: str, folder: Path) -> None:
-        self._package, self._folder = package, folder
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find that package; what is in it, others find."""
-        init = self._folder / "__init__.py"
-        places = [str(self._folder)]
-        found = name == self._package
-        return spec_from_file_location(name, init, submodule_search_locations=places) if found else None
-
-
-def test_the_files_of_an_editable_install_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "__init__.py").touch()
-    for name, text in (("own", "from . import base\n"), ("base", "")):
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, EditableFinder("edited_package", tmp_path)])
-    assert plugin_files("edited_package.own") == {
-        "edited_package.own": tmp_path / "own.py",
-        "edited_package": tmp_path / "__init__.py",
-        "edited_package.base": tmp_path / "base.py",
-    }
-
-
-def test_modules_that_a_plug_in_names_in_calls_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    own = tmp_path / "calling"
-    own.mkdir()
-    text = """
-import importlib
-from importlib import import_module
-importlib.import_module("called_alone")
-import_module(".beside", __package__)
-__import__("called_too")
-import_module(name)
-"""
-    for path, content in (
-        (own / "__init__.py", text),
-        (own / "beside.py", ""),
-        (tmp_path / "called_alone.py", ""),
-        (tmp_path / "called_too.py", ""),
-    ):
-        path.write_text(content, encoding="utf-8")
-    assert set(plugin_files("calling")) == {"calling", "calling.beside", "called_alone", "called_too"}
-
-
-def test_all_of_an_installed_plug_ins_own_package_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    installed = (tmp_path, *plugin_code._installed())
-    monkeypatch.setattr(plugin_code, "_installed", lambda: installed)
-    own = tmp_path / "installed_plugin"
-    own.mkdir()
-    (tmp_path / "other_installed.py").touch()
-    (own / "__init__.py").touch()
-    (own / "base.py").touch()
-    (own / "queue.py").write_text("from . import base\nimport other_installed, lorrery.scheduler\n", encoding="utf-8")
-    assert set(plugin_files("installed_plugin.queue")) == {
-        "installed_plugin.queue", "installed_plugin", "installed_plugin.base",
-    }  # fmt: skip
-
-
-def test_the_file_of_a_module_in_an_archive_is_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = tmp_path / "own.zip"
-    with ZipFile(archive, "w") as file:
-        file.writestr("zipped_plugin.py", "")
-    monkeypatch.syspath_prepend(str(archive))
-    assert plugin_files("zipped_plugin") == {"zipped_plugin": archive}
-
-
-def test_a_point_is_known_by_what_its_plug_ins_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    rules = tmp_path / "own_rules"
-    rules.mkdir()
-    (rules / "__init__.py").write_text("", encoding="utf-8")
-    (rules / "fair.py").write_text("from .base import Base\nclass Own(Base): ...\n", encoding="utf-8")
-    base = rules / "base.py"
-    base.write_text(
-        "from lorrery.scheduler.core.queues.vtc_fair import VtcFair as Base\nimport numpy\n", encoding="utf-8"
-    )
-    (tmp_path / "own_plugin.py").write_text("from own_rules import fair\nOwn = fair.Own\n", encoding="utf-8")
-    assert plugin_files("own_plugin") == {
-        "own_plugin": tmp_path / "own_plugin.py",
-        "own_rules": rules / "__init__.py",
-        "own_rules.fair": rules / "fair.py",
-        "own_rules.base": base,
-    }
-    assert plugin_files("no_such_plugin") == {"no_such_plugin": None}
-    values = ("scheduler.policy=own_plugin:Own", "rate=4,8")
-    assert "2 points to run" in sweep(tmp_path / "out", *values)
-    assert "to run" not in sweep(tmp_path / "out", *values)
-    base.write_text(base.read_text(encoding="utf-8") + "Base.changed = True\n", encoding="utf-8")
-    forget(monkeypatch, "own_plugin", "own_rules", "own_rules.fair", "own_rules.base")
-    assert "2 points to run" in sweep(tmp_path / "out", *values)
-
-
-def test_a_point_is_known_by_the_code_that_simulated_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "2 points to run" in sweep(tmp_path, "rate=4,8")
-    monkeypatch.setattr("lorrery.sweeps.points.code_digest", lambda: "of an edited file")
-    assert "2 points to run" in sweep(tmp_path, "rate=4,8")
-    assert "to run" not in sweep(tmp_path, "rate=4,8")
-
-
-def test_that_code_is_all_that_a_simulation_imports() -> None:
-    program = "import sys, lorrery.simulator.run; print(*(name for name in sys.modules if name.startswith('lorrery.')))"
-    imported = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    rooms = {name.split(".")[1] for name in imported.split()}
-    assert rooms == set(ROOMS_OF_A_SIMULATION)
 
 
 # ---- what it draws, and does without -------------------------------------------------------------------------------

@@ -203,8 +203,8 @@ class LoraCost:
         for inner, outer, held in self._shapes:
             kernel_bytes = 2 * rank_sum * held + 2 * (work.num_tokens * (inner + outer) + 2 * rank_tokens)
             kernel_flops = 2 * rank_tokens * held
-            kernel_seconds = max(kernel_flops / self._flops_per_second, kernel_bytes / self._bytes_per_second)
             if not grouped:
+                kernel_seconds = max(kernel_flops / self._flops_per_second, kernel_bytes / self._bytes_per_second)
                 seconds += kernel_seconds + 2 * self._kernels.launch_us * 1e-6
             flops += kernel_flops
             num_bytes += kernel_bytes
