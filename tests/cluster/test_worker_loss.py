@@ -80,7 +80,8 @@ async def test_killed_worker_loses_and_repeats_no_token(start_cluster: StartClus
 async def test_all_workers_killed_one_after_another(start_cluster: StartCluster):
     cluster = await start_cluster(*SETTINGS)
     async with client_of(cluster) as client:
-        streams = _start_streams(client, 3, count=8, output=60)
+        # Long enough that none ends while this process or the scrape waits for a core.
+        streams = _start_streams(client, 3, count=8, output=600)
         for num_tokens in (5, 20):
             await _all_at(streams, num_tokens)
             cluster.kill("worker-0")
