@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 CHUNK_ROWS = 16_384
 """Rows that are written and read at once."""
-CHUNKS_IN_MEMORY = 8
-"""Before anything is written."""
+CHUNKS_IN_MEMORY = 1
+"""Before anything is written; then each chunk is written as it fills. At most two of a simulation's rows are 5 MB."""
 
 
 class SpilledRows:
@@ -42,7 +42,7 @@ class SpilledRows:
         if len(self._open) == self._full:
             self._kept.append(self._open)
             self._open = array("q")
-            if len(self._kept) > CHUNKS_IN_MEMORY and self._can_write:
+            if self._can_write and (self._num_written or len(self._kept) > CHUNKS_IN_MEMORY):
                 self._write()
 
     def chunks(self) -> Iterator[npt.NDArray[np.int64]]:
@@ -60,11 +60,12 @@ class SpilledRows:
                 self._file = tempfile.TemporaryFile(prefix="lorrery-", buffering=0)  # noqa: SIM115  # open while this is
                 weakref.finalize(self, self._file.close)
             while self._kept:
-                content = self._kept[0].tobytes()
+                content = memoryview(self._kept[0]).cast("B")
                 at, written = self._num_written * len(content), 0
                 while written < len(content):
                     written += os.pwrite(self._file.fileno(), content[written:], at + written)
                 self._num_written += 1
+                content.release()
                 del self._kept[0]
         except OSError:  # no room, or nowhere to write
             self._can_write = False
