@@ -50,14 +50,14 @@ class Effects:
         return any(event.overdue for event in self.awaited)
 
     def missed(self, at_ps: int) -> bool:
-        """Tell whether a plan was made already that should have seen an event of this time.
+        """Return whether a plan was made already that should have seen an event of this time.
 
         So it is if the worker's clock is ahead of the scheduler's, as another host's may be.
         """
         return at_ps <= self._planned_ps
 
     def passed(self, at_ps: int) -> bool:
-        """Tell whether the boundary at which an event of this time should take effect is known to have passed."""
+        """Return whether the boundary at which an event of this time should take effect is known to have passed."""
         return at_ps <= self._boundary_ps
 
     def expect(self, number: int, handle: int, at_ps: int) -> None:

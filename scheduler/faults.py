@@ -75,7 +75,7 @@ class ClusterFaults:
         return [(fault, self._num_met[fault]) for fault in faults]
 
     def waits_for_worker(self, fault: Fault) -> bool:
-        """Tell whether a fault of a worker has never happened, and no worker of that name is attached."""
+        """Return whether a fault of a worker has never happened, and no worker of that name is attached."""
         return not self._num_met[fault] and bool(fault.worker) and not any(map(fault.concerns, self._attached))
 
     def begin(self, at_ps: int) -> None:

@@ -96,7 +96,7 @@ class Inputs:
             self._journal.flush()
 
     def _overdue(self, at_ps: int, expected: bool, lost: bool) -> bool:
-        """Tell whether the boundary at which an input should take effect has passed, or there will be none."""
+        """Return whether the boundary at which an input should take effect has passed, or there will be none."""
         return lost or (expected and self.effects.passed(at_ps))
 
     def _take(self, handle: int, at_ps: int, awaited: bool) -> None:

@@ -35,7 +35,7 @@ class Watcher:
         self._overrun = asyncio.Event()
 
     def wants(self, worker_id: str) -> bool:
-        """Tell whether it follows this worker."""
+        """Return whether it follows this worker."""
         return self._worker_id in ("", worker_id)
 
     def send(self, worker_id: str, events: wire_workers.KvEvents) -> None:

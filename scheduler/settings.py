@@ -153,7 +153,7 @@ class AdapterSettings(Section):
 
 
 def _is_of(name: str, families: Mapping[str, int]) -> bool:
-    """Tell whether a name is that of an adapter of a family; `families`: how many adapters each has."""
+    """Return whether a name is that of an adapter of a family; `families`: how many adapters each has."""
     family, _, number = name.rpartition("-")
     count = families.get(family)
     if count is None or not number.isascii() or not number.isdigit() or len(number) > len(str(count)):

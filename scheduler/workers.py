@@ -181,7 +181,7 @@ class Dispatcher:
             self._guarded(self._nudge, at_ps, True)
 
     def _expects(self, at_ps: int, heeded: bool) -> bool:
-        """Tell whether an input should take effect at the next boundary."""
+        """Return whether an input should take effect at the next boundary."""
         return heeded or self._running is None or self._inputs.effects.missed(at_ps)
 
     def _nudge(self, at_ps: int, heeded: bool) -> None:

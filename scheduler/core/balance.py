@@ -1,18 +1,18 @@
-"""Which waiting requests move to another worker, because they would start there first.
+"""Which waiting requests move to another worker, because they would start there earlier.
 
-A request is placed when it comes; afterwards workers join, finish early or fill up. So whenever it has changed who
-waits or runs somewhere, workers that cannot start their first waiting request give some up (donors, the longest queue
-first), each to the ready worker that has the fewest waiting, then the fewest running (the taker):
+A request is placed on arrival; afterwards workers join, finish early or fill up. So after each change of what waits or
+runs somewhere, workers that cannot start their first waiting request give some up (donors, longest queue first), each
+to the ready worker with the fewest waiting, then the fewest running sequences (the taker):
 
-* while nobody waits at the taker, all that it could start now: it has a seat, memory and a place for the adapter;
-* half of the difference, every second one, where at least twice as many, and two, wait at the donor.
+* while nothing waits at the taker, all that it could start now: it has a seat, memory and a place for the adapter;
+* half of the difference, every second one, if at least two and at least twice as many wait at the donor.
 
-Nobody goes back and forth: what moves could not be started where it was, and can be where it goes, or it moves to the
-worker where, even after that, no more wait. Whether a worker could start one is told from what is known at that moment;
-that memory will suffice in some steps does not count.
+No request goes back and forth: it could not start where it was and can where it goes, or it moves to the worker where,
+even after that, no more wait. Whether a worker could start a request is judged by its state at that moment; that memory
+will suffice some steps later does not count.
 
 Cost: O(blocked workers), and for each of at most `MOST_DONORS` donors a logarithm (`core.standings`) and at most
-`MOST_LOOKED_AT` looks, where what waits fits everywhere. The rest of a long queue moves when the first have.
+`MOST_LOOKED_AT` tests, if all that waits fits everywhere. The rest of a long queue moves after the first have moved.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ class Move:
 
 
 class Balance:
-    """The workers of one scheduler that may give or take what waits."""
+    """The workers of one scheduler that may give or take waiting requests."""
 
     def __init__(self) -> None:
         self._standings = Standings()
@@ -47,7 +47,7 @@ class Balance:
         self._movers: dict[str, Member] = {}
 
     def attach(self, member: Member) -> None:
-        """Take in a worker; nothing moves to or from one in strict mode. One alone need not say how it stands."""
+        """Add a worker; strict ones are excluded. A single worker need not report its standing."""
         if member.replica.options.strict:
             return
         member.number = self._standings.enter()
@@ -59,14 +59,14 @@ class Balance:
             member.stand(self._standings)
 
     def detach(self, member: Member) -> None:
-        """Forget a worker that is gone or takes nothing new."""
+        """Remove a worker that is gone or accepts no new requests."""
         if self._members.pop(member.number, None) is not None:
             self._standings.leave(member.number)
             self._movers.pop(member.name, None)
 
     @property
     def someone_is_blocked(self) -> bool:
-        """Whether any worker has a sequence that waits and could not start when it was tried."""
+        """Whether any worker has a waiting sequence that could not start when it was tried."""
         standings = self._standings.current
         for number in self._standings.blocked:  # noqa: SIM110 - every boundary asks, and a generator costs more
             if standings[number][0]:
