@@ -38,7 +38,7 @@ CacheName = Annotated[str, named(*PREFIX_CACHES)]
 LimitsName = Annotated[str, named(*LIMITS)]
 PlugInOptions = dict[str, Any]
 MAX_BLOCK_TOKENS = 65_536
-"""Of a KV block: a replica counts the sequences at each place of their last block."""
+"""Most tokens in a KV block: a replica counts sequences by their position in their last block."""
 GbPerSecond = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 ScoreWeight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 

@@ -59,7 +59,7 @@ class Backlog:
         sequence = self._waiting.get(handle)
         return sequence is not None and sequence.first_admitted_ps is None
 
-    # --- who comes in -----------------------------------------------------------------------------------------------
+    # --- arrivals ---------------------------------------------------------------------------------------------------
 
     def refuse(self, sequence: Sequence, at_ps: int) -> Refusal | None:
         """Return why a new request may not wait; None: it may. Sets the deadline that the rules give it."""
@@ -94,7 +94,7 @@ class Backlog:
         if sequence.deadline_ps is not None and sequence.first_admitted_ps is None:
             heappush(self._deadlines, (sequence.deadline_ps, handle))
 
-    # --- who leaves -------------------------------------------------------------------------------------------------
+    # --- departures -------------------------------------------------------------------------------------------------
 
     def note(self, events: Iterable[Event]) -> None:
         """Apply the events of a worker's decision; ends are reported through `ended`."""

@@ -141,7 +141,7 @@ class ClusterCore:
         pinned: Adapter | None = None,
         quota: Quota | None = None,
     ) -> list[ClusterEvent]:
-        """Take in a request, or refuse it.
+        """Admit a request, or refuse it.
 
         Args:
             sequence: new to this scheduler.

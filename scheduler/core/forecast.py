@@ -145,7 +145,7 @@ class Forecast:
             self._last_prompt_ps = self._new_prompt_ps
             self._new_took_ps = self._new_said_ps = self._new_prompt_ps = 0
 
-    # --- who waits --------------------------------------------------------------------------------------------------
+    # --- waiting sequences ------------------------------------------------------------------------------------------
 
     def waits(self, handle: int, input_tokens: int) -> None:
         """Count a sequence as waiting from now on."""

@@ -86,7 +86,7 @@ class Member:
 
     Attributes:
         forecast: learns from its step times; None: none is kept.
-        backlog: is told which sequences start and which are preempted; None: none is kept.
+        backlog: gets the events of its decisions; None: none is kept.
         candidate: its figures, for placements.
         sequences: submitted and not ended, by handle.
         moving: destination worker by handle, for sequences that are to move.

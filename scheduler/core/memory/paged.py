@@ -89,7 +89,7 @@ class PagedMemory(Memory):
         """Return the tokens of whole blocks left free after a decode step that follows `num_steps` others."""
         return (self._room(running.adapter_slots) - self.needed_blocks(running, num_steps)) * self.block_size
 
-    # --- who may enter ----------------------------------------------------------------------------------------------
+    # --- admission --------------------------------------------------------------------------------------------------
 
     def trial(self, running: Running) -> Trial:
         """Begin an admission pass. Cost: O(block_size)."""

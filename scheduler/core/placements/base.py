@@ -83,7 +83,7 @@ def least_loaded(candidates: Many[Candidate]) -> Candidate:
 
 
 def least_of(candidates: Many[Candidate], loads: list[int]) -> Candidate:
-    """`least_loaded`, given the loads."""
+    """Return `least_loaded`, given the loads."""
     least = min(loads)
     chosen, fewest_tokens = candidates[loads.index(least)], -1
     if loads.count(least) > 1:
@@ -105,10 +105,10 @@ def load_bound(candidates: Many[Candidate], factor: float, extra: int = 1) -> in
 
 
 def bound_of(loads: list[int], factor: float, extra: int = 1) -> int:
-    """`load_bound`, given the loads."""
+    """Return `load_bound`, given the loads."""
     return bound_given(sum(loads), min(loads), len(loads), factor, extra)
 
 
 def bound_given(total: int, least: int, num: int, factor: float, extra: int = 1) -> int:
-    """`load_bound`, given the sum of the `num` loads, and the least of them."""
+    """Return `load_bound`, given the sum of the `num` loads, and the least of them."""
     return max(ceil(factor * (total + 1) / num) - 1, least + extra)
