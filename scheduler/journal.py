@@ -64,7 +64,7 @@ class Journal:
     # --- lines ------------------------------------------------------------------------------------------------------
 
     def request(self, sequence: Sequence, request_id: str, sampling: Record, *, resumed: bool) -> None:
-        """Record an admitted request."""
+        """Record an accepted request."""
         line: Record = {
             "type": "request",
             "handle": sequence.handle,
@@ -97,7 +97,7 @@ class Journal:
         handle: int | None = None,
         figures: dict[str, Figures] | None = None,
     ) -> None:
-        """Record a request that was not admitted, or that waited for a worker in vain.
+        """Record a request that was not accepted, or that waited for a worker in vain.
 
         Args:
             request_id: the client's.

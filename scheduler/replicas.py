@@ -36,7 +36,7 @@ from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 
 def cluster_rules(settings: Settings) -> ClusterRules:
-    """Return the admission rules of a scheduler of this cluster, and how long it lets requests wait."""
+    """Return which requests a scheduler of this cluster accepts, and how long it lets them wait."""
     own = settings.scheduler
     return ClusterRules(
         max_req_input_len=own.max_req_input_len,

@@ -110,7 +110,7 @@ class Requests:
         return self._feed.history
 
     def submit(self, submit: Submit, router: RouterLink) -> None:
-        """Admit a request, or refuse it at once."""
+        """Accept a request, or refuse it at once."""
         at_ps = self._clock.now_ps()
         self._num_handles += 1
         sequence = Sequence(

@@ -1,4 +1,4 @@
-"""All requests and workers of one scheduler: admission, placement, re-queueing of lost work, and the end of waits.
+"""All requests and workers of one scheduler: acceptance, placement, re-queueing of lost work, and the end of waits.
 
     events = cluster.submit(sequence, at)      cancel(sequence, at)      expire(at)
     events = cluster.attach(Member(name, replica, pool_tokens), at)
@@ -44,7 +44,7 @@ class ClusterCore:
 
     Args:
         placement: chooses among workers; called only if several are attached, even if just one can hold a sequence.
-        rules: limits on admission, and how long a request may wait.
+        rules: which requests are accepted, and how long they may wait.
         adapters: known at the start.
         notes_figures: whether `Placed` carries the figures that the placement read.
         bring_up_to_date: called with workers and the time before the placement reads them; for a driver whose replicas
@@ -122,7 +122,7 @@ class ClusterCore:
 
     @property
     def num_open(self) -> int:
-        """Requests that have been admitted and have not ended."""
+        """Requests that have been accepted and have not ended."""
         return len(self._room) + self._quotas.num_held + self._placed.num
 
     def unplaced(self) -> list[Sequence]:
@@ -141,13 +141,13 @@ class ClusterCore:
         pinned: Adapter | None = None,
         quota: Quota | None = None,
     ) -> list[ClusterEvent]:
-        """Admit a request, or refuse it.
+        """Accept a request, or refuse it.
 
         Args:
             sequence: new to this scheduler.
             at_ps: now.
             adapter_id: the adapter that the request names, resolved here; empty: `sequence.adapter` is already right.
-            resumed: a scheduler that is gone had admitted it: it does not count against a full queue and has no
+            resumed: a scheduler that is gone had accepted it: it does not count against a full queue and has no
                 deadline. If it has produced tokens, no limit is checked again.
             pinned: the adapter that a resumed request began with, if that was loaded at run time; the request keeps it,
                 even if the name now stands for another version.
@@ -237,7 +237,7 @@ class ClusterCore:
         """Note the end of a request; return whether `release` may now place another one of its API key.
 
         Args:
-            sequence: admitted, and ended in whatever way.
+            sequence: accepted, and ended in whatever way.
             output_tokens: all that it produced.
             at_ps: now.
         """

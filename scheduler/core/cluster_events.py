@@ -50,7 +50,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A sequence was not admitted, or may not stay; it holds nothing.
+    """A sequence was not accepted, or may not stay; it holds nothing.
 
     Attributes:
         refusal: the reason.

@@ -1,4 +1,4 @@
-"""Admission rules of a scheduler, and the checks that need the request alone."""
+"""Which requests a scheduler accepts: its rules, and the checks that need the request alone."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lorrery.vocabulary.units import NEVER
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """What a scheduler admits, and how long it lets requests wait.
+    """What a scheduler accepts, and how long it lets requests wait.
 
     Attributes:
         max_req_input_len: longest prompt.
@@ -60,9 +60,9 @@ class Door:
         self._limits = _limits(self._rules, max(pools, default=NEVER))
 
     def refuse(self, sequence: Sequence, *, let_in_before: bool) -> Refusal | None:
-        """Return why a request is not admitted; None: it is.
+        """Return why a request is not accepted; None: it is.
 
-        A request admitted before, by a scheduler that is gone, is not checked against the workers attached so far.
+        A request accepted before, by a scheduler that is gone, is not checked against the workers attached so far.
         """
         if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
             return refusals.nothing_to_do(sequence)

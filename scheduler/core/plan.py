@@ -177,7 +177,7 @@ class Plan:
         until_ps: hand back at the first boundary at or after this time.
         joins: sequences new to the device, in order.
         leaves: sequences that left since the last plan without ending on the device.
-        prefills: prompt chunks of the plan's first, and then only, step.
+        prefills: prompt chunks of the plan's only step; of its first if `chunk_steps` is above 1.
         chunk_steps: above 1 if `prefills` is one chunk that takes the whole prompt budget and does not finish its
             prompt: in this many steps, the first included, nothing the scheduler knows can change anything but that
             each computes the next chunk of equal size. A driver may run them in one go, as the simulator does, or one.

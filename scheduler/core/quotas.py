@@ -2,8 +2,8 @@
 
 A rate is a token bucket (a key that was quiet for a minute may spend the minute's share at once, after which it fills
 evenly) in whole numbers, so that every driver decides alike: a level counts tokens x picoseconds, fills by
-`per_minute` each picosecond, and one token costs a minute of picoseconds. A request is charged its maximum output on
-arrival; what it did not produce is given back when it ends.
+`per_minute` each picosecond, and one token costs a minute of picoseconds. A request is charged its prompt and maximum
+output on arrival; what it did not produce is given back when it ends.
 
 Over `max_running` a sequence is held before it is placed, so that it takes no place in a worker's queue.
 """
@@ -94,7 +94,7 @@ class _Use:
     """What one key uses.
 
     Attributes:
-        open: its admitted sequences that have not ended, by handle.
+        open: its accepted sequences that have not ended, by handle.
         held: those of them that wait for a slot of `max_running`, in order.
         charged: tokens charged for each of them, by handle.
     """

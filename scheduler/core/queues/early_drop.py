@@ -43,7 +43,7 @@ class EarlyDrop(ListedQueue):
     """Drop late requests; newest first under overload. In queue order the newest is the first, as in S-LoRA.
 
     Args:
-        first_token_slo_ps: a request whose first token would come later than this is dropped; > PREFILL_ALLOWANCE_PS.
+        first_token_slo_ps: a request whose first token would come this late is dropped; > PREFILL_ALLOWANCE_PS.
         strict: keep S-LoRA's bugs.
     """
 
