@@ -1,10 +1,10 @@
 """Predicted finish: the worker where the request is expected to end first; for workers of different speed.
 
-    input   = computed tokens of the prompt, those that a worker's prefix cache holds left out
-    output  = what it may produce x the share of that which requests produce lately
-    step(b) = base + sequence x b + kv_token x KV tokens          of all that run and wait there, and this one
-    queue   = base + prompt_token x input tokens of those that wait
-    blocked = (waiting + 1) x output x step / running             where those that wait could not start
+    input   = tokens of the prompt to compute, without those in a worker's prefix cache
+    output  = its output budget x the share of theirs that requests used lately
+    step(b) = base + sequence x b + kv_token x KV tokens          of all running and waiting there, and this one
+    queue   = base + prompt_token x input tokens of the waiting ones
+    blocked = (waiting + 1) x output x step / running             if waiting ones could not start
     first   = max(queue, blocked, load of its adapter) + base + prompt_token x input
     finish  = (first + (output - 1) x step / (1 - prompts)) x slowdown
 
