@@ -74,10 +74,10 @@ class Balance:
         return False
 
     def moves(self, catch_up: Callable[[Member], None]) -> list[Move]:
-        """Return what should move, those first that should start first.
+        """Return the moves to make, in order of their start.
 
         Args:
-            catch_up: called before a worker's headroom is looked at; by a driver whose replicas lag behind its clock.
+            catch_up: called before a worker's headroom is read; for a driver whose replicas lag behind its clock.
         """
         members, shifts = self._members, self._shifts()
         found: list[Move] = []
@@ -114,7 +114,7 @@ class Balance:
         return found
 
     def _shifts(self) -> dict[int, int]:
-        """Return by how much what is about to move will change who waits where, by number."""
+        """Return the change of the waiting count by worker number that moves under way will make."""
         shifts: dict[int, int] = {}
         if not self._movers:
             return shifts
@@ -130,7 +130,7 @@ class Balance:
         return shifts
 
     def _taker(self, donor: Member, first: Sequence, shifts: dict[int, int]) -> Member | None:
-        """Return the worker with the fewest waiting, then the fewest running, that could hold a donor's first."""
+        """Return the worker with the fewest waiting, then fewest running, that could hold the donor's first request."""
         members = self._members
 
         def suits(number: int) -> bool:
@@ -167,12 +167,12 @@ def _give(donor: Member, taker: Member, num_there: int, num_here: int) -> list[M
 
 
 def _share(num_there: int, num_here: int) -> int:
-    """Return how many should go from where so many wait to where fewer do; 0 where there are not twice as many."""
+    """Return how many requests go from a worker with more waiting ones to one with fewer; 0 if not twice as many."""
     return (num_there - num_here) // 2 if num_there >= 2 * num_here else 0
 
 
 def _waiting(donor: Member) -> Iterator[Sequence]:
-    """Yield what waits at a worker and is not about to leave it, in the order in which it got it."""
+    """Yield the waiting sequences of a worker that are not about to leave it, in the order it received them."""
     for handle, sequence in donor.sequences.items():
         if sequence.admitted_ps is None and handle not in donor.moving and handle not in donor.withdrawn:
             yield sequence
