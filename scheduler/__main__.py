@@ -32,7 +32,7 @@ def make(settings: Settings, registry: CollectorRegistry) -> Made:
 
 
 def main() -> None:
-    """Be `python -m lorrery.scheduler`; never returns normally."""
+    """Run `python -m lorrery.scheduler`; never returns normally."""
     service_command("scheduler", HELP, load, make)
 
 

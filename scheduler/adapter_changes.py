@@ -1,4 +1,4 @@
-"""What happens to adapters at run time, carried out: in the core, at the routers, in the journal and the log."""
+"""Applies run-time changes of adapters: in the core, at the routers, in the journal and the log."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -15,24 +15,24 @@ from lorrery.scheduler.workers import Dispatcher
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 MAX_LOGGED_CHANGES = 16
-"""Changes to adapters that come at once and stand in the log, a line each."""
+"""Changes to adapters in one call that are logged at INFO, a line each; the rest is logged at DEBUG."""
 
 log = get_logger("scheduler.adapters")
 
 
 class AdapterChanges:
-    """Carries out what `LoadedAdapters` decides or takes over, and at first what it knows from its file.
+    """Applies the changes that `LoadedAdapters` decides or merges, and at the start those that it has from its file.
 
     Args:
-        loaded: decides, and takes over what others decide.
-        core: whose requests name adapters.
-        factory: of adapters.
-        routers: connected; they hear of changes.
-        workers: attached; they let go of what is out of use.
-        feed: those who watch hear of them.
-        journal: notes them; None: nobody does.
-        clock: of the devices.
-        foresee: told of the names that there will be requests for.
+        loaded: decides changes, and merges those that others decide.
+        core: resolves the adapters that requests name.
+        factory: builds adapters.
+        routers: connected; they are sent changes.
+        workers: attached; they retire adapters that are out of use.
+        feed: its history drops adapters that were unloaded.
+        journal: records changes; None: there is no journal.
+        clock: device clock.
+        foresee: called with the names that requests will use.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class AdapterChanges:
 
     @property
     def log(self) -> AdapterLog:
-        """All that is known of loads and unloads."""
+        """The log of all known loads and unloads."""
         return self._loaded.log
 
     async def load(self, adapter_id: str, rank: int) -> None:
-        """Decide to load an adapter; all routers hear of it.
+        """Decide to load an adapter, and send the change to all routers.
 
         Raises:
             RequestError: see `LoadedAdapters.load`.
@@ -80,7 +80,7 @@ class AdapterChanges:
     async def learn(
         self, changes: Iterable[AdapterChange], forgotten: int | None = None, told_by: RouterLink | None = None
     ) -> None:
-        """Take over what was decided elsewhere; see `LoadedAdapters.merge`."""
+        """Merge changes that were decided elsewhere; see `LoadedAdapters.merge`."""
         news = self._loaded.merge(changes, forgotten)
         if forgotten is None:
             await self._changed(news, told_by)

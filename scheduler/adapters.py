@@ -1,9 +1,9 @@
-"""What a scheduler knows of loads and unloads at run time: the log, the clock that gives it versions, its file.
+"""A scheduler's knowledge of run-time loads and unloads: the log, the clock that gives it versions, its file.
 
-`vocabulary.adapter_log` says how changes are ordered. A scheduler decides the changes that its operators' calls ask
-for, and takes over those that routers bring from other schedulers, or from before its own restart. With a file it
-knows them before any router has connected (`adapters_file.py`). A thread writes it. A call is answered once the file
-has its change. A disk that fails costs the file, not the call.
+`vocabulary.adapter_log` says how changes are ordered. A scheduler decides the changes that its operators request, and
+merges those that routers bring from other schedulers, or from before its own restart. With a file it has them before
+any router connects (`adapters_file.py`). A thread writes the file. A call returns once the file has its change. A
+failing disk costs the file, not the call.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from lorrery.settings import Settings
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 MAX_AHEAD_US = 24 * 3600 * 1_000_000
-"""So far ahead of the time may the version of a change be that was decided elsewhere: with the highest that there is,
-no change would be news any more."""
+"""How far ahead of the present time the version of a change decided elsewhere may be: after the highest version there
+is, no change could be newer."""
 
 log = get_logger("scheduler.adapters")
 
 
 def adapters_file(settings: Settings) -> Path | None:
-    """Return where the log is kept: as set, or beside the journal; None: nowhere."""
+    """Return the path of the log's file: as set, or beside the journal; None: there is none."""
     own = settings.scheduler
     if own.adapters_file is not None or own.journal is None:
         return own.adapters_file
@@ -34,13 +34,13 @@ def adapters_file(settings: Settings) -> Path | None:
 
 
 class LoadedAdapters:
-    """Decides and takes over changes. What it returns as news is for the caller to carry out.
+    """Decides and merges changes. The caller applies the changes that methods return as new.
 
     Args:
         settings: of the cluster.
 
     Raises:
-        LorreryError: the file cannot be read, or holds something else.
+        LorreryError: the file cannot be read, or has other content.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -53,7 +53,7 @@ class LoadedAdapters:
         path = adapters_file(settings)
         self._file = None if path is None else AdaptersFile(path)
         self._revision = self._written = 0
-        self._unwritten: list[list[AdapterChange]] | None = []  # in order; None: the file is to be written anew
+        self._unwritten: list[list[AdapterChange]] | None = []  # in order; None: the file has to be rewritten
         self._writing: asyncio.Task[None] | None = None
         if self._file is not None:
             self._read(self._file)
@@ -61,7 +61,7 @@ class LoadedAdapters:
     # --- changes ----------------------------------------------------------------------------------------------------
 
     def rank(self, adapter_id: str) -> int:
-        """Return the rank that an adapter has now; 0: it is not known."""
+        """Return an adapter's current rank; 0: it is not known."""
         latest = self.log.latest(adapter_id)
         return self._listed.get(adapter_id, 0) if latest is None else latest.rank
 
@@ -93,11 +93,11 @@ class LoadedAdapters:
         return self._decide(adapter_id, 0) if self.rank(adapter_id) else []
 
     def merge(self, changes: Iterable[AdapterChange], forgotten: int | None = None) -> list[AdapterChange]:
-        """Take over what others decided; return what is news.
+        """Merge changes that others decided; return the new ones.
 
         Args:
             changes: of any versions.
-            forgotten: of the log that these are the whole of; None: they are a part.
+            forgotten: of the log, if these are the whole of it; None: they are a part.
         """
         possible, others = list[AdapterChange](), list[AdapterChange]()
         latest = time.time_ns() // 1000 + MAX_AHEAD_US
@@ -107,7 +107,7 @@ class LoadedAdapters:
             version, name, rank = others[0]
             log.warning("adapters_ignored", num=len(others), first=quoted(name), rank=rank, version=version)
         if forgotten is not None:
-            self._unwritten = None  # the log may forget what no change says
+            self._unwritten = None  # the log may forget entries that no change mentions
             return self._noted(self.log.merge_all(possible, min(forgotten, latest)))
         return self._noted(self.log.merge(possible))
 
@@ -130,12 +130,12 @@ class LoadedAdapters:
     # --- the file ---------------------------------------------------------------------------------------------------
 
     async def save(self) -> None:
-        """Return once the file has all changes up to now; changes of several calls are written at once."""
+        """Return once the file has all changes made so far; changes of several calls are written at once."""
         revision = self._revision
         while self._file is not None and self._written < revision:
             if self._writing is None or self._writing.done():
                 self._writing = asyncio.create_task(self._write(self._file))
-            await asyncio.shield(self._writing)  # a call that is cancelled leaves no thread to write beside the next
+            await asyncio.shield(self._writing)  # a cancelled call leaves no thread to write beside the next one
 
     async def _write(self, file: AdaptersFile) -> None:
         revision = self._revision

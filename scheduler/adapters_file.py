@@ -1,12 +1,12 @@
-"""The file that keeps a scheduler's log of loads and unloads: the log as it once was, and below it what came since.
+"""The file that keeps a scheduler's log of loads and unloads: a past state of the log, and the changes since.
 
-Its first line is a JSON object with the whole log, each further line a JSON list of changes that were taken in at once.
-So a change costs one line, however many adapters are known. Where the lines would hold more changes than the log, or
-than `FEW` if that is more, the file is written anew instead, whole or not at all. Lines are there for good once
-`append` has returned; a process that ends before leaves at most a last line without its end, which readers leave out.
+Its first line is a JSON object with the whole log, each further line a JSON list of changes that were merged at once.
+So a change costs one line, however many adapters are known. If the lines would have more changes than the log, or than
+`FEW` if that is more, the file is rewritten instead, whole or not at all. Lines are durable once `append` has returned;
+a process that ends earlier leaves at most an incomplete last line, which readers ignore.
 
-Nothing is added to a file that is not as this process left it: removed, replaced, cut, or with half a line of a disk
-that was full. It is written anew instead.
+Nothing is appended to a file that is not as this process left it: removed, replaced, truncated, or with half a line
+from a full disk. It is rewritten instead.
 """
 
 import json
@@ -24,18 +24,18 @@ FORMAT_VERSION = 2
 READ_VERSIONS = (1, 2)
 """Version 1 is the first line alone."""
 FEW = 1024
-"""Changes that may always be added before the file is written anew."""
+"""Changes that may always be appended before the file is rewritten."""
 
 log = get_logger("scheduler.adapters")
 
 
 class KeptAdapters(NamedTuple):
-    """What a file holds.
+    """Contents of a file.
 
     Attributes:
-        changes: of the log as it once was.
+        changes: of the log in its first line.
         forgotten: of that log.
-        added: changes since, in the order in which they were taken in, by line.
+        added: later changes, by line, in the order in which they were merged.
     """
 
     changes: list[AdapterChange]
@@ -52,14 +52,14 @@ class AdaptersFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._left: tuple[int, int, int] | None = None  # device, inode and bytes of the file as it was left
+        self._left: tuple[int, int, int] | None = None  # device, inode and size in bytes as last written
         self._num_added = 0
 
     def read(self) -> KeptAdapters | None:
-        """Return what the file holds; None: there is none.
+        """Return the file's contents; None: there is no file.
 
         Raises:
-            LorreryError: it cannot be read, or holds something else.
+            LorreryError: it cannot be read, or has other content.
         """
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):  # a device has no end
             raise FormatError(f"scheduler.adapters_file: {self.path}: is no regular file; name one, or a new one")
@@ -94,14 +94,14 @@ class AdaptersFile:
         return kept
 
     def append(self, added: Sequence[Sequence[AdapterChange]], num_known: int) -> bool:
-        """Add changes to the file; return whether that was possible: if not, it is to be written anew.
+        """Append changes to the file; return whether that was possible: if not, it has to be rewritten.
 
         Args:
             added: changes that the file lacks, by line.
-            num_known: changes that the whole log holds.
+            num_known: changes in the whole log.
 
         Raises:
-            OSError: the disk failed. The file is to be written anew.
+            OSError: the disk failed. The file has to be rewritten.
         """
         left, self._left = self._left, None
         num_added = self._num_added + sum(map(len, added))
@@ -126,10 +126,10 @@ class AdaptersFile:
         return True
 
     def replace(self, changes: Sequence[AdapterChange], forgotten: int) -> None:
-        """Write the file anew, whole or not at all.
+        """Rewrite the file, whole or not at all.
 
         Args:
-            changes: all that the log holds.
+            changes: all changes of the log.
             forgotten: of the log.
 
         Raises:

@@ -1,4 +1,4 @@
-"""One worker's Attach stream, from its hello to its end: steps and heartbeats come in, plans go out."""
+"""One worker's Attach stream, from its hello to its end: receives steps and heartbeats, sends plans."""
 
 from collections.abc import AsyncIterator
 
@@ -23,7 +23,7 @@ log = get_logger("scheduler")
 
 
 class AttachStreams:
-    """Serves them.
+    """Serves Attach streams.
 
     Args:
         settings: of the cluster.
@@ -39,10 +39,10 @@ class AttachStreams:
         requests: AsyncIterator[pb.AttachRequest],
         context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse],
     ) -> None:
-        """Serve one, until it ends.
+        """Serve one stream until it ends.
 
         Raises:
-            RequestError: alone or in a group: what it says cannot be, or the worker is given up.
+            RequestError: alone or in a group: an invalid message, or the worker was given up.
         """
         hello = (await first_message(requests, context, self._cluster.awake)).hello
         name = hello.worker_id
@@ -114,7 +114,7 @@ class AttachStreams:
             raise ProtocolError("hello is the first message, and no other")
 
     async def _watch(self, worker: Dispatcher) -> None:
-        """Give a worker up that is silent, or has a plan and does not get on with it, for too long."""
+        """Give up a worker that is silent, or makes no progress with its plan, for too long."""
         awake, watch = self._cluster.awake, worker.watch
         while (loss := watch.loss(awake.now())) is None:
             await awake.sleep_until(watch.due)

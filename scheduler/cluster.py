@@ -1,7 +1,7 @@
-"""One scheduler, live: its workers and routers, and the parts that carry out what the core decides of them.
+"""One scheduler, live: its workers and routers, and the parts that carry out what the core decides.
 
-What happens to requests is in `requests.py`, to adapters in `adapter_changes.py`, to one worker in `workers.py`; the
-decisions are `scheduler.core.cluster`'s.
+Requests are handled in `requests.py`, adapters in `adapter_changes.py`, one worker in `workers.py`; the decisions are
+those of `scheduler.core.cluster`.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ class Cluster:
 
     Args:
         settings: of the cluster.
-        registry: shows what it counts.
-        tracer: takes the spans of its requests; None: tracing is off.
+        registry: where its metrics are shown.
+        tracer: receives the spans of its requests; None: tracing is off.
     """
 
     def __init__(self, settings: Settings, registry: CollectorRegistry, tracer: Tracer | None = None) -> None:
@@ -103,7 +103,7 @@ class Cluster:
         )
         Gauges(self.metrics, self)
 
-    # --- what the gauges read, in another thread --------------------------------------------------------------------
+    # --- read by the gauges, in another thread ------------------------------------------------------------------------
 
     @property
     def attached(self) -> list[Dispatcher]:
@@ -112,7 +112,7 @@ class Cluster:
 
     @property
     def open_sequences(self) -> list[CoreSequence]:
-        """Of the requests that have not ended."""
+        """Sequences of the requests that have not ended."""
         return [live.sequence for live in list(self.requests.lives.values())]
 
     @property
@@ -122,7 +122,7 @@ class Cluster:
 
     @property
     def num_held(self) -> int:
-        """Requests that wait for a place among their key's."""
+        """Requests that wait for a slot of their API key."""
         return self.core.num_held
 
     @property
@@ -132,22 +132,22 @@ class Cluster:
 
     @property
     def fairness(self) -> float:
-        """Jain's index of what tenants were served."""
+        """Jain's index of the service that tenants got."""
         return self.requests.served.jain_index(self.clock.now_ps() / PS_PER_SECOND)
 
-    # --- what routers and workers without one want to know ------------------------------------------------------------
+    # --- read by routers, and by workers that look for a scheduler ----------------------------------------------------
 
     @property
     def load(self) -> Load:
-        """How much there is to do."""
+        """The scheduler's present load."""
         num_workers = sum(not worker.draining for worker in self.workers.values())
         return Load(num_workers, len(self.requests.lives), len(self.routers))
 
     @property
     def first_to_leave(self) -> str:
-        """The worker that has least to do, of these the one that came last; empty: none, or one is leaving already.
+        """The least loaded worker, of equals the last to attach; empty: there is none, or one is draining.
 
-        One that drains counts neither here nor yet where it goes: another that left meanwhile might be one too many.
+        A draining worker is counted neither here nor, yet, at its destination: a second departure might be too many.
         """
         workers = list(reversed(self.workers.values()))
         if not workers or any(worker.draining for worker in workers):
@@ -159,16 +159,16 @@ class Cluster:
     def attach(
         self, hello: WorkerHello, instance_id: str = "", kv_source: wire_workers.KvEventSource | None = None
     ) -> Dispatcher:
-        """Take in a worker and give it what waits for one.
+        """Attach a worker, and place the sequences that wait for one.
 
         Args:
-            hello: how it announces itself.
-            instance_id: of its process; empty: not said.
+            hello: its announcement.
+            instance_id: of its process; empty: unknown.
             kv_source: where it publishes KV events; None: nowhere.
 
         Raises:
             ValueError: it announces another base model, or an id that is attached.
-            NoKvEvents: it publishes KV events, and there are none.
+            NoKvEvents: it publishes KV events, but its prefix cache has no blocks.
             InjectedFault: a fault keeps it away.
         """
         self.faults.check_attach(hello.worker_id, self.clock.now_ps())
@@ -213,7 +213,7 @@ class Cluster:
         return worker
 
     def _engine_tally(self, member: Member) -> EngineTally | None:
-        """Return what notes what a worker shows under other engines' names; None: it shows nothing."""
+        """Return the tally of what a worker shows under other engines' names; None: it shows nothing."""
         shown = self.settings.metrics
         if not (shown.vllm or shown.sglang):
             return None
@@ -226,7 +226,7 @@ class Cluster:
         return EngineTally(replica, member.pool_tokens, self.settings.scheduler.block_size, max(1, max_loras))
 
     def set_faults(self, rules: Sequence[str], *, add: bool) -> None:
-        """Let an operator's faults happen from now on, in place of those of the calls before unless they `add`.
+        """Apply an operator's faults from now on, in place of those of earlier calls unless they `add`.
 
         Raises:
             InvalidRequest: see `ClusterFaults.take`.
@@ -248,7 +248,7 @@ class Cluster:
             worker.give_up(Loss.FAULT, f"injected fault: {fault.text}")
 
     def drain_worker(self, worker: Dispatcher) -> None:
-        """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""
+        """Give a worker no new sequences; its waiting ones go elsewhere, its running ones stay."""
         log.info("worker_draining", worker_id=worker.worker_id, num_running=worker.replica.num_running)
         at_ps = self.clock.now_ps()
         gave_back, events = self.core.drain(worker.member, at_ps)
@@ -267,7 +267,7 @@ class Cluster:
         say("worker_given_up", worker_id=worker.worker_id, reason=text, exc_info=error)
 
     def detach(self, worker: Dispatcher) -> None:
-        """Forget a worker whose stream has ended or is to end, and queue again what it had; once is enough."""
+        """Remove a worker whose stream has ended or will end, and requeue its sequences; repeated calls do nothing."""
         worker.stop()
         if self.workers.get(worker.worker_id) is not worker:
             return
@@ -290,14 +290,14 @@ class Cluster:
         self.look_for_moves()
 
     def expect_no_worker(self) -> None:
-        """Let nobody wait for a worker, until one attaches."""
+        """End all waits for a worker, until one attaches."""
         log.info("no_worker_expected", num_unplaced=self.num_unplaced)
         self.requests.expect_no_worker()
 
     # --- balance ----------------------------------------------------------------------------------------------------
 
     def look_for_moves(self) -> None:
-        """Balance what waits once everything is known that is there to be read."""
+        """Balance waiting requests once all messages that can be read have been read."""
         if self._balance_soon is None and self.core.may_move:
             self._balance_soon = asyncio.get_running_loop().call_soon(self._balance)
 
@@ -310,14 +310,14 @@ class Cluster:
     # --- routers ----------------------------------------------------------------------------------------------------
 
     def connect(self, router_id: str) -> RouterLink:
-        """Take in a router."""
+        """Connect a router."""
         router = RouterLink(router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)
         self.routers[router] = None
         log.info("router_connected", router_id=router_id, num_adapters=len(self.core.adapters))
         return router
 
     def disconnect(self, router: RouterLink) -> None:
-        """Cancel what a router owned whose stream has ended."""
+        """Cancel the requests of a router whose stream has ended."""
         self.routers.pop(router, None)
         log.info("router_disconnected", router_id=router.router_id, num_cancelled=len(router.owned))
         self.requests.orphan(router)
@@ -330,7 +330,7 @@ class Cluster:
         self.requests.tell_if_empty()
 
     def end_traces(self) -> None:
-        """Make the spans of requests that this scheduler leaves unfinished."""
+        """Make the spans of requests that are unfinished when this scheduler ends."""
         for live in self.requests.lives.values():
             if live.trace is not None:
                 live.trace.ended(self.clock.now_ps())
@@ -339,12 +339,12 @@ class Cluster:
     # --- the journal ------------------------------------------------------------------------------------------------
 
     async def keep_journal(self) -> None:
-        """Keep the journal's file up to date, until cancelled or until it fails; nothing to do without one."""
+        """Keep the journal's file up to date, until cancelled or until it fails; without a journal does nothing."""
         if self.journal is not None:
             await self.journal.keep_flushed(self._gather_steps)
 
     def close_journal(self) -> None:
-        """Write what the journal's file lacks; it is then complete."""
+        """Write what is missing in the journal's file; it is then complete."""
         if self.journal is not None:
             self._gather_steps()
             self.journal.close()

@@ -1,8 +1,8 @@
 """When arrivals, cancels and the like take effect on one worker, and which of them do so too late.
 
 The rule (docs/simulator.md): at the first boundary at or after their stamp. The worker runs ahead of what the
-scheduler knows, so an Interrupt may reach it when the tokens of a further step are already told; the event then takes
-effect at a later boundary.
+scheduler knows, so an Interrupt may reach it when it has already sent the tokens of a further step; the event then
+takes effect at a later boundary.
 """
 
 from collections.abc import Collection
@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 NEVER_PS = -1
 NOBODY = -1
-"""In place of a handle: the event is of no request."""
+"""Used in place of a handle for an event without a request."""
 
 
 @dataclass(slots=True)
 class Awaited:
-    """An arrival, a cancel or the like that the worker should heed.
+    """An arrival, a cancel or the like that has to take effect on the worker.
 
     Attributes:
         number: of the input, on this worker.
         handle: of the request; `NOBODY`: of none.
         at_ps: its stamp.
-        missed: how many plans had been made when it came that should have seen it: those at the boundary of the last
-            one, if that is not before its stamp.
-        due_ps: the boundary at which it should take effect, once known; `NEVER_PS`: one that had passed when it came.
+        missed: number of plans made before it came that should have included it: those at the boundary of the last
+            plan, if that is not before its stamp.
+        due_ps: the boundary at which it should take effect, once known; `NEVER_PS`: that had passed when it came.
         overdue: whether the worker ran on beyond that boundary.
     """
 
@@ -36,7 +36,7 @@ class Awaited:
 
 
 class Effects:
-    """Follows one worker's boundaries and the events that wait for one."""
+    """Tracks one worker's boundaries and the events that wait for one."""
 
     def __init__(self) -> None:
         self.awaited: list[Awaited] = []
@@ -50,14 +50,14 @@ class Effects:
         return any(event.overdue for event in self.awaited)
 
     def missed(self, at_ps: int) -> bool:
-        """Tell whether a plan was made already that should have seen an event of this time.
+        """Return whether a plan has already been made that should have included an event of this time.
 
-        So it is if the worker's clock is ahead of the scheduler's, as another host's may be.
+        That happens if the worker's clock is ahead of the scheduler's, as it may be on another host.
         """
         return at_ps <= self._planned_ps
 
     def passed(self, at_ps: int) -> bool:
-        """Tell whether the boundary at which an event of this time should take effect is known to have passed."""
+        """Return whether the boundary at which an event of this time should take effect is known to have passed."""
         return at_ps <= self._boundary_ps
 
     def expect(self, number: int, handle: int, at_ps: int) -> None:
@@ -77,7 +77,7 @@ class Effects:
                 event.due_ps = end_ps
 
     def planned(self, at_ps: int) -> list[Awaited]:
-        """Note a plan at this boundary; return the events that take effect there, but should have before."""
+        """Record a plan at this boundary; return the events that take effect there, but should have earlier."""
         if at_ps != self._planned_ps:
             self._num_planned = 0
             for event in self.awaited:
@@ -92,7 +92,7 @@ class Effects:
         return late
 
     def withdrawn(self, handles: Collection[int]) -> list[Awaited]:
-        """Forget the events of requests that leave the worker; return those that should have taken effect before."""
+        """Forget the events of requests that leave the worker; return those that should have taken effect earlier."""
         gone = [event for event in self.awaited if event.handle in handles]
         self.awaited = [event for event in self.awaited if event.handle not in handles]
         return [event for event in gone if event.overdue]

@@ -1,8 +1,8 @@
-"""What a worker is told of its replica, so that it can show it under other engines' names.
+"""Figures of a worker's replica that are sent to it, so that it can show them under other engines' metric names.
 
-It goes with each plan, and with the answer to a heartbeat where something has changed. Per request a few numbers are
-noted, per step nothing; how much is running and waiting is read when it is sent. Which adapters run and wait goes with
-a plan at most every `NAMES_EVERY_PS`: a hundred names cost as much as all else in a plan.
+They go with each plan, and with the answer to a heartbeat if something has changed. A few numbers are recorded per
+request, nothing per step; running and waiting counts are read when sent. The names of running and waiting adapters go
+with a plan at most every `NAMES_EVERY_PS`: a hundred names cost as much as everything else in a plan.
 """
 
 from collections.abc import Iterable
@@ -29,12 +29,12 @@ NAMES_EVERY_PS = PS_PER_SECOND // 10
 
 
 class EngineTally:
-    """What has happened to one worker's replica since that was last told.
+    """Changes of one worker's replica since the last report.
 
     Args:
         replica: of the worker.
-        pool_tokens: its KV pool.
-        block_size: tokens in a block of it.
+        pool_tokens: size of its KV pool.
+        block_size: tokens in a block of the pool.
         max_loras: places for adapters on the GPU.
     """
 
@@ -47,30 +47,30 @@ class EngineTally:
         config.prefix_caching = replica.prefix_cache is not None
         self._first_tokens: list[FirstToken] = []
         self._ended: list[Finished] = []
-        self._waiting: dict[str, int] = {}  # by adapter's key
-        self._waiting_ids: dict[str, str] = {}  # of these adapters
+        self._waiting: dict[str, int] = {}  # by adapter key
+        self._waiting_ids: dict[str, str] = {}  # ids of these adapters
         self._running_version = -1
         self._running: tuple[str, ...] = ()
         self._told: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
         self._names_at_ps = -NAMES_EVERY_PS
         self._present: tuple[int, int, int, float] | None = None
-        self._places: dict[str, dict[str, tuple[bool, bool]]] = {}  # by adapter id, of its versions by key
+        self._places: dict[str, dict[str, tuple[bool, bool]]] = {}  # by adapter id, then by the key of each version
         self._changed: dict[str, Adapter] = {}  # by key
         self._happened = True
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def placed(self, sequence: Sequence) -> None:
-        """Note a sequence that waits here from now on."""
+        """Count a sequence that waits here from now on."""
         self._wait(sequence, 1)
 
     def gave_back(self, sequences: Iterable[Sequence]) -> None:
-        """Note sequences that waited here, and do no longer."""
+        """Uncount sequences that waited here."""
         for sequence in sequences:
             self._wait(sequence, -1)
 
     def happened(self, events: Iterable[Event]) -> None:
-        """Note what a decision or a step has brought."""
+        """Record the events of a decision or a step."""
         told = self._next
         for event in events:
             if isinstance(event, Admitted):
@@ -113,7 +113,7 @@ class EngineTally:
                 self._waiting_ids.pop(key, None)
 
     def adapters_changed(self, events: Iterable[AdapterEvent]) -> None:
-        """Note what has happened to the adapters of the worker."""
+        """Record the events of the worker's adapters."""
         for event in events:
             if isinstance(event, LoadEnded) and not event.failed:
                 took = self._next.host_load_ps if event.tier == "host" else self._next.disk_load_ps
@@ -124,7 +124,7 @@ class EngineTally:
     # --- telling ----------------------------------------------------------------------------------------------------
 
     def take(self, now_ps: int, *, only_changes: bool = False) -> EngineCounts | None:
-        """Return, once, what is to be told; with `only_changes` the names too, or None if nothing has changed."""
+        """Return, once, the figures to send; with `only_changes`, names included, or None if nothing has changed."""
         replica = self._replica
         waiting, awaited = self._waiting, replica.adapters.awaited
         num_deferred = sum([waiting.get(key, 0) for key in awaited]) if awaited else 0
@@ -142,7 +142,7 @@ class EngineTally:
             self._names_at_ps = now_ps
             self._tell_names(told)
         else:
-            self._happened = True  # the next heartbeat tells the names, if no plan does before
+            self._happened = True  # the next heartbeat sends the names, if no plan does before
         if self._changed:
             self._tell_places(told)
         return told

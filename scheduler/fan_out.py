@@ -1,4 +1,4 @@
-"""From one step's tokens to the routers whose requests got them."""
+"""Distribution of one step's tokens to the routers of its requests."""
 
 from array import array
 
@@ -13,16 +13,16 @@ from lorrery.vocabulary import u32
 
 
 def _check_handles(step: StepReport, plan: Plan, running: Running, *, first: bool) -> None:
-    """Check that a step has one token for each sequence that it gives one.
+    """Check that a step has one token for each sequence that should get one.
 
     Args:
-        step: as the worker tells it.
-        plan: what it belongs to.
+        step: as reported by the worker.
+        plan: that it belongs to.
         running: the worker's batch before it.
-        first: whether it is the plan's first.
+        first: whether it is the plan's first step.
 
     Raises:
-        ProtocolError: it has not.
+        ProtocolError: it does not.
     """
     handles = u32.unpack(step.handles_u32)
     expected = {sequence.handle for sequence in running} if plan.decode else set[int]()
@@ -38,7 +38,7 @@ def _check_handles(step: StepReport, plan: Plan, running: Running, *, first: boo
 
 
 def _check_ends(step: StepReport, running: Running) -> None:
-    """Check that a step ends sequences of the batch, each once.
+    """Check that a step ends only sequences of the batch, each once.
 
     Raises:
         ProtocolError: it does not.
@@ -52,7 +52,7 @@ def _check_ends(step: StepReport, running: Running) -> None:
 
 
 class FanOut:
-    """Which tokens of a step go to which router; built once for as long as the same sequences get tokens.
+    """Which tokens of a step go to which router; reused for as long as the same sequences get tokens.
 
     Args:
         handles_u32: sequences that got a token.
@@ -60,7 +60,7 @@ class FanOut:
         running: the batch of the worker that made the tokens.
 
     Raises:
-        ProtocolError: a sequence that does not run on this worker.
+        ProtocolError: a sequence does not run on this worker.
     """
 
     def __init__(self, handles_u32: bytes, lives: dict[int, LiveRequest], running: Running) -> None:
@@ -90,7 +90,7 @@ class FanOut:
         """Check that a step ends the sequences that have all their tokens with it.
 
         Raises:
-            ProtocolError: one goes on.
+            ProtocolError: one of them goes on.
         """
         ended = {handle for handle, _ in step.ran.finished}
         for handle, live in zip(u32.unpack(self.handles_u32), self._lives, strict=True):
@@ -100,10 +100,10 @@ class FanOut:
                     raise ProtocolError(f"the worker goes on with sequence {handle}, which has its {most} tokens")
 
     def append(self, token_ids_u32: bytes) -> None:
-        """Note the step's tokens.
+        """Append the step's tokens to the outputs.
 
         Raises:
-            ProtocolError: not one token for each handle; none is noted then.
+            ProtocolError: not one token for each handle; none is appended then.
         """
         token_ids = u32.unpack(token_ids_u32)
         if len(token_ids) != len(self._outputs):
@@ -113,13 +113,13 @@ class FanOut:
                 output.append(token_id)
 
     def take_back(self) -> None:
-        """Forget the tokens noted last."""
+        """Remove the tokens appended last."""
         for output in self._outputs:
             if output is not None:
                 output.pop()
 
     def send(self, token_ids_u32: bytes, step_ps: int) -> None:
-        """Send each router its own of the step's tokens."""
+        """Send each router its part of the step's tokens."""
         for router, indices, router_handles_u32 in self._places:
             token_ids = token_ids_u32 if self._whole else wire_routers.take(token_ids_u32, indices)
             router.tokens(router_handles_u32, token_ids, step_ps)
@@ -137,15 +137,15 @@ class FanOuts:
         self._last: FanOut | None = None
 
     def note(self, step: StepReport, running: RunningPlan, batch: Running) -> FanOut:
-        """Check a step's tokens and ends, note the tokens, and return where they go.
+        """Check a step's tokens and ends, append the tokens, and return where they go.
 
         Args:
-            step: as the worker tells it.
+            step: as reported by the worker.
             running: the plan that it belongs to, before the step.
             batch: of the worker, before the step.
 
         Raises:
-            ProtocolError: they are not those of a step of this plan; no token is noted then.
+            ProtocolError: they are not those of a step of this plan; no token is appended then.
         """
         fan_out, has_ends = self._last, bool(step.ran.finished)
         others = fan_out is None or fan_out.handles_u32 != step.handles_u32
@@ -155,7 +155,7 @@ class FanOuts:
             fan_out = self._last = FanOut(step.handles_u32, self._lives, batch)
         if has_ends:
             _check_ends(step, batch)
-        if running.plan.hold or running.steps_left == 1:  # no other step may use up what a sequence was asked for
+        if running.plan.hold or running.steps_left == 1:  # no other step may use up a sequence's budget
             fan_out.check_budgets(step)
         fan_out.append(step.token_ids_u32)
         return fan_out

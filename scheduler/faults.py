@@ -1,8 +1,8 @@
-"""Faults on request that a scheduler lets happen: to the loads of its workers, and to whoever may attach.
+"""Injected faults that a scheduler applies: to its workers' adapter loads, and to attaching workers.
 
-What makes a worker slow, or freezes it, is its own doing; those that an operator asks for are passed on to it. A worker
-that was lost frozen does not come back before it thaws, as one whose GPU hangs does not. A worker that settings lose is
-killed by whoever runs it; one that an operator loses has its stream ended here, and is kept away for as long.
+A worker slows down or freezes by itself; an operator's faults of that kind are passed on to it. A worker that was lost
+while frozen does not come back before it thaws, as one whose GPU hangs does not. A worker to be lost by the settings is
+killed by whatever runs it; one that an operator loses has its stream ended here, and is kept away for as long.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ class ClusterFaults:
     Args:
         settings: of the cluster.
         clock: of the scheduler.
-        happened: counts them, by kind.
-        attached: names of the workers that are, now and later.
-        lose: ends the stream of a worker, by name, if it is attached; the fault says why.
+        happened: counts faults, by kind.
+        attached: names of the attached workers; a live view.
+        lose: ends the stream of a worker, by name, if it is attached; called with the fault.
     """
 
     def __init__(
@@ -58,40 +58,40 @@ class ClusterFaults:
         self._attached = attached
         self._lose = lose
         self._num_met: Counter[Fault] = Counter()
-        self._followed: set[tuple[Fault, str]] = set()  # by workers, of an operator's
+        self._followed: set[tuple[Fault, str]] = set()  # an operator's, with the worker that follows them
         self._timers: list[asyncio.TimerHandle] = []
-        self._frozen_out: set[str] = set()  # workers, of rules only
+        self._frozen_out: set[str] = set()  # workers lost while a fault froze them
 
     @property
     def from_ps(self) -> int:
-        """Since when the times of the settings' faults count."""
+        """Time from which the times of the settings' faults count."""
         return 0 if self.book.planned is None else self.book.planned.from_ps
 
     @property
     def rules(self) -> list[tuple[Fault, int]]:
-        """Those of workers and loads that hold, the settings' first, and how often each has happened."""
+        """Active faults of workers and loads, the settings' first, each with the number of times it has happened."""
         sets = [*([] if self.book.planned is None else [self.book.planned]), *self.book.current]
         faults = [fault for one in sets for fault in one.faults if fault.kind in WORKER_KINDS | LOAD_KINDS]
         return [(fault, self._num_met[fault]) for fault in faults]
 
     def waits_for_worker(self, fault: Fault) -> bool:
-        """Tell whether a fault of a worker has never happened, and no worker of that name is attached."""
+        """Return whether a fault of a worker has never happened, and no worker of that name is attached."""
         return not self._num_met[fault] and bool(fault.worker) and not any(map(fault.concerns, self._attached))
 
     def begin(self, at_ps: int) -> None:
-        """Let the times of the settings' faults count from now, unless they do already."""
+        """Let the times of the settings' faults count from `at_ps`, unless they already do."""
         self.book.plan(self._settings.planned_faults(), at_ps)
 
     def take(self, texts: Sequence[str], from_ps: int, *, add: bool) -> list[Fault]:
-        """Take an operator's rules; their times and counts begin now. Return those that are new.
+        """Add an operator's rules; their times and counts begin now. Return those that are new.
 
         Args:
             texts: of faults.
-            from_ps: after everything that was decided before.
-            add: whether those of the calls before go on.
+            from_ps: later than all decisions so far.
+            add: whether those of earlier calls stay active.
 
         Raises:
-            InvalidRequest: one is none, or none of workers and loads; or they do not go with those that hold.
+            InvalidRequest: a rule is invalid, or not for workers and loads; or they conflict with active ones.
         """
         asked = read_rules(texts, "rules", WORKER_KINDS | LOAD_KINDS)
         blocking = self._settings.scheduler.strict or self._settings.adapters.loading == "blocking"
@@ -126,16 +126,16 @@ class ClusterFaults:
             self._lose(worker_id, fault)
 
     def load_rules(self, worker_id: str) -> LoadRules:
-        """Return what goes wrong with the loads of a worker that attaches."""
+        """Return the load faults of a worker that attaches."""
         return LoadRules(self.book, worker_id, self.met)
 
     def of_worker(self, worker_id: str) -> list[tuple[list[str], int]]:
-        """Return an operator's rules that a worker follows by itself, and since when the times of each call's count."""
+        """Return an operator's rules that a worker follows by itself, by call, each with the start of its times."""
         sets = [(told_to(worker_id, one.faults), one.from_ps) for one in self.book.current]
         return [(rules, from_ps) for rules, from_ps in sets if rules]
 
     def taken(self, fault: Fault, worker_id: str) -> None:
-        """Count a fault that a worker follows from now on; once for each worker, however often it attaches."""
+        """Count a fault that a worker follows from now on; once per worker, however often it attaches."""
         if (fault, worker_id) not in self._followed:
             self._followed.add((fault, worker_id))
             self.met(fault)
@@ -146,14 +146,14 @@ class ClusterFaults:
         self._happened.labels(fault.kind).inc()
 
     def given_up(self, worker_id: str, loss: Loss, at_ps: int) -> None:
-        """Take note of a worker whose stream is to end."""
+        """Handle a worker whose stream is about to end."""
         fault = self.book.going_on(FREEZE_WORKER, worker_id, at_ps)
         if loss is Loss.STALLED and fault is not None:
             self._frozen_out.add(worker_id)
             self.met(fault)
 
     def check_attach(self, worker_id: str, at_ps: int) -> None:
-        """Let a worker attach, or not.
+        """Check whether a worker may attach.
 
         Raises:
             InjectedFault: a fault keeps it away.
@@ -166,7 +166,7 @@ class ClusterFaults:
 
 
 def told_to(worker_id: str, faults: Iterable[Fault]) -> list[str]:
-    """Return the rules that a worker follows by itself."""
+    """Return the rules among `faults` that a worker follows by itself."""
     followed = (SLOW_WORKER, FREEZE_WORKER)
     return [fault.text for fault in faults if fault.kind in followed and fault.concerns(worker_id)]
 

@@ -1,7 +1,7 @@
-"""The present state of a scheduler, read when Prometheus asks, so that no step pays for it.
+"""The current state of a scheduler, read when Prometheus scrapes, so that steps pay nothing for it.
 
-That happens in another thread: what changes meanwhile is copied in one go, and the figures of one scrape may be of
-neighbouring moments.
+Scrapes run in another thread: state that changes meanwhile is copied in one go, and the figures of one scrape may
+belong to neighbouring moments.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -32,7 +32,7 @@ class AttachedWorker(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether it is given nothing new."""
+        """Whether it gets no new sequences."""
         ...
 
 
@@ -46,7 +46,7 @@ class State(Protocol):
 
     @property
     def open_sequences(self) -> Collection[Sequence]:
-        """Of the requests that have not ended."""
+        """Sequences of the requests that have not ended."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class State(Protocol):
 
     @property
     def num_held(self) -> int:
-        """Requests that wait for a place among their key's."""
+        """Requests that wait for a slot of their API key."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class State(Protocol):
 
     @property
     def fairness(self) -> float:
-        """Jain's index of what tenants were served."""
+        """Jain's index of the service that tenants got."""
         ...
 
 
@@ -74,8 +74,8 @@ class Gauges:
     """Shows the state of a scheduler.
 
     Args:
-        metrics: of the scheduler; they know which names are shown.
-        state: to look at.
+        metrics: of the scheduler; they have the names to show.
+        state: the state to read.
     """
 
     def __init__(self, metrics: SchedulerMetrics, state: State) -> None:
@@ -149,7 +149,7 @@ class Gauges:
 
 
 class _Counted:
-    """Counts open requests by name, once for the two series of each scrape, of which `count` is read first."""
+    """Counts open requests by name, once for the two series of each scrape; `count` must be read first."""
 
     def __init__(
         self, state: State, top: TopNames[AdapterUse] | TopNames[TenantUse], name: Callable[[Sequence], str]
@@ -158,7 +158,7 @@ class _Counted:
         self._running: list[Sample] = []
 
     def count(self) -> Iterable[Sample]:
-        """Return how many wait, by name."""
+        """Return the number of waiting requests by name."""
         name = self._name
         waiting: dict[str, int] = {}
         running: dict[str, int] = {}
@@ -169,7 +169,7 @@ class _Counted:
         return self._labelled(waiting)
 
     def running(self) -> Iterable[Sample]:
-        """Return how many run, by name."""
+        """Return the number of running requests by name."""
         return self._running
 
     def _labelled(self, numbers: dict[str, int]) -> list[Sample]:

@@ -1,7 +1,7 @@
-"""Who may call a scheduler: the cluster's own.
+"""Which peers may call a scheduler: those of its own cluster.
 
-With `cluster_token` set every call shows the token; with `server_tls.ca` set every certificate names a role, and the
-role must be one that has this call. Where both are set, both must hold; where neither is, anybody may call.
+With `cluster_token` set every call must carry the token; with `server_tls.ca` set every certificate names a role, and
+the role must be one that may make this call. If both are set, both must hold; if neither is, any peer may call.
 """
 
 from lorrery.chassis import status
@@ -12,11 +12,11 @@ from lorrery.settings import Settings
 ROUTERS = (Role.ROUTER,)
 WORKERS = (Role.WORKER,)
 OPERATORS = (Role.ROUTER, Role.OPERATOR)
-"""A router passes on what it has let its operators do."""
+"""A router passes on calls of its operators."""
 
 
 class Guard:
-    """The check.
+    """Checks calls.
 
     Args:
         settings: of the cluster.
@@ -31,11 +31,11 @@ class Guard:
 
     @property
     def protects(self) -> bool:
-        """Whether anybody at all is kept out."""
+        """Whether any call is restricted."""
         return self._token.required or self._roles_count
 
     async def check(self, context: status.Context, roles: tuple[Role, ...]) -> None:
-        """End a call that may not be: UNAUTHENTICATED without the token, PERMISSION_DENIED with another role."""
+        """End a forbidden call: UNAUTHENTICATED without the token, PERMISSION_DENIED with another role."""
         if self._token.required and not self._token.accepts(token_of(authorization(context))):
             await status.abort(
                 context,

@@ -1,4 +1,4 @@
-"""The first message of a stream: who is it?"""
+"""The first message of a stream, which identifies the peer."""
 
 from collections.abc import AsyncIterator
 from typing import TypeVar
@@ -11,7 +11,7 @@ from lorrery.chassis.errors import InvalidRequest
 from lorrery.v1 import scheduler_pb2 as pb
 
 HELLO_SECONDS = 10.0
-"""How long a stream may be open before it says whose it is."""
+"""How long a stream may be open before its hello."""
 
 _Request = TypeVar("_Request", pb.RouteRequest, pb.AttachRequest)
 _Response = TypeVar("_Response", pb.RouteResponse, pb.AttachResponse)
@@ -20,10 +20,10 @@ _Response = TypeVar("_Response", pb.RouteResponse, pb.AttachResponse)
 async def first_message(
     requests: AsyncIterator[_Request], context: grpc.aio.ServicerContext[_Request, _Response], awake: AwakeClock
 ) -> _Request:
-    """Return a stream's first message, which must be a hello and come soon.
+    """Return a stream's first message, which must be a hello and come in time.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: it is not a hello.
         AbortError: it did not come; the stream has its status.
     """
     try:

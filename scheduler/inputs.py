@@ -1,7 +1,7 @@
-"""What one worker is given: requests, cancels, recalls, adapters out of use; what takes effect too late; the journal.
+"""Inputs of one worker: requests, cancels, recalls, retired adapters; which take effect too late; the journal.
 
-The rule is in `effects.py`. An input that comes while a plan runs and that the plan could heed should take effect at
-the next boundary; one that does so later is counted, and noted with the boundary at which it did.
+The rule is in `effects.py`. An input that comes while a plan runs and may change it should take effect at the next
+boundary; one that takes effect later is counted, and recorded with the boundary at which it did.
 """
 
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
@@ -15,11 +15,11 @@ class Inputs:
     """See the module.
 
     Args:
-        metrics: where what is late is counted.
-        journal: of the worker; None: nobody keeps one.
+        metrics: count late inputs.
+        journal: of the worker; None: there is no journal.
 
     Attributes:
-        effects: which inputs wait for their boundary.
+        effects: inputs that wait for their boundary.
     """
 
     def __init__(self, metrics: SchedulerMetrics, journal: WorkerJournal | None) -> None:
@@ -28,13 +28,13 @@ class Inputs:
         self._num = 0
 
     def placed(self, event: Placed, at_ps: int, *, expected: bool, lost: bool) -> None:
-        """Note a request that the core has given this worker.
+        """Record a request that the core has given this worker.
 
         Args:
             event: the core's.
             at_ps: its stamp.
             expected: whether it should take effect at the next boundary.
-            lost: whether the worker's stream is to end, so that there will be no boundary.
+            lost: whether the worker's stream is about to end, so that there will be no boundary.
         """
         if self._journal is not None:
             overdue = self._overdue(at_ps, expected, lost)
@@ -44,25 +44,25 @@ class Inputs:
         self._take(event.sequence.handle, at_ps, expected and not lost)
 
     def withdrawn(self, handle: int, at_ps: int, *, lost: bool) -> None:
-        """Note a request of this worker that has been cancelled."""
+        """Record a request of this worker that has been cancelled."""
         if self._journal is not None:
             self._journal.cancelled(self._num, handle, at_ps, overdue=self._overdue(at_ps, True, lost))
         self._take(handle, at_ps, not lost)
 
     def recalled(self, handle: int, to: str, at_ps: int, *, lost: bool) -> None:
-        """Note a request that waits here and is to go to another worker."""
+        """Record a waiting request of this worker that is to move to another."""
         if self._journal is not None:
             self._journal.recalled(self._num, handle, to, at_ps, overdue=self._overdue(at_ps, True, lost))
         self._take(handle, at_ps, not lost)
 
     def retired(self, adapter_key: str, at_ps: int, *, lost: bool) -> None:
-        """Note an adapter that is to go once nobody has it."""
+        """Record an adapter to be released once no sequence has it."""
         if self._journal is not None:
             self._journal.retired(self._num, adapter_key, at_ps, overdue=self._overdue(at_ps, True, lost))
         self._take(NOBODY, at_ps, not lost)
 
     def decided(self, decision: Plan | Idle, at_ps: int) -> None:
-        """Note what was decided, and count and note what took effect with it too late."""
+        """Record a decision; count and record the inputs that took effect with it too late."""
         for event in self.effects.planned(at_ps):
             self._metrics.late_interrupts.inc()
             if self._journal is not None:
@@ -71,7 +71,7 @@ class Inputs:
             self._journal.decided(decision, at_ps)
 
     def lost(self, gave_back: GaveBack, at_ps: int) -> None:
-        """Note what the core has taken back from a worker that is gone."""
+        """Record what the core has taken back from a worker that is gone."""
         if self._journal is not None:
             for event in self.effects.awaited:
                 if event.overdue:
@@ -79,7 +79,7 @@ class Inputs:
             self._journal.gave_back("lost", at_ps, gave_back.sequences, gave_back.events)
 
     def drained(self, gave_back: GaveBack, at_ps: int) -> None:
-        """Note what the core has taken back while the rest runs on."""
+        """Record what the core has taken back while the rest runs on."""
         gone = {event.sequence.handle for event in gave_back.events if isinstance(event, Cancelled | Failed)}
         never = self.effects.withdrawn(gone | {sequence.handle for sequence in gave_back.sequences})
         if self._journal is not None:
@@ -88,15 +88,15 @@ class Inputs:
             self._journal.gave_back("drained", at_ps, gave_back.sequences, gave_back.events)
 
     def flush_journal(self) -> None:
-        """Let the journal have the steps that have gathered; not those that an event should have prevented yet.
+        """Flush the gathered steps to the journal, unless an event should have prevented some of them.
 
-        A reader of a journal that ends there would not know that the event is late.
+        A reader of a journal that ended there would not know that the event is late.
         """
         if self._journal is not None and not self.effects.any_overdue:
             self._journal.flush()
 
     def _overdue(self, at_ps: int, expected: bool, lost: bool) -> bool:
-        """Tell whether the boundary at which an input should take effect has passed, or there will be none."""
+        """Return whether the boundary at which an input should take effect has passed, or there will be none."""
         return lost or (expected and self.effects.passed(at_ps))
 
     def _take(self, handle: int, at_ps: int, awaited: bool) -> None:

@@ -1,11 +1,11 @@
-"""The scheduler's journal: what came in, and what became of it, in device time; `simulator.journal` replays it.
+"""The scheduler's journal: inputs and their results, in device time; `simulator.journal` replays it.
 
-JSON Lines; the first is the header, each further one has a `type`. docs/simulator.md describes them. A line is made as
-its event happens, so the file's order is the order in which the scheduler came to know. Steps gather first: those of
-one plan are one line, unless a plan outlives the second after which all is flushed.
+JSON Lines; the first is the header, each further one has a `type`. docs/simulator.md describes them. A line is made
+when its event happens, so lines are in the order in which the scheduler learnt of the events. Steps are gathered: those
+of one plan are one line, unless a plan outlives the second after which everything is flushed.
 
 Nothing here waits for the disk on the event loop: lines gather in memory, and a thread writes them once a second. A
-crash costs at most what came after the last flush. A disk that fails ends the journal, not the scheduler.
+crash loses at most what came after the last flush. A failing disk ends the journal, not the scheduler.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = get_logger("scheduler.journal")
 
 
 class Journal:
-    """One scheduler's journal. A file that is there already is renamed, so that a restart hides nothing.
+    """One scheduler's journal. An existing file is renamed, so that a restart hides nothing.
 
     Args:
         path: of the file.
@@ -64,7 +64,7 @@ class Journal:
     # --- lines ------------------------------------------------------------------------------------------------------
 
     def request(self, sequence: Sequence, request_id: str, sampling: Record, *, resumed: bool) -> None:
-        """Note a request that was taken in."""
+        """Record an accepted request."""
         line: Record = {
             "type": "request",
             "handle": sequence.handle,
@@ -97,14 +97,14 @@ class Journal:
         handle: int | None = None,
         figures: dict[str, Figures] | None = None,
     ) -> None:
-        """Note a request that was not taken in, or one that waited for a worker in vain.
+        """Record a request that was not accepted, or that waited for a worker in vain.
 
         Args:
             request_id: the client's.
             at_ps: now.
-            reason: why.
-            handle: of one that was noted before.
-            figures: what the placement had read of each candidate when it raised; None: it did not.
+            reason: of the refusal.
+            handle: of a request recorded before.
+            figures: what the placement had read of each candidate when it raised; None: it did not raise.
         """
         line: Record = {"type": "refused", "at_ps": at_ps, "request_id": request_id, "reason": reason.name.lower()}
         if handle is not None:
@@ -112,20 +112,20 @@ class Journal:
         self._add(line if figures is None else {**line, "candidates": figures})
 
     def cancelled_unplaced(self, handle: int, at_ps: int) -> None:
-        """Note a cancel of a request that no worker has."""
+        """Record a cancel of a request that no worker has."""
         self._add({"type": "cancel", "handle": handle, "at_ps": at_ps})
 
     def adapter(self, adapter_id: str, rank: int, version: int, at_ps: int) -> None:
-        """Note an adapter that was loaded at run time, or, with rank 0, unloaded."""
+        """Record an adapter that was loaded at run time, or, with rank 0, unloaded."""
         line: Record = {"type": "adapter" if rank else "adapter_removed", "at_ps": at_ps, "adapter_id": adapter_id}
         self._add({**line, "rank": rank, "version": version} if rank else line)
 
     def faults(self, rules: Iterable[str], at_ps: int, *, add: bool) -> None:
-        """Note an operator's faults, which hold from then on, in place of the last ones or beside them."""
+        """Record an operator's faults, which hold from `at_ps` on, in place of the last ones or beside them."""
         self._add({"type": "faults", "at_ps": at_ps, "rules": list(rules)} | ({"add": True} if add else {}))
 
     def attached(self, hello: WorkerHello, at_ps: int) -> "WorkerJournal":
-        """Note a worker that was taken in; return what notes its doings."""
+        """Record a worker that was attached; return the journal of its inputs and steps."""
         number, self._num_workers = self._num_workers, self._num_workers + 1
         self._add({"type": "attached", "worker": number, "at_ps": at_ps, "hello": asdict(hello)})
         return WorkerJournal(number, self._add)
@@ -137,18 +137,18 @@ class Journal:
     # --- the file ---------------------------------------------------------------------------------------------------
 
     async def keep_flushed(self, before: Callable[[], None]) -> None:
-        """Flush every second, until cancelled or until the file cannot be written; `before` adds what gathers."""
+        """Flush every second, until cancelled or until the file cannot be written; `before` adds gathered lines."""
         while not self._ended:
             await asyncio.sleep(FLUSH_SECONDS)
             before()
             await asyncio.to_thread(self._write)
 
     def close(self) -> None:
-        """Write the rest, and that this is all; what happens later is not noted."""
+        """Write the rest and an end mark; later events are not recorded."""
         self._add({"type": "end"})
         self._write()
         self._ended = True
-        with contextlib.suppress(OSError):  # of a disk that has failed
+        with contextlib.suppress(OSError):  # if the disk has failed
             self._file.close()
 
     def _write(self) -> None:
@@ -166,10 +166,10 @@ class Journal:
 
 
 class WorkerJournal:
-    """Notes what one worker is given and does, from attaching to leaving.
+    """Records the inputs and steps of one worker, from attaching to leaving.
 
     Args:
-        number: the worker's; one that comes back has a new one.
+        number: the worker's; one that comes back gets a new one.
         add: adds a line.
     """
 
@@ -185,7 +185,7 @@ class WorkerJournal:
         self._add_line({"type": kind, "worker": self._number, **line})
 
     def faults(self, rules: list[str], at_ps: int, *, add: bool) -> None:
-        """Note an operator's faults that the worker follows by itself from then on, as `Journal.faults` does."""
+        """Record an operator's faults that the worker follows by itself, as `Journal.faults` does."""
         self._add("faults", {"at_ps": at_ps, "rules": rules} | ({"add": True} if add else {}))
 
     def placed(
@@ -198,15 +198,15 @@ class WorkerJournal:
         *,
         overdue: bool,
     ) -> None:
-        """Note a request that the worker is given.
+        """Record a request given to the worker.
 
         Args:
             number: of the input, from 0.
             handle: the request's.
             at_ps: its stamp.
-            figures: what the placement read of each candidate, by its id; None: it was not asked.
+            figures: what the placement read of each candidate, by its id; None: it was not called.
             moved_from: the id of the worker at which it waited; empty: it did not move.
-            overdue: the boundary at which it should have taken effect has passed.
+            overdue: whether the boundary at which it should have taken effect has passed.
         """
         line = _input(number, handle, at_ps, overdue)
         if moved_from:
@@ -214,34 +214,34 @@ class WorkerJournal:
         self._add("placed", line if figures is None else {**line, "candidates": figures})
 
     def cancelled(self, number: int, handle: int, at_ps: int, *, overdue: bool) -> None:
-        """Note a cancel that the worker is told of."""
+        """Record a cancel that is sent to the worker."""
         self._add("cancel", _input(number, handle, at_ps, overdue))
 
     def recalled(self, number: int, handle: int, to: str, at_ps: int, *, overdue: bool) -> None:
-        """Note a request that is to go to another worker, if it still waits when the worker is told of it."""
+        """Record a request that is to move to another worker, if it still waits when the recall takes effect."""
         self._add("recall", {**_input(number, handle, at_ps, overdue), "to": to})
 
     def retired(self, number: int, adapter_key: str, at_ps: int, *, overdue: bool) -> None:
-        """Note an adapter that the worker is to let go once nobody there has it."""
+        """Record an adapter that the worker is to release once no sequence there has it."""
         self._add("retire", {**_input(number, NOBODY, at_ps, overdue), "adapter_key": adapter_key})
 
     def late(self, event: Awaited, boundary_ps: int | None) -> None:
-        """Note an input that took effect at this boundary, later than it should have; None: it left before.
+        """Record an input that took effect at this boundary, later than it should have; None: it left before.
 
-        `missed`: plans that had been made at that very boundary before.
+        `missed`: plans already made at that boundary.
         """
         line: Record = {"input": event.number, "handle": event.handle, "boundary_ps": boundary_ps}
         self._add("late", {**line, "missed": event.missed} if event.missed else line)
 
     def decided(self, decision: Plan | Idle, at_ps: int) -> None:
-        """Note a decision, if it changes anything."""
+        """Record a decision, if it changes anything."""
         record = self._decisions.record(decision)
         if record is not None:
             self.flush()
             self._add("plan", {"at_ps": at_ps, **record})
 
     def stepped(self, step: StepReport, gap_ps: int, events: Iterable[Event]) -> None:
-        """Note a step; `gap_ps`: how long the worker stood still before it."""
+        """Record a step; `gap_ps`: how long the worker stood still before it."""
         steps = self._steps
         index = len(steps.durations_ps)
         if not index:
@@ -257,7 +257,7 @@ class WorkerJournal:
         self._boundary_ps = step.ran.end_ps
 
     def flush(self) -> None:
-        """Add the line of the steps that have gathered."""
+        """Add the line of the gathered steps."""
         steps = self._steps
         if not steps.durations_ps:
             return
@@ -270,7 +270,7 @@ class WorkerJournal:
         self._steps = _Steps()
 
     def gave_back(self, kind: str, at_ps: int, sequences: Iterable[Sequence], events: Iterable[Event]) -> None:
-        """Note that a worker drains ("drained") or is gone ("lost"), and what is to be queued again because of it."""
+        """Record that a worker drains ("drained") or is gone ("lost"), and which sequences are requeued for it."""
         self.flush()
         requeued = [(sequence.handle, sequence.produced_tokens) for sequence in sequences]
         line: Record = {"at_ps": at_ps, "num_steps": self._num_steps, "boundary_ps": self._boundary_ps}
@@ -283,7 +283,7 @@ def _input(number: int, handle: int, at_ps: int, overdue: bool) -> Record:
 
 
 class _Steps:
-    """Steps that have gathered for one line."""
+    """Steps gathered for one line."""
 
     def __init__(self) -> None:
         self.start_ps = 0
@@ -294,20 +294,20 @@ class _Steps:
 
 
 def _what_matters(settings: Settings) -> dict[str, Any]:
-    """Return the settings that form batches and steps."""
+    """Return the settings that determine batches and steps."""
     addresses = {"listen", "metrics"}
     content = settings.model_dump(
         mode="json",
         include={"format", "model", "catalogue", "time_scale", "faults", "adapters", "scheduler", "worker"},
         exclude={"scheduler": {"journal", "adapters_file", *addresses}, "worker": {"scheduler", *addresses}},
     )
-    if settings.router.tokenizer is not None:  # workers spell their words in it
+    if settings.router.tokenizer is not None:  # workers spell their words with it
         content["router"] = {"tokenizer": str(settings.router.tokenizer.resolve())}
     return content
 
 
 def _move_aside(path: Path) -> None:
-    """Rename a file at `path`, if there is one, to the first free name with a number behind it; no device or pipe."""
+    """Rename a file at `path`, if there is one, to the first free name with a numeric suffix; no device or pipe."""
     if path.is_file():
         number = 1
         while (aside := path.with_name(f"{path.name}.{number}")).exists():

@@ -1,8 +1,8 @@
-"""What happens to workers' prefix caches, for those who keep copies.
+"""Changes of workers' prefix caches, for readers that keep copies.
 
-These are a worker itself, which publishes it as an engine would, and callers of WatchKvEvents.
+Readers are a worker itself, which publishes them as an engine would, and callers of WatchKvEvents.
 
-The core notes changes only while somebody wants them. They are taken after every decision and every commit, so they
+The core notes changes only while there is a reader. They are taken after every decision and every commit, so they
 reach a worker in order with its plans, and a watcher that begins in between misses none.
 """
 
@@ -22,8 +22,8 @@ class Watcher:
     """One caller of WatchKvEvents.
 
     Args:
-        worker_id: whose events it wants; empty: everybody's.
-        max_pending_bytes: bound on what may gather beside the first message that waits.
+        worker_id: the worker whose events it wants; empty: of all workers.
+        max_pending_bytes: bound on bytes that wait, the first message excluded.
     """
 
     def __init__(self, worker_id: str, max_pending_bytes: int) -> None:
@@ -35,13 +35,13 @@ class Watcher:
         self._overrun = asyncio.Event()
 
     def wants(self, worker_id: str) -> bool:
-        """Tell whether it follows this worker."""
+        """Return whether it follows this worker."""
         return self._worker_id in ("", worker_id)
 
     def send(self, worker_id: str, events: wire_workers.KvEvents) -> None:
-        """Send events; one that is too slow for them is to be cut off."""
+        """Send events; a caller that reads too slowly is marked for cut-off."""
         message = wire_workers.watched_kv_events(worker_id, events)
-        if self._pending:  # the first may be large, as all that a cache has
+        if self._pending:  # the first may be large, since it may have a whole cache
             self._pending_bytes += message.ByteSize()
         if self._pending_bytes > self._max_pending_bytes:
             self._overrun.set()
@@ -50,7 +50,7 @@ class Watcher:
             self._wake.set()
 
     async def write_all(self, write: Callable[[wire_workers.WatchedKvEvents], Awaitable[None]]) -> None:
-        """Write what gathers, until cancelled."""
+        """Write pending messages, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -59,7 +59,7 @@ class Watcher:
                 await write(message)
 
     async def until_overrun(self) -> None:
-        """Return once too much has gathered."""
+        """Return once too much is pending."""
         await self._overrun.wait()
 
 
@@ -68,8 +68,8 @@ class WorkerKvEvents:
 
     Args:
         worker_id: its name.
-        cache: its prefix cache; one that has no blocks has no events.
-        source: where the worker publishes them; None: nowhere, and it gets none.
+        cache: its prefix cache; without blocks there are no events.
+        source: where the worker publishes them; None: nowhere, and none are sent to it.
         watchers: of all workers.
     """
 
@@ -93,20 +93,20 @@ class WorkerKvEvents:
         return [watcher for watcher in self._watchers if watcher.wants(self._worker_id)]
 
     def switch(self) -> None:
-        """Begin to note changes, if somebody wants them now, or stop, if nobody does any more."""
+        """Begin to note changes if there is a reader, or stop if there is none."""
         if self._cache is not None:
             self._on = self.source is not None or bool(self._own_watchers())
             self._cache.note_changes(self._on)
 
     def begin(self, watcher: Watcher) -> None:
-        """Send a new watcher what is in the cache."""
+        """Send a new watcher the contents of the cache."""
         if self._cache is not None:
             self._cache.note_changes()
             contents = wire_workers.kv_events(self._cache.contents(), self._cache.block_size, cleared=True)
             watcher.send(self._worker_id, contents)
 
     def take(self) -> wire_workers.ToWorker | None:
-        """Send watchers what has changed since the last call; return the worker's own message, if it gets one."""
+        """Send watchers the changes since the last call; return the worker's own message, if it gets one."""
         if not self._on:
             return None
         assert self._cache is not None
@@ -129,8 +129,8 @@ class KvEvents:
     """The events of all workers of a scheduler.
 
     Args:
-        kind: of prefix cache that workers have.
-        max_pending_bytes: that may gather for a watcher.
+        kind: of the workers' prefix caches.
+        max_pending_bytes: bound on bytes that wait for one watcher.
     """
 
     def __init__(self, kind: str, max_pending_bytes: int) -> None:
@@ -142,17 +142,17 @@ class KvEvents:
     def attach(
         self, worker_id: str, cache: PrefixCache | None, source: wire_workers.KvEventSource | None = None
     ) -> WorkerKvEvents:
-        """Take in a worker; `source`: see `WorkerKvEvents`."""
+        """Add a worker; `source`: see `WorkerKvEvents`."""
         events = self._workers[worker_id] = WorkerKvEvents(worker_id, cache, source, self._watchers)
         return events
 
     def detach(self, worker_id: str) -> None:
-        """Forget a worker that is gone."""
+        """Remove a worker that is gone."""
         self._workers.pop(worker_id).lost()
 
     @contextmanager
     def watched(self, worker_id: str) -> Iterator[Watcher]:
-        """Let somebody follow a worker, or all of them.
+        """Register a watcher of one worker, or of all, for the duration of the context.
 
         Raises:
             NoKvEvents: there will be none.
@@ -177,7 +177,7 @@ class KvEvents:
         """Check that there are events.
 
         Raises:
-            NoKvEvents: there are none; `what` says who wants them.
+            NoKvEvents: there are none; `what` names the reader.
         """
         if self._kind != "blocks":
             raise NoKvEvents(

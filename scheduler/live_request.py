@@ -1,4 +1,4 @@
-"""A request while it lives in this scheduler: the core's sequence, and what the core must not see."""
+"""A request in this scheduler until it ends: the core's sequence, and what the core must not see."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from lorrery.scheduler.tracing import RequestTrace
 
 
 class Counted(IntEnum):
-    """How much of a request the metrics have: each includes those before it."""
+    """How much of a request the metrics have counted: each value includes those before it."""
 
     NOTHING = 0
     ADMISSION = 1
@@ -23,16 +23,16 @@ class LiveRequest:
     """A request, from its arrival to its end.
 
     Attributes:
-        sequence: what the core knows.
-        router: whose it is.
-        router_handle: its name on that router's stream.
-        sampling: the wire's message, passed on to the worker as it came, the hidden true length in it.
+        sequence: the core's view of it.
+        router: that it came from.
+        router_handle: its handle on that router's stream.
+        sampling: the wire's message, passed on unchanged to the worker, including the hidden true output length.
         token_ids: the output so far, for a resumption.
-        counted: what has been counted of it on a stream that broke.
-        orphaned: its router's stream has ended.
-        refused: its router has been told that it ends, but its worker has not let go of it yet.
+        counted: how much of it was counted on an earlier, broken stream.
+        orphaned: whether its router's stream has ended.
+        refused: whether its router has been told of its end while its worker still has it.
         context: the span that it is part of; None: none.
-        trace: makes its spans; None: nobody keeps them.
+        trace: makes its spans; None: they are not kept.
     """
 
     sequence: Sequence
@@ -50,5 +50,5 @@ class LiveRequest:
 
     @property
     def run_context(self) -> TraceContext | None:
-        """The span of its run, for its worker; None: nobody keeps it."""
+        """The span of its run, for its worker; None: it is not kept."""
         return None if self.trace is None else self.trace.run_context()

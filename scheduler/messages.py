@@ -1,6 +1,6 @@
-"""What routers and workers say, in the scheduler's own types; `wire_routers` and `wire_workers` make them.
+"""Messages of routers and workers in the scheduler's own types; `wire_routers` and `wire_workers` make them.
 
-Fields named *_u32 are little-endian arrays that are passed on as they came.
+Fields named *_u32 are little-endian arrays that are passed on unchanged.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from lorrery.scheduler.core.quotas import Quota
 
 
 class ProtocolError(ValueError):
-    """A peer says what the protocol does not allow; the message says what."""
+    """A peer's message violates the protocol; the text says how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class Submit:
     """A request, or the rest of one.
 
     Attributes:
-        handle: its name on the router's stream.
-        produced: output that the router has already.
+        handle: its handle on the router's stream.
+        produced: output that the router already has.
         sampling: what the device needs to make its tokens; passed on unread.
-        resumed: asked for before, on a stream that broke.
-        adapter_rank: of the adapter that its router takes it to have; 0: the router does not know.
-        adapter_version: of that adapter; 0: as the settings list it.
-        quota: what its API key may use; None: anything.
+        resumed: whether it was submitted before, on a stream that broke.
+        adapter_rank: of the adapter that the router resolved; 0: unknown to the router.
+        adapter_version: of that adapter; 0: as listed in the settings.
+        quota: what its API key may use; None: no limits.
         time_left_ps: how long its client still waits; 0: for ever.
         trace: the span that it is part of; None: none.
     """
@@ -52,11 +52,11 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHello:
-    """How a worker announces itself.
+    """A worker's announcement.
 
     Attributes:
-        device: the settings that its steps and its memory follow from; empty: not said.
-        pace: what its steps take; None: not said.
+        device: the settings that determine its steps and its memory; empty: unknown.
+        pace: its step times; None: unknown.
     """
 
     worker_id: str
@@ -72,7 +72,7 @@ class WorkerHello:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The outcome of one step; with `start_ps == end_ps` no step ran, and the plan ends at a boundary already told."""
+    """The outcome of one step; if `start_ps == end_ps` no step ran, and the plan ends at a boundary reported before."""
 
     plan_id: int
     start_ps: int
@@ -83,12 +83,12 @@ class StepReport:
 
 
 class Load(NamedTuple):
-    """How much a scheduler has to do.
+    """A scheduler's load.
 
     Attributes:
-        num_workers: that take new sequences.
+        num_workers: workers that accept new sequences.
         num_open: requests that have not ended.
-        num_routers: that are connected.
+        num_routers: connected routers.
     """
 
     num_workers: int

@@ -1,4 +1,4 @@
-"""What a scheduler counts; `series.py` says what each of it means, `gauges.py` shows the present state."""
+"""A scheduler's counters; `series.py` describes each of them, `gauges.py` shows the current state."""
 
 from collections.abc import Iterable
 
@@ -23,11 +23,11 @@ LEVELS = ("gpu", "host")
 PHASES = tuple(name.removesuffix("_ps") for name in Phases._fields)
 DEFAULT = MetricsSettings()
 _PS = float(PS_PER_SECOND)
-"""A third of what dividing by the whole number costs."""
+"""A float: dividing by it costs a third of dividing by the integer."""
 
 
 class AdapterUse:
-    """What one adapter has meant to this scheduler's workers."""
+    """Loads and queue times of one adapter in this scheduler."""
 
     __slots__ = ("num_loads", "num_thrashes", "queue")
 
@@ -38,7 +38,7 @@ class AdapterUse:
 
 
 class TenantUse:
-    """What one tenant has been served."""
+    """Service that one tenant got."""
 
     __slots__ = ("output_tokens", "prompt_tokens", "queue")
 
@@ -49,10 +49,10 @@ class TenantUse:
 
 
 class SchedulerMetrics:
-    """All that one scheduler counts; make one per process.
+    """All counters of one scheduler; make one per process.
 
     Args:
-        registry: where it is shown.
+        registry: where they are shown.
         limits: how many adapters and tenants have series of their own.
     """
 
@@ -108,13 +108,13 @@ class SchedulerMetrics:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def arrived(self, adapter: Adapter | None, tenant_id: str) -> None:
-        """Note a request, be it refused, as traffic of its adapter, which there is, and its tenant."""
+        """Count a request, even if refused, as traffic of its adapter, if any, and its tenant."""
         if adapter is not None:
             self.adapters.count(adapter.adapter_id)
         self.tenants.count(tenant_id)
 
     def admitted(self, sequence: Sequence, queue_ps: int) -> None:
-        """Note a request's first admission."""
+        """Record a request's first admission."""
         seconds, adapter = queue_ps / _PS, sequence.adapter
         self.queue_seconds.observe(seconds)
         self.adapters.of("" if adapter is None else adapter.adapter_id).queue.observe(seconds)
@@ -122,26 +122,26 @@ class SchedulerMetrics:
         self.prompt_tokens.inc(sequence.prompt_tokens)
 
     def prefix_looked_up(self, input_tokens: int, cached_tokens: int) -> None:
-        """Note an admission's look-up in the prefix cache."""
+        """Record an admission's look-up in the prefix cache."""
         self.prefix_queries.inc(input_tokens)
         self.prefix_hits.inc(cached_tokens)
 
     def first_token(self, ttft_ps: int) -> None:
-        """Note a request's first token."""
+        """Record a request's first token."""
         self.ttft_seconds.observe(ttft_ps / _PS)
 
     def cancelled(self, *, orphaned: bool) -> None:
-        """Note a request that was withdrawn: by its client, or because its router's stream has ended."""
+        """Count a withdrawn request: by its client, or because its router's stream has ended."""
         (self.orphaned if orphaned else self.requests.labels("cancelled")).inc()
 
     def finished(self, reason: FinishReason, phases: Phases) -> None:
-        """Note a request that ended by itself."""
+        """Record a request that ended by itself."""
         self.requests.labels(reason.word).inc()
         for histogram, phase_ps in zip(self._phases, phases, strict=True):
             histogram.observe(phase_ps / _PS)
 
     def served(self, tenant_id: str, prompt_tokens: int, output_tokens: int) -> None:
-        """Note what a tenant has got by a request that was admitted, and has ended."""
+        """Count the service to a tenant by a request that was admitted and has ended."""
         use = self.tenants.of(tenant_id)
         use.prompt_tokens += prompt_tokens
         use.output_tokens += output_tokens
@@ -149,14 +149,14 @@ class SchedulerMetrics:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def step(self, plan: Plan, step_ps: int, gap_ps: int, num_tokens_out: int, cpu_seconds: float) -> None:
-        """Note one step of a plan.
+        """Record one step of a plan.
 
         Args:
-            plan: what it belongs to.
-            step_ps: how long it took.
+            plan: that it belongs to.
+            step_ps: its duration.
             gap_ps: how long the worker stood still before it.
-            num_tokens_out: that it gave.
-            cpu_seconds: what the core took to commit it.
+            num_tokens_out: tokens that it produced.
+            cpu_seconds: CPU time of the core to commit it.
         """
         (self._decode_seconds if plan.decode else self._prefill_seconds).observe(step_ps / _PS)
         num_tokens = num_tokens_out if plan.decode else 0
@@ -172,7 +172,7 @@ class SchedulerMetrics:
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     def adapters_changed(self, events: Iterable[AdapterEvent]) -> None:
-        """Note what has happened to the adapters of a worker."""
+        """Record the events of a worker's adapters."""
         for event in events:
             if isinstance(event, Evicted):
                 self._evictions.labels(event.level).inc()

@@ -1,6 +1,6 @@
-"""When a worker that has no plan is decided on next: in the loop's next turn, or when a time has come.
+"""When the next decision for a worker without a plan is due: in the loop's next turn, or at a given time.
 
-Not at once, even if it idles: what comes in together, such as the sequences of a lost worker, is decided on together.
+Not at once, even if it idles: inputs that come together, such as the sequences of a lost worker, share one decision.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ class NextDecision:
     """See the module.
 
     Args:
-        clock: the device's.
-        decide: gets the time to decide at; raises nothing.
+        clock: the device clock.
+        decide: called with the time to decide at; must not raise.
     """
 
     def __init__(self, clock: DeviceClock, decide: Callable[[int], None]) -> None:
@@ -26,7 +26,7 @@ class NextDecision:
         self._soon: asyncio.Handle | None = None
 
     def soon(self, at_ps: int) -> None:
-        """Decide soon, at this time, or at the one waited for if that comes first: its timer may fire late."""
+        """Decide soon, at this time, or at the awaited one if that is earlier: its timer may fire late."""
         if self._soon is None:
             until_ps = self._until_ps
             self.cancel()
@@ -34,14 +34,14 @@ class NextDecision:
             self._soon = asyncio.get_running_loop().call_soon(self._decide, first_ps)
 
     def wait(self, until_ps: int | None) -> None:
-        """Decide when this time has come; None: not before something comes in."""
+        """Decide at this time; None: not before an input comes."""
         self._until_ps = until_ps
         if until_ps is not None:
             delay = self._clock.to_monotonic(until_ps) - time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(max(0.0, delay), self._decide, until_ps)
 
     def cancel(self) -> None:
-        """Do not decide by itself any more."""
+        """Cancel the pending decision."""
         for handle in (self._timer, self._soon):
             if handle is not None:
                 handle.cancel()

@@ -1,4 +1,4 @@
-"""What is to be sent to one worker, in order, until its stream's writer takes it."""
+"""Messages to one worker, in order, until its stream's writer takes them."""
 
 import asyncio
 from collections import deque
@@ -15,12 +15,12 @@ class Outbox:
         self._wake = asyncio.Event()
 
     def send(self, message: ToWorker) -> None:
-        """Let a message be written; never waits."""
+        """Queue a message; never waits."""
         self._messages.append(message)
         self._wake.set()
 
     async def write_all(self, write: Callable[[ToWorker], Awaitable[None]]) -> None:
-        """Write what is to be sent, until cancelled."""
+        """Write queued messages, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()

@@ -1,4 +1,4 @@
-"""What a worker's decisions and steps bring for its requests: ends for their routers, and counts."""
+"""Results of a worker's decisions and steps for its requests: ends, sent to their routers, and counts."""
 
 from collections.abc import Collection, Iterable
 from typing import Protocol
@@ -28,14 +28,14 @@ _OUTCOMES = {Dropped: "dropped", Failed: "failed", Cancelled: "cancelled"}
 
 
 class RequestOwner(Protocol):
-    """The requests of a scheduler, as far as a worker ends them."""
+    """The requests of a scheduler, as far as workers end them."""
 
     metrics: SchedulerMetrics
     lives: dict[int, LiveRequest]
 
     @property
     def history(self) -> History | None:
-        """What has happened, while somebody watches."""
+        """The history, while there is a watcher."""
         ...
 
     def forget(self, live: LiveRequest) -> None:
@@ -43,15 +43,15 @@ class RequestOwner(Protocol):
         ...
 
     def cancelled(self, lives: Collection[LiveRequest]) -> None:
-        """Count and drop requests that have ended by being cancelled; a router that goes leaves thousands."""
+        """Count and drop cancelled requests; a router that leaves may have thousands."""
         ...
 
     def take_recalled(self, recalled: Iterable[Recalled], donor: Member) -> None:
-        """Give sequences that have left their worker to another."""
+        """Give recalled sequences that have left their worker to another."""
         ...
 
     def log_error(self, message: str, error: Exception) -> None:
-        """Log what a policy raised, once."""
+        """Log a policy's exception, each message once."""
         ...
 
 
@@ -59,8 +59,8 @@ class Outcomes:
     """Carries out the events of one worker.
 
     Args:
-        member: the worker, as the core has it.
-        requests: those that it may serve.
+        member: the worker in the core.
+        requests: of the scheduler.
     """
 
     def __init__(self, member: Member, requests: RequestOwner) -> None:
@@ -70,11 +70,11 @@ class Outcomes:
         self._num_evictions = 0
 
     def carry_out(self, events: Collection[Event], at_ps: int) -> None:
-        """Tell routers of ends, count, and drop what has ended.
+        """Report ends to routers, count, and drop ended requests.
 
         Args:
             events: of a decision or of steps.
-            at_ps: the boundary at which it was made, or they ended.
+            at_ps: the boundary of the decision, or the end of the steps.
         """
         lives = self._requests.lives
         if (history := self._requests.history) is not None:
@@ -144,7 +144,7 @@ class Outcomes:
             self._requests.take_recalled(recalled, self._member)
 
     def _note(self, history: History, events: Collection[Event], at_ps: int) -> None:
-        """Let those who watch know."""
+        """Record the events in the history."""
         history.decided(self._member, events, at_ps)
         lives, worker_id = self._requests.lives, self._member.name
         for event in events:

@@ -4,9 +4,9 @@
     scheduler.batching  = "module:Class"     a Batching, made of the batch limits and batching_options
     scheduler.placement = "module:Class"     a Placement, made of a random generator and placement_options
 
-Options are keyword arguments. The module is looked for on Python's path (PYTHONPATH) and then in the working directory,
-by whichever process needs it: services, simulations and commands alike. A class that cannot be what it is named for is
-refused before anything runs.
+Options are keyword arguments. The module is searched on Python's path (PYTHONPATH) and then in the working directory,
+by every process that needs it: services, simulations and commands alike. A class that does not fit its role is refused
+before anything runs.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from lorrery.chassis.errors import SettingsError
 T = TypeVar("T")
 
 _SPECIAL = ("__len__", "__iter__")
-"""Special methods that a protocol may ask for."""
+"""Special methods that a protocol may require."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PlugIn(Generic[T]):
         key: the setting that names it, for messages.
         name: `module:Class`.
         options: keyword arguments of the class.
-        protocol: what its instances must be.
+        protocol: that its instances must satisfy.
     """
 
     key: str
@@ -44,7 +44,7 @@ class PlugIn(Generic[T]):
     protocol: type
 
     def make(self, *arguments: object) -> T:
-        """Make one.
+        """Make an instance.
 
         Args:
             arguments: positional ones that come before the options.
@@ -68,7 +68,7 @@ class PlugIn(Generic[T]):
     def _check_options(self, num_arguments: int) -> None:
         try:
             parameters = list(inspect.signature(self.made_by).parameters.values())
-        except ValueError:  # compiled, and silent about what it takes
+        except ValueError:  # compiled, without a signature
             return
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -92,11 +92,11 @@ def find(key: str, name: str, protocol: type, options: Mapping[str, Any]) -> Plu
     Args:
         key: the setting, for messages.
         name: `module:Class`.
-        protocol: what it must make.
+        protocol: that its instances must satisfy.
         options: keyword arguments of the class.
 
     Raises:
-        SettingsError: no such module, an error in it, or what it has by that name is no such class.
+        SettingsError: no such module, an error in it, or its attribute of that name is no such class.
     """
     search_here()
     module_name, _, attribute = name.partition(":")
@@ -115,7 +115,7 @@ def find(key: str, name: str, protocol: type, options: Mapping[str, Any]) -> Plu
 
 
 def search_here() -> None:
-    """Let modules be found in the working directory too, after everything else on the path."""
+    """Make modules in the working directory importable too, after everything else on the path."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -129,9 +129,9 @@ def in_words(error: BaseException) -> str:
 
 
 def _members(protocol: type) -> dict[str, Any]:
-    """Return what a protocol asks for, by name: its methods, and its attributes (as properties).
+    """Return the members that a protocol requires, by name: its methods, and its attributes (as properties).
 
-    Special methods come first, in the order of `_SPECIAL`; a compiled class has them in an order of its own.
+    Special methods come first, in the order of `_SPECIAL`; a compiled class has them in another order.
     """
     members = vars(protocol)
     names = [*filter(members.__contains__, _SPECIAL), *(name for name in members if not name.startswith("_"))]

@@ -1,4 +1,4 @@
-"""Builds what the core needs from the settings: replicas for workers that attach, adapters, caches, the placement."""
+"""Builds the core's parts from the settings: replicas for workers that attach, adapters, caches, the placement."""
 
 import math
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 
 def cluster_rules(settings: Settings) -> ClusterRules:
-    """Return what a scheduler of this cluster lets in, and how long it lets wait."""
+    """Return which requests a scheduler of this cluster accepts, and how long it lets them wait."""
     own = settings.scheduler
     return ClusterRules(
         max_req_input_len=own.max_req_input_len,
@@ -86,10 +86,10 @@ class ReplicaFactory:
         self._batching = self._plug_in("batching", own.batching or "", Batching, own.batching_options)
         self._placement = self._plug_in("placement", own.placement, Placement, own.placement_options)
         if self._queue is not None:
-            self._queue.make()  # a class that is no queue is an error now, not at the first attach
+            self._queue.make()  # a class that is no queue fails now, not at the first attach
         if self._batching is not None:
             self._batching.make(BatchLimits(1, 1))
-        _ = self.prefix_cache  # a corpus that cannot be read is an error now, not at the first attach
+        _ = self.prefix_cache  # an unreadable corpus fails now, not at the first attach
 
     @staticmethod
     def _plug_in(part: str, name: str, protocol: type, options: Mapping[str, Any]) -> PlugIn[Any] | None:
@@ -99,7 +99,7 @@ class ReplicaFactory:
         """Build the placement.
 
         Args:
-            rng: that it draws from; None: the scheduler's own.
+            rng: source of randomness; None: the scheduler's own.
 
         Raises:
             SettingsError: one from outside the tree cannot be made.
@@ -114,13 +114,13 @@ class ReplicaFactory:
         return PLACEMENTS[own.placement](rng, options)
 
     def adapter(self, adapter_id: str, rank: int, version: int = 0) -> Adapter:
-        """Build an adapter, with the slots that it takes of a KV pool."""
+        """Build an adapter, with the slots that it takes in a KV pool."""
         exact = self._settings.adapters.slots_rule == "exact"
         return Adapter(adapter_id, rank, self._costs.exact_slots(rank) if exact else None, version)
 
     @cached_property
     def prefix_cache(self) -> PrefixCache | None:
-        """The prefix cache that every replica shares: the static one. Blocks are cached by each replica for itself."""
+        """The prefix cache that all replicas share: the static one. A block cache belongs to one replica."""
         own = self._settings.scheduler.prefix_cache
         if own.kind != "static_trie":
             return None
@@ -130,7 +130,7 @@ class ReplicaFactory:
         return StaticTrie.build(read_corpus(own.corpus), own.cache_size)
 
     def replica_settings(self, hello: WorkerHello) -> ReplicaSettings:
-        """Return what the replica of this worker is built from."""
+        """Return the settings of this worker's replica."""
         settings = self._settings.of_gpu(hello.gpu)
         own, adapters = settings.scheduler, settings.adapters
         return ReplicaSettings(
@@ -172,8 +172,8 @@ class ReplicaFactory:
         """Build a replica.
 
         Args:
-            settings: of it.
-            load_rules: which loads fail or are slow, beside those that the settings let fail at random.
+            settings: of the replica.
+            load_rules: injected load faults, beside the random ones of the settings.
         """
         queue, batching = self._queue, self._batching
         return build_replica(
@@ -186,7 +186,7 @@ class ReplicaFactory:
         )
 
     def _load_faults(self, rules: LoadRules | None) -> LoadFaults:
-        """Return what goes wrong with the next replica's loads; it draws for itself, so others' loads do not matter."""
+        """Return the load faults of the next replica; its own random stream, so others' loads do not affect it."""
         ratio = self._settings.adapters.load_failure_ratio
         rng = np.random.default_rng((self._settings.scheduler.seed, self._num_replicas))
         self._num_replicas += 1

@@ -1,6 +1,6 @@
-"""The requests of one scheduler, live: they come in, are placed and end as the core decides.
+"""The requests of one scheduler, live: they arrive, are placed and end as the core decides.
 
-The driver stamps what comes in with its clock, hands it to `scheduler.core.cluster`, and carries the events out: to the
+The driver stamps inputs with its clock, hands them to `scheduler.core.cluster`, and carries out the events: to the
 workers, to the routers, to the journal, the log and the metrics.
 """
 
@@ -38,33 +38,33 @@ from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MAX_REMEMBERED = 10_000
-"""Errors that were logged, and requests of routers that went: what others' words name is not remembered for ever."""
+"""Logged errors, and requests of routers that left: keys that peers name are not remembered for ever."""
 
 AFTER_STOP_SECONDS = 1.0
-"""How long a scheduler that was stopped runs before it lets a wait for a worker end."""
+"""How long a scheduler that stood still runs before it ends a wait for a worker."""
 
 log = get_logger("scheduler.requests")
 
 
 class Requests:
-    """The requests that have come in and not ended.
+    """The requests that have arrived and not ended.
 
     Args:
         core: decides.
-        workers: attached, by name; what is placed goes to them.
-        factory: of the adapters that resumed requests bring.
-        metrics: count.
-        feed: of those who watch.
-        journal: notes; None: nobody does.
-        clock: of the devices.
+        workers: attached, by name; placed requests go to them.
+        factory: builds the adapters that resumed requests bring.
+        metrics: counters.
+        feed: of the watchers.
+        journal: records requests; None: there is no journal.
+        clock: device clock.
         awake: counts the seconds in which this process ran.
-        slices: for what may concern ten thousand at once.
-        traces: begin the spans of requests.
-        log_placement: whether the log says where each went.
+        slices: runs work that may concern ten thousand requests at once.
+        traces: begins the spans of requests.
+        log_placement: whether placements are logged.
 
     Attributes:
         lives: by the scheduler's handle.
-        empty: set while there is none.
+        empty: set while there are no requests.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Requests:
 
     @property
     def history(self) -> History | None:
-        """What has happened, while somebody watches."""
+        """The history, while there is a watcher."""
         return self._feed.history
 
     def submit(self, submit: Submit, router: RouterLink) -> None:
-        """Take in a request, or refuse it on the spot."""
+        """Accept a request, or refuse it at once."""
         at_ps = self._clock.now_ps()
         self._num_handles += 1
         sequence = Sequence(
@@ -124,7 +124,7 @@ class Requests:
             produced_tokens=len(submit.produced),
         )
         if not submit.produced:
-            sequence.content = of_u32(submit.prompt_token_ids_u32)  # the same bytes, for caches that look at them
+            sequence.content = of_u32(submit.prompt_token_ids_u32)  # the same bytes, for caches that compare them
         if submit.time_left_ps:
             sequence.deadline_ps = at_ps + submit.time_left_ps
         trace = self._traces.begin(submit, sequence)
@@ -182,7 +182,7 @@ class Requests:
         self._carry_out(events, at_ps)
 
     def _counted(self, submit: Submit, router: RouterLink) -> Counted:
-        """Return what the metrics have of a request from a stream that broke."""
+        """Return how much the metrics have counted of a request from a stream that broke."""
         orphaned = self._orphans.pop((router.router_id, submit.request_id)) if submit.resumed else None
         return Counted.FIRST_TOKEN if submit.produced else orphaned or Counted.NOTHING
 
@@ -194,7 +194,7 @@ class Requests:
             self._carry_out(self._core.cancel(self.lives[handle].sequence, at_ps), at_ps)
 
     def cancel_all(self, router: RouterLink, router_handles: Iterable[int]) -> None:
-        """Withdraw many, in slices."""
+        """Withdraw many requests, in slices."""
 
         def cancel_each() -> Iterator[None]:
             for router_handle in router_handles:
@@ -213,12 +213,12 @@ class Requests:
         self.tell_if_empty()
 
     def tell_if_empty(self) -> None:
-        """Set `empty` if nothing is left."""
+        """Set `empty` if there are no requests."""
         if not self.lives:
             self.empty.set()
 
     def orphan(self, router: RouterLink) -> None:
-        """Cancel what a router owns whose stream has ended."""
+        """Cancel the requests of a router whose stream has ended."""
         for handle in router.owned.values():
             live = self.lives[handle]
             live.orphaned = True
@@ -229,7 +229,7 @@ class Requests:
         self.cancel_all(router, list(router.owned))
 
     def _end_use(self, live: LiveRequest) -> None:
-        """Count a request against its key no longer."""
+        """Stop counting a request against its API key."""
         sequence, at_ps = live.sequence, self._clock.now_ps()
         if sequence.first_admitted_ps is not None:
             output_tokens = len(live.token_ids)
@@ -241,13 +241,13 @@ class Requests:
             self._release_soon = asyncio.get_running_loop().call_soon(self._release)
 
     def _release(self) -> None:
-        """Place what its key has held."""
+        """Place held requests whose API key has a free slot."""
         self._release_soon = None
         at_ps = self._clock.now_ps()
         self.place(self._core.release(at_ps), at_ps)
 
     def cancelled(self, lives: Collection[LiveRequest]) -> None:
-        """Count and drop requests that have ended by being cancelled, in slices."""
+        """Count and drop cancelled requests, in slices."""
 
         def forget_each() -> Iterator[None]:
             for live in lives:
@@ -258,7 +258,7 @@ class Requests:
 
         self._slices.do(forget_each())
 
-    # --- what the core decides --------------------------------------------------------------------------------------
+    # --- decisions of the core --------------------------------------------------------------------------------------
 
     def _carry_out(self, events: Iterable[ClusterEvent], at_ps: int) -> None:
         for event in events:
@@ -296,7 +296,7 @@ class Requests:
                     live.trace.refused(event.refusal)
                 self._workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
             elif isinstance(event, Withdrawn):
-                # The router is told at once what has been consumed: a stream that it ends by itself needs to say so.
+                # The router is told of the usage at once: a stream that it ends by itself has to report it.
                 worker_id = event.member.name if event.sequence.first_admitted_ps is not None else ""
                 num_tokens = len(live.token_ids)
                 live.router.finished(
@@ -314,14 +314,14 @@ class Requests:
         self._watch_waits()
 
     def given_back(self, sequences: Iterable[Sequence], why: str, at_ps: int) -> None:
-        """Take note that requests have come back from a worker, and need another."""
+        """Record in the traces that requests came back from a worker, and need another."""
         for sequence in sequences:
             live = self.lives.get(sequence.handle)
             if live is not None and live.trace is not None:
                 live.trace.given_back(why, at_ps)
 
     def place(self, events: Iterable[ClusterEvent], at_ps: int) -> None:
-        """Carry out what was decided of workers, and place what more there is to place again, in slices."""
+        """Carry out events of a change of workers, and place the remaining untried requests, in slices."""
         self._carry_out(events, at_ps)
         self._slices.do(self._place_rest())
 
@@ -332,7 +332,7 @@ class Requests:
             yield
 
     def take_recalled(self, recalled: Iterable[Recalled], donor: Member) -> None:
-        """Give requests that have left their worker for another to that, all at one time: they can join together."""
+        """Give recalled requests that have left their worker to another, all at once: they can join together."""
         at_ps = self._clock.now_ps()
         events = [event for one in recalled for event in self._core.take_recalled(one, donor, at_ps)]
         self.metrics.moved.inc(sum(isinstance(event, Placed) for event in events))
@@ -371,18 +371,18 @@ class Requests:
         router.refused(router_handle, withheld(refusal))
 
     def log_error(self, message: str, error: Exception) -> None:
-        """Log what a policy raised, with its traceback; the same once only, for it may do so for every request."""
+        """Log a policy's exception with its traceback; each message once, as it may occur for every request."""
         if message not in self._logged_errors:
             self._logged_errors.put(message, True)
             log.error("policy_raised", reason=message, exc_info=error)
 
     def expect_no_worker(self) -> None:
-        """Refuse requests that wait for a worker, and those that would."""
+        """Refuse requests that wait for a worker, and those that would have to."""
         self._core.expect_no_worker(self._clock.now_ps())
         self._watch_waits()
 
     def _watch_waits(self) -> None:
-        """Look again when the first wait for a worker is over."""
+        """Set the timer for the end of the first wait for a worker."""
         until_ps = self._core.until_ps
         if until_ps == self._waits_until_ps:
             return

@@ -1,4 +1,4 @@
-"""One router's Route stream, from its hello to its end: requests and cancels come in, tokens go out."""
+"""One router's Route stream, from its hello to its end: receives requests and cancels, sends tokens."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,17 +21,17 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 
 LOAD_SECONDS = 0.1
-"""Between two messages to a router about how much there is to do."""
+"""Interval between two load messages to a router."""
 
 log = get_logger("scheduler")
 
 
 class RouteStreams:
-    """Serves them.
+    """Serves Route streams.
 
     Args:
         settings: of the cluster.
-        cluster: whose requests they bring.
+        cluster: that the requests go to.
     """
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
@@ -42,10 +42,10 @@ class RouteStreams:
         requests: AsyncIterator[pb.RouteRequest],
         context: grpc.aio.ServicerContext[pb.RouteRequest, pb.RouteResponse],
     ) -> None:
-        """Serve one, until it ends.
+        """Serve one stream until it ends.
 
         Raises:
-            RequestError: alone or in a group: what it says cannot be.
+            RequestError: alone or in a group: an invalid message.
         """
         theirs = (await first_message(requests, context, self._cluster.awake)).hello
         if (why := too_long(theirs.router_id)) is not None:
@@ -54,12 +54,12 @@ class RouteStreams:
         await self._cluster.adapters.learn(wire_routers.read_changes(changes), changes.forgotten)
         router = self._cluster.connect(theirs.router_id)
         try:
-            # Nothing is awaited in between: changes from now on follow the hello, which has all before.
+            # No await in between: the hello has all changes so far, and later ones follow it.
             settings, adapter_log = self._settings, self._cluster.adapters.log
             hello = wire_routers.scheduler_hello(settings.model, settings.time_scale, adapter_log)
             if self._cluster.core.draining:
                 router.send(wire_routers.draining())
-            # Before anything that may cancel it: gRPC sends no status where the first write was broken off.
+            # Before anything that may cancel it: gRPC sends no status if the first write was interrupted.
             await self._cluster.awake.within(self._settings.scheduler.router_timeout_seconds, context.write(hello))
             await until_first_ends(
                 self._read_router(requests, router),
@@ -71,7 +71,7 @@ class RouteStreams:
             self._cluster.disconnect(router)
 
     async def _write_router(self, write: Callable[[pb.RouteResponse], Awaitable[None]], router: RouterLink) -> None:
-        """Write what gathers for a router, until a write lasts too long."""
+        """Write pending messages for a router, until a write takes too long."""
         seconds = self._settings.scheduler.router_timeout_seconds
         writes: Writes[RouterLink] = Writes(self._cluster.awake, seconds)
 
@@ -82,7 +82,7 @@ class RouteStreams:
         await until_first_ends(router.write_all(lambda message: writes.write(router, write(message))), until_stuck())
 
     async def _say_load(self, router: RouterLink) -> None:
-        """Tell a router how much there is to do, whenever that has changed."""
+        """Send a router the load, whenever it has changed."""
         said: Load | None = None
         while True:
             if (load := self._cluster.load) != said:
@@ -104,8 +104,8 @@ class RouteStreams:
                 await self._cluster.adapters.learn(wire_routers.read_changes(changes), forgotten, router)
 
     def _submit(self, message: pb.Submit, router: RouterLink) -> None:
-        """Take in a request; one that cannot be read is refused, and the stream goes on."""
-        if message.handle in router.owned:  # whose refusal would end the request that has it
+        """Submit a request; one that cannot be read is refused, and the stream goes on."""
+        if message.handle in router.owned:  # a refusal would end the request that has the handle
             log.warning("submit_ignored", router_id=router.router_id, reason=f"handle {message.handle} is taken")
             return
         try:

@@ -1,8 +1,8 @@
-"""One router as the scheduler sees it: what it owns, and what is on its way to it.
+"""One router as the scheduler sees it: its requests, and the messages on their way to it.
 
-The scheduler never waits for a router inside a step: outcomes gather here, and one writer sends whatever has gathered
-in one message. A router that keeps up gets one message per step; a slow one gets several steps merged; one that is so
-slow that `max_pending_tokens` gather, or that takes nothing for a while, is cut off, and resumes its streams on a new
+The scheduler never waits for a router inside a step: outcomes gather here, and one writer sends everything gathered in
+one message. A router that keeps up gets one message per step; a slow one gets several steps merged; one that is so slow
+that `max_pending_tokens` gather, or that reads nothing for a while, is cut off, and resumes its streams on a new
 connection.
 """
 
@@ -18,22 +18,22 @@ log = get_logger("scheduler.routers")
 
 
 class RouterLink:
-    """The way back to one router.
+    """The stream back to one router.
 
     Args:
         router_id: as it announced itself.
         clock: stamps messages.
-        max_pending_tokens: bound on what may gather, in tokens of 8 bytes; ends and refusals count by their size.
+        max_pending_tokens: bound on pending messages, in tokens of 8 bytes; ends and refusals count by their size.
 
     Attributes:
-        owned: the scheduler's handles of its requests, by its own.
+        owned: the scheduler's handles of its requests, by the router's handles.
     """
 
     def __init__(self, router_id: str, clock: DeviceClock, max_pending_tokens: int) -> None:
         self.router_id = router_id
         self.owned: dict[int, int] = {}
         self._clock = clock
-        self._max_pending_bytes = 8 * max_pending_tokens  # a handle beside each
+        self._max_pending_bytes = 8 * max_pending_tokens  # 4 bytes for the token, 4 for its handle
         self._handles: list[bytes] = []
         self._token_ids: list[bytes] = []
         self._pending_bytes = 0
@@ -60,7 +60,7 @@ class RouterLink:
         self.send(wire_routers.refused(handle, refusal))
 
     def send(self, message: wire_routers.ToRouter) -> None:
-        """Send anything else."""
+        """Send any other message."""
         self._others.append(message)
         self._count(message.ByteSize())
 
@@ -71,7 +71,7 @@ class RouterLink:
         self._wake.set()
 
     async def write_all(self, write: Callable[[wire_routers.ToRouter], Awaitable[None]]) -> None:
-        """Write what gathers, until cancelled."""
+        """Write pending messages, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -79,7 +79,7 @@ class RouterLink:
                 await write(message)
 
     async def until_overrun(self) -> None:
-        """Return once too much has gathered."""
+        """Return once too much is pending."""
         await self._overrun.wait()
         log.warning("router_too_slow", router_id=self.router_id, waiting_bytes=self._pending_bytes)
 

@@ -1,23 +1,23 @@
-"""The plan that a worker runs: how far it is, and which step may come next."""
+"""The plan that a worker runs: its progress, and which step may come next."""
 
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.messages import ProtocolError, StepReport
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MAX_AHEAD_PS = 3600 * PS_PER_SECOND
-"""A worker's clock may be ahead of its scheduler's, but what ends an hour from now has not been run."""
+"""A worker's clock may be ahead of its scheduler's, but a step that ends over an hour from now has not been run."""
 
 
 class RunningPlan:
     """See the module.
 
     Args:
-        plan: as the core made it.
+        plan: of the core.
         plan_id: its number on the stream.
 
     Attributes:
-        steps_left: that may still come.
-        interrupted: whether the worker has been asked to hand back early.
+        steps_left: steps that may still come.
+        interrupted: whether the worker has been sent an Interrupt.
     """
 
     __slots__ = ("interrupted", "plan", "plan_id", "steps_left")
@@ -30,7 +30,7 @@ class RunningPlan:
 
     @property
     def fresh(self) -> bool:
-        """Whether no step of it has come."""
+        """Whether no step of it has been reported."""
         return self.steps_left == self.plan.max_steps
 
     def expected_start_ps(self, boundary_ps: int) -> int:
@@ -41,7 +41,7 @@ class RunningPlan:
         """Check that a step follows the one before, belongs to the plan, and does not end in the distant future.
 
         Args:
-            step: as the worker tells it.
+            step: as reported by the worker.
             boundary_ps: the end of the one before.
             now_ps: the device clock.
 

@@ -12,7 +12,7 @@ _SIZE_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024
 _TOKEN_BUCKETS = (
     *(1.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0),
 )
-# Fewer of those that there are many of.
+# Fewer buckets for series that exist per adapter or tenant.
 _WAIT_BY_NAME_BUCKETS = (0.01, 0.05, 0.2, 0.5, 1.0, 2.5, 10.0, 60.0)
 
 REQUESTS = Series(

@@ -63,11 +63,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return [pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
 
     async def listen(self) -> Mapping[str, str]:
-        """See `Service`: nowhere else."""
+        """See `Service`: no further addresses."""
         return {}
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
-        """Be ready; everything happens in the streams, the last of it after this has ended."""
+        """Report ready; the streams do the work, the last of it after this has ended."""
         if self._cluster.journal is not None:
             atexit.register(self._cluster.close_journal)
         warn_if_exposed(

@@ -38,7 +38,7 @@ CacheName = Annotated[str, named(*PREFIX_CACHES)]
 LimitsName = Annotated[str, named(*LIMITS)]
 PlugInOptions = dict[str, Any]
 MAX_BLOCK_TOKENS = 65_536
-"""Of a KV block: a replica counts the sequences at each place of their last block."""
+"""Most tokens in a KV block: a replica counts sequences by their position in their last block."""
 GbPerSecond = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 ScoreWeight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -153,7 +153,7 @@ class AdapterSettings(Section):
 
 
 def _is_of(name: str, families: Mapping[str, int]) -> bool:
-    """Tell whether a name is that of an adapter of a family; `families`: how many adapters each has."""
+    """Return whether a name is that of an adapter of a family; `families`: how many adapters each has."""
     family, _, number = name.rpartition("-")
     count = families.get(family)
     if count is None or not number.isascii() or not number.isdigit() or len(number) > len(str(count)):

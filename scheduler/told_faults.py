@@ -1,6 +1,6 @@
-"""The faults that one worker follows by itself: what an operator has told it, and what of that it has taken.
+"""The faults that one worker follows by itself: those it was sent, and those it has acknowledged.
 
-A worker says since when what it was told holds, in the order in which it was told.
+A worker reports from when the faults it was sent hold, in the order in which they were sent.
 """
 
 from collections import deque
@@ -13,17 +13,17 @@ from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.messages import ProtocolError
 
 MAX_UNTAKEN = 64
-"""An operator's calls with faults of a worker that it may leave without an answer."""
+"""Most operator calls with faults of one worker that may be unacknowledged."""
 
 
 class ToldFaults:
     """See the module.
 
     Args:
-        worker_id: whose.
-        clock: of the scheduler.
-        faults: of the cluster; told of each that a worker follows.
-        journal: of the worker; None: nobody keeps one.
+        worker_id: of the worker.
+        clock: device clock.
+        faults: of the cluster; counts each fault that the worker follows.
+        journal: of the worker; None: there is no journal.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class ToldFaults:
         self._untaken: deque[tuple[list[str], bool]] = deque()
 
     def tell(self, rules: list[str], *, add: bool, from_ps: int | None) -> wire_workers.ToWorker | None:
-        """Return what to tell the worker; None: nothing.
+        """Return the message for the worker; None: there is nothing to send.
 
         Args:
             rules: a text each.
-            add: whether those that it was told before go on.
-            from_ps: since when their times count; None: since the worker takes them.
+            add: whether those that it was sent before stay active.
+            from_ps: start of their times; None: when the worker takes them.
 
         Raises:
-            ProtocolError: it has left too many without an answer.
+            ProtocolError: it has left too many unacknowledged.
         """
         if len(self._untaken) == MAX_UNTAKEN:
             raise ProtocolError(f"the worker has not taken the faults of {MAX_UNTAKEN} calls")
@@ -54,15 +54,15 @@ class ToldFaults:
         return wire_workers.worker_faults(rules, add=add, from_ps=from_ps, sent_ps=self._clock.now_ps())
 
     def taken(self, from_ps: int, earliest_ps: int, latest_ps: int) -> None:
-        """Take note of since when the faults that the worker was told hold.
+        """Record from when the faults that the worker was sent hold.
 
         Args:
-            from_ps: what it says.
+            from_ps: as the worker reports.
             earliest_ps: the end of its last step.
-            latest_ps: what has not come.
+            latest_ps: upper bound on a valid time.
 
         Raises:
-            ProtocolError: it was told none, or they hold since what cannot be.
+            ProtocolError: it was sent none, or the time is not in these bounds.
         """
         if not self._untaken:
             raise ProtocolError("the worker takes faults that it was not told")

@@ -1,14 +1,14 @@
-"""The spans of a scheduler: where a request's time goes between its arrival and its end, in device time.
+"""The spans of a scheduler: how a request's time divides between its arrival and its end, in device time.
 
     schedule                from arrival to end, below the router's span of the request
-      placement             until it has a worker, when it comes and each time it has to go elsewhere
+      placement             until it has a worker, on arrival and each time it has to go elsewhere
       queue                 from there to its admission into a batch, less
-      adapter_load          while it lacks nothing but its adapter; where loads block, a part of `run`
-      cache_query           at its admission: how much of its input a prefix cache had; takes no device time
+      adapter_load          while it lacks only its adapter; with blocking loads, a part of `run`
+      cache_query           at its admission: cached part of its input; takes no device time
       run                   in a worker's batch, to its end, preemption or loss; the worker's own spans are below it
 
-Device times stand on the wall clock as the device clock has them, so the spans of one request add up to the
-picosecond before they are rounded.
+Device times are mapped to the wall clock by the device clock, so the spans of one request add up to the picosecond
+before they are rounded.
 """
 
 from collections.abc import Mapping
@@ -24,28 +24,28 @@ from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MAX_EVENTS = 100
-"""Of one span: a request that is preempted a thousand times tells of the first ones, and the number."""
+"""Most events of one span: a request that is preempted a thousand times has the first ones, and the number."""
 
 
 class RequestTraces:
     """Begins the spans of a scheduler's requests.
 
     Args:
-        tracer: takes them; None: tracing is off.
-        clock: of the devices.
+        tracer: receives them; None: tracing is off.
+        clock: device clock.
     """
 
     def __init__(self, tracer: Tracer | None, clock: DeviceClock) -> None:
         self._tracer, self._clock = tracer, clock
 
     def begin(self, submit: Submit, sequence: Sequence) -> "RequestTrace | None":
-        """Return what follows a request that has just come in; None: nobody keeps its spans."""
+        """Return the trace of a request that has just arrived; None: its spans are not kept."""
         if self._tracer is None or submit.trace is None or not submit.trace.sampled:
             return None
         return RequestTrace(self._tracer, self._clock, submit, submit.trace, sequence)
 
     def unix_ns(self, at_ps: int) -> int:
-        """Return a device time as Unix time; 0: nobody makes spans."""
+        """Return a device time as Unix time; 0: tracing is off."""
         return 0 if self._tracer is None else self._tracer.unix_ns(self._clock.to_monotonic(at_ps))
 
 
@@ -68,7 +68,7 @@ class RequestTrace:
         self._error: str | None = None
         self._finished_ps: int | None = None
         self._num_preemptions = 0
-        self._load_ps = 0  # waits for its adapter that have a span
+        self._load_ps = 0  # waits for its adapter that already have a span
         self._adapter = {"lorrery.adapter": submit.adapter_id}
         self._since_ps = sequence.arrived_ps
         self._worker = ""
@@ -78,13 +78,13 @@ class RequestTrace:
 
     @property
     def trace_id(self) -> str:
-        """What histograms show beside its times."""
+        """The trace id that histograms show with its times."""
         return self._context.trace_id
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def placed(self, worker: str, why: str, at_ps: int) -> None:
-        """Take note of the worker that it waits for from now on."""
+        """Record the worker at which it waits from now on."""
         if self._worker:  # it waited for another
             self._event("moved", at_ps, {"lorrery.from": self._worker, "lorrery.worker": worker})
             self._end_wait(at_ps)
@@ -101,7 +101,7 @@ class RequestTrace:
         return self._run
 
     def admitted(self, at_ps: int, *, has_cache: bool) -> None:
-        """Take note of its admission into its worker's batch."""
+        """Record its admission into its worker's batch."""
         sequence = self._sequence
         self._end_wait(at_ps)
         if has_cache:
@@ -111,17 +111,17 @@ class RequestTrace:
         self._run_from_ps = at_ps
 
     def first_token(self, at_ps: int) -> None:
-        """Take note of its first token."""
+        """Record its first token."""
         self._run_events.append(self._made("first_token", at_ps, {}))
 
     def preempted(self, at_ps: int) -> None:
-        """Take note that it has lost its place in the batch, and waits again."""
+        """Record that it has lost its place in the batch, and waits again."""
         self._num_preemptions += 1
         self._event("preempted", at_ps, {"lorrery.worker": self._worker})
         self._end_run(at_ps, "preempted")
 
     def given_back(self, why: str, at_ps: int) -> None:
-        """Take note that its worker is gone, or takes no more, and it needs another."""
+        """Record that its worker is gone, or accepts no more, and it needs another."""
         self._event("requeued", at_ps, {"lorrery.worker": self._worker, "lorrery.why": why})
         if self._run_from_ps is not None:
             self._end_run(at_ps, why, error=why)
@@ -130,18 +130,18 @@ class RequestTrace:
         self._worker = ""
 
     def finished(self, reason: FinishReason, output_tokens: int, at_ps: int) -> None:
-        """Take note of why and when it has ended by itself."""
+        """Record why and when it has ended by itself."""
         self._finished_ps = at_ps
         self._attributes["gen_ai.response.finish_reasons"] = (reason.word,)
         self._attributes["lorrery.output_tokens"] = output_tokens
 
     def refused(self, refusal: Refusal) -> None:
-        """Take note of why it is about to end with an error."""
+        """Record why it is about to end with an error."""
         self._attributes["error.type"] = refusal.reason.name
         self._error = f"{refusal.reason.name}: {refusal.message}"
 
     def ended(self, at_ps: int) -> None:
-        """Make what spans are left; it ends now, if it has not by itself."""
+        """Make the remaining spans; it ends now, unless it has ended by itself."""
         at_ps = at_ps if self._finished_ps is None else self._finished_ps
         said = self._attributes
         if self._run_from_ps is not None:
@@ -165,7 +165,7 @@ class RequestTrace:
     # --- spans ------------------------------------------------------------------------------------------------------
 
     def _end_wait(self, at_ps: int) -> None:
-        """End what it waited for at its worker: its turn, and for a while its adapter."""
+        """End its wait at its worker: in the queue, and part of it for its adapter."""
         sequence, where = self._sequence, {"lorrery.worker": self._worker}
         waited_ps = sequence.phases(at_ps).adapter_load_ps - self._load_ps if sequence.first_token_ps is None else 0
         if waited_ps > 0:
@@ -192,7 +192,7 @@ class RequestTrace:
         self._since_ps = max(self._since_ps, at_ps)
 
     def _end(self, name: str, at_ps: int, attributes: Mapping[str, Value]) -> None:
-        """End what has gone on since the last such end."""
+        """Make a span from the end of the last one to `at_ps`."""
         self._keep(name, self._context.child(), self._context, self._since_ps, at_ps, attributes)
         self._since_ps = max(self._since_ps, at_ps)
 

@@ -27,7 +27,7 @@ def read_trie(path: Path) -> StaticTrie:
     """Read a trie.
 
     Raises:
-        FormatError: it cannot be read, is no trie, or has a format version that is not known.
+        FormatError: it cannot be read, is no trie, or has an unknown format version.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""Whether an attached worker is alive, and gets on with its plan.
+"""Whether an attached worker is alive, and makes progress with its plan.
 
-A heartbeat says that a worker's event loop runs, not that its GPU does. So a worker that has a plan must also show
-progress: a step's end, or a heartbeat that says when the step under way ends. The first such promise after each
-progress counts; a later one cannot put the end off. Lost is
+A heartbeat shows that a worker's event loop runs, not that its GPU does. So a worker that has a plan must also show
+progress: a step's end, or a heartbeat that says when the current step ends. The first such promise after each progress
+counts; a later one cannot postpone the end. Lost is
 
     a worker that is silent                              for timeout_seconds
     a worker with a plan, neither step nor promise       for timeout_seconds since the plan or the step before
@@ -26,10 +26,10 @@ class Loss(StrEnum):
 
 
 class Watch:
-    """Judges one worker.
+    """Monitors one worker.
 
     Args:
-        timeout_seconds: the scheduler's patience.
+        timeout_seconds: after which it is lost.
         now: when it attached.
     """
 
@@ -41,7 +41,7 @@ class Watch:
         self._promised = False
 
     def heard(self, now: float) -> None:
-        """Note a message of any kind."""
+        """Record a message of any kind."""
         self._heard = now
 
     def has_plan(self, plan_id: int, now: float) -> None:
@@ -50,7 +50,7 @@ class Watch:
         self.progressed(now)
 
     def progressed(self, now: float) -> None:
-        """Note a step's end; expect the next."""
+        """Record a step's end; expect the next."""
         self._progress_due = now + self._timeout_seconds
         self._promised = False
 
@@ -59,14 +59,14 @@ class Watch:
         self._progress_due = None
 
     def promised(self, plan_id: int, in_seconds: float, now: float) -> None:
-        """Note a heartbeat that says in how many seconds the step under way ends."""
+        """Record a heartbeat that says in how many seconds the current step ends."""
         if plan_id == self._plan_id and self._progress_due is not None and not self._promised:
             self._promised = True
             self._progress_due = now + max(0.0, in_seconds) + self._timeout_seconds
 
     @property
     def due(self) -> float:
-        """When the worker is lost, should nothing come."""
+        """When the worker is lost if nothing more comes."""
         silent = self._heard + self._timeout_seconds
         return silent if self._progress_due is None else min(silent, self._progress_due)
 

@@ -1,4 +1,4 @@
-"""What both sides of the scheduler's wire need: `wire_routers` and `wire_workers` translate, nobody else does."""
+"""Common parts of both sides of the scheduler's wire; only `wire_routers` and `wire_workers` translate messages."""
 
 from array import array
 
@@ -13,7 +13,7 @@ def numbers(field: str, data: bytes) -> "array[int]":
     """Return the numbers of a u32 array.
 
     Raises:
-        ProtocolError: it is cut in the middle of one.
+        ProtocolError: it ends in the middle of one.
     """
     try:
         return u32.unpack(data)
@@ -22,18 +22,18 @@ def numbers(field: str, data: bytes) -> "array[int]":
 
 
 def count(field: str, data: bytes) -> int:
-    """Return how many numbers a u32 array has.
+    """Return the number of entries of a u32 array.
 
     Raises:
-        ProtocolError: it is cut in the middle of one.
+        ProtocolError: it ends in the middle of one.
     """
     if len(data) % u32.ITEM_BYTES:
-        return len(numbers(field, data))  # says what is wrong
+        return len(numbers(field, data))  # raises the error
     return len(data) // u32.ITEM_BYTES
 
 
 def check_names(**names: str) -> None:
-    """Check that names and ids that a peer gives, by field, are no longer than they may be.
+    """Check that a peer's names and ids, by field, are not too long.
 
     Raises:
         ProtocolError: one is.

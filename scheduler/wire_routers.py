@@ -1,4 +1,4 @@
-"""Between the wire (`lorrery.v1`) and the scheduler's own types: what routers say and are told."""
+"""Between the wire (`lorrery.v1`) and the scheduler's own types: messages from and to routers."""
 
 import re
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ def read_submit(message: pb.Submit) -> Submit:
     """Read a request.
 
     Raises:
-        ValueError: an array of token ids has no whole number of them, a name is too long, or a request with output has
+        ValueError: an array of token ids is cut in the middle of one, a name is too long, or a request with output has
             no prompt or nothing left to do.
     """
     for field, name in (
@@ -97,14 +97,14 @@ def _read_quota(message: pb.Quota) -> Quota:
 
 
 def _read_weight(text: str) -> Fraction:
-    """Read a weight; `Fraction` takes an exponent of nine digits for as many digits of memory."""
+    """Read a weight. The pattern excludes exponents: `Fraction` would expand one to as many digits in memory."""
     if len(text) > MAX_WEIGHT_CHARACTERS or not _WEIGHT.fullmatch(text) or not (weight := Fraction(text)):
         raise ProtocolError(f"weight is {quoted(text)}; it must be a decimal number or a fraction above 0")
     return weight
 
 
 def sampling_record(sampling: object) -> dict[str, object]:
-    """Return what a request's sampling says, in plain values, for the journal; what is not set is left out."""
+    """Return a request's sampling parameters as plain values, for the journal; unset ones are left out."""
     assert isinstance(sampling, pb.Sampling)
     said: dict[str, object] = {"seed": sampling.seed, "max_new_tokens": sampling.max_new_tokens}
     if sampling.ignore_eos:
@@ -121,12 +121,12 @@ def sampling_record(sampling: object) -> dict[str, object]:
 
 
 def read_changes(message: pb.AdapterChanges) -> list[AdapterChange]:
-    """Read what happened to adapters."""
+    """Read changes of adapters."""
     return [AdapterChange(change.version, change.adapter_id, change.rank) for change in message.changes]
 
 
 def write_changes(changes: Iterable[AdapterChange], forgotten: int | None = None) -> pb.AdapterChanges:
-    """Write what happened to adapters; `forgotten`: of the log that these are the whole of."""
+    """Write changes of adapters; `forgotten`: of the log, if these are the whole of it."""
     return pb.AdapterChanges(
         changes=[pb.AdapterChange(adapter_id=name, version=version, rank=rank) for version, name, rank in changes],
         forgotten=forgotten or 0,
@@ -141,22 +141,22 @@ def scheduler_hello(model: str, time_scale: float, adapters: AdapterLog) -> ToRo
 
 
 def adapter_changes(changes: pb.AdapterChanges) -> ToRouter:
-    """Write what happened to adapters since."""
+    """Write later changes of adapters."""
     return ToRouter(adapter_changes=changes)
 
 
 def adapter_pinned(handle: int, adapter: Adapter) -> ToRouter:
-    """Write with which adapter a request goes on to its end."""
+    """Write the adapter version that a request keeps to its end."""
     return ToRouter(adapter_pinned=pb.AdapterPinned(handle=handle, adapter=wire.write_adapter(adapter)))
 
 
 def scheduler_load(load: Load) -> ToRouter:
-    """Write how much there is to do."""
+    """Write the scheduler's load."""
     return ToRouter(load=pb.SchedulerLoad(**load._asdict()))
 
 
 def draining() -> ToRouter:
-    """Write that no new requests are wanted."""
+    """Write that new requests are refused."""
     return ToRouter(draining=pb.SchedulerDraining())
 
 
@@ -182,9 +182,9 @@ def refused(handle: int, refusal: Refusal) -> ToRouter:
 def tokens(
     sent_ps: int, step_ps: int, handles_u32: bytes, token_ids_u32: bytes, finished: list[FinishedMessage]
 ) -> ToRouter:
-    """Write what one or more steps brought for one router."""
+    """Write the results of one or more steps for one router."""
     message = ToRouter()
-    told = message.tokens  # filled where it is: a message that is made apart is copied
+    told = message.tokens  # filled in place: a message made separately would be copied
     told.sent_ps, told.step_ps = to_wire(sent_ps), step_ps
     told.handles_u32, told.token_ids_u32 = handles_u32, token_ids_u32
     if finished:

@@ -1,4 +1,4 @@
-"""Between the wire (`lorrery.v1`) and the scheduler's own types: what workers say and are told."""
+"""Between the wire (`lorrery.v1`) and the scheduler's own types: messages from and to workers."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from lorrery.vocabulary.units import NEVER
 from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
 
 MAX_DEVICE_SETTINGS = 16_384
-"""Characters of what a worker says of its device; it stands in the journal."""
+"""Most characters of a worker's device settings, which go into the journal."""
 ToWorker = pb.AttachResponse
 KvEvents = pb.KvEvents
 EngineCounts = pb.EngineCounts
@@ -31,7 +31,7 @@ WatchedKvEvents = pb.WatchKvEventsResponse
 
 
 class Asked(Protocol):
-    """What a worker needs of a request beside its sequence."""
+    """What a worker needs of a request besides its sequence."""
 
     prompt_token_ids_u32: bytes
     sampling: object
@@ -39,15 +39,15 @@ class Asked(Protocol):
 
     @property
     def run_context(self) -> TraceContext | None:
-        """The span that the worker's spans are to be part of; None: nobody keeps them."""
+        """The parent of the worker's spans; None: they are not kept."""
         ...
 
 
 def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
-    """Read how a worker announces itself.
+    """Read a worker's announcement.
 
     Raises:
-        ProtocolError: a name that is too long, or a number that no worker has.
+        ProtocolError: a name is too long, or a number is impossible.
     """
     wire.check_names(
         gpu=message.gpu, model=message.model, step_time_model=message.step_time_model, instance_id=message.instance_id
@@ -70,7 +70,7 @@ def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
 
 
 def _pace(message: pb.WorkerHello) -> Pace | None:
-    """Read what a worker says of its steps; None: nothing."""
+    """Read a worker's announced step times; None: it announces none."""
     if not message.HasField("pace"):
         return None
     said = message.pace
@@ -98,8 +98,8 @@ def read_step(message: pb.StepDone, now_ps: int) -> StepReport:
     """Read one step's outcome; `now_ps` is the device clock.
 
     Raises:
-        ProtocolError: arrays that are cut in the middle of a number or have other lengths than those beside them, or a
-            sequence that ended for no reason that there is.
+        ProtocolError: arrays that end in the middle of a number or differ in length from those beside them, or an
+            unknown reason of an end.
     """
     handles_u32, token_ids_u32 = message.handles_u32, message.token_ids_u32
     num_tokens = wire.count("handles_u32", handles_u32)
@@ -139,7 +139,7 @@ def welcome(time_scale: float, sent_ps: int, faults_from_ps: int, sent_unix_ns: 
 
 
 def heartbeat_answer(number: int, sent_ps: int, engine: EngineCounts | None = None) -> ToWorker:
-    """Write the answer to a heartbeat, with what the worker shows of its replica."""
+    """Write the answer to a heartbeat, with the figures of its replica that the worker shows."""
     return ToWorker(heartbeat_answer=pb.HeartbeatAnswer(number=number, sent_ps=to_wire(sent_ps), engine=engine))
 
 
@@ -148,8 +148,8 @@ def worker_faults(rules: Iterable[str], *, add: bool, from_ps: int | None, sent_
 
     Args:
         rules: a text each.
-        add: whether those that it was told before go on.
-        from_ps: since when their times count; None: since the worker takes them.
+        add: whether those that it was sent before stay active.
+        from_ps: start of their times; None: when the worker takes them.
         sent_ps: now.
     """
     faults = pb.WorkerFaults(rules=rules, add=add)
@@ -159,12 +159,12 @@ def worker_faults(rules: Iterable[str], *, add: bool, from_ps: int | None, sent_
 
 
 def kv_events(changes: Iterable[BlockChange], block_size: int = 0, *, cleared: bool = False) -> KvEvents:
-    """Write what has happened to a prefix cache.
+    """Write changes of a prefix cache.
 
     Args:
         changes: in order.
-        block_size: tokens in a block; only what is stored needs it.
-        cleared: before, all that was in it has gone.
+        block_size: tokens in a block; needed for stored blocks only.
+        cleared: whether everything in it was removed before these changes.
     """
     message = pb.KvEvents(block_size=block_size)
     if cleared:
@@ -185,17 +185,17 @@ def kv_events(changes: Iterable[BlockChange], block_size: int = 0, *, cleared: b
 
 
 def worker_kv_events(events: KvEvents) -> ToWorker:
-    """Write what has happened to a worker's own prefix cache."""
+    """Write changes of a worker's own prefix cache."""
     return ToWorker(kv_events=events)
 
 
 def watched_kv_events(worker_id: str, events: KvEvents) -> WatchedKvEvents:
-    """Write what has happened to a prefix cache for somebody who follows it."""
+    """Write changes of a prefix cache for a watcher."""
     return WatchedKvEvents(worker_id=worker_id, events=events)
 
 
 def interrupt(plan_id: int, at_ps: int) -> ToWorker:
-    """Write that a plan should end at the first boundary at or after a time."""
+    """Write that a plan has to end at the first boundary at or after a time."""
     return ToWorker(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=to_wire(at_ps)))
 
 
@@ -210,12 +210,12 @@ def write_plan(
     """Write a plan.
 
     Args:
-        plan: the replica's.
+        plan: of the replica.
         plan_id: its number on the stream.
         sent_ps: now.
-        asked: finds the request behind a handle.
-        needs_prompts: whether the worker does.
-        engine: what the worker shows of its replica.
+        asked: returns the request of a handle.
+        needs_prompts: whether the worker needs prompts.
+        engine: figures of its replica that the worker shows.
     """
     chunks = plan.prefills
     message = pb.Plan(
@@ -243,7 +243,7 @@ def write_plan(
 
 
 def write_leaves(idle: Idle, plan_id: int, at_ps: int, sent_ps: int) -> ToWorker:
-    """Write a plan of no step, which says only what to forget; the worker does not answer it."""
+    """Write a plan without steps, which only says what to forget; the worker does not answer it."""
     return ToWorker(
         plan=pb.Plan(
             plan_id=plan_id,

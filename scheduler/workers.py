@@ -1,10 +1,10 @@
 """One attached worker: the live driver of its replica.
 
-The core decides, this module carries: it asks the core for a plan, sends it, commits each step's outcome as it
-arrives, and asks again when the worker hands back. Between plans it only passes on what comes in: an arrival or a
-cancel that may change the running plan sends the worker an Interrupt.
+The core decides, this module carries out: it gets a plan from the core, sends it, commits each step's outcome as it
+arrives, and plans again when the worker hands back. In between it only passes on inputs: for an arrival or a cancel
+that may change the running plan it sends the worker an Interrupt.
 
-Nothing here awaits; what is to be sent gathers in an outbox that the stream's writer drains.
+Nothing here awaits; messages gather in an outbox that the stream's writer drains.
 """
 
 import asyncio
@@ -48,15 +48,15 @@ class Owner(Protocol):
 
     @property
     def requests(self) -> RequestOwner:
-        """Whose ends its workers bring."""
+        """The requests of the scheduler."""
         ...
 
     def look_for_moves(self) -> None:
-        """Balance what waits, soon."""
+        """Balance waiting requests soon."""
         ...
 
     def given_up(self, worker: "Dispatcher", loss: Loss, text: str, error: Exception | None) -> None:
-        """Log and count that a worker's stream is to end."""
+        """Log and count that a worker's stream is about to end."""
         ...
 
 
@@ -64,18 +64,18 @@ class Dispatcher:
     """Drives one replica with one worker.
 
     Args:
-        hello: how the worker announced itself.
-        member: what the core has of it.
-        cluster: whose requests it serves.
-        watch: judges the worker.
-        instance_id: of its process; empty: not said.
-        journal: notes what it is given and does; None: nobody does.
-        kv_events: takes what happens to its prefix cache; None: nobody wants it.
-        engine: what the worker shows of its replica; None: nothing.
+        hello: the worker's announcement.
+        member: the worker in the core.
+        cluster: that it belongs to.
+        watch: monitors the worker.
+        instance_id: of its process; empty: unknown.
+        journal: records its inputs and steps; None: there is no journal.
+        kv_events: takes the changes of its prefix cache; None: there are no readers.
+        engine: figures of its replica that the worker shows; None: none.
 
     Attributes:
-        loss: why its stream is to end, in words for the worker; empty: it is not.
-        outbox: what its stream is to carry.
+        loss: why its stream is about to end, as text for the worker; empty: it is not.
+        outbox: messages to the worker.
         num_tokens: output tokens since it attached.
         busy_ps: time in steps since then.
     """
@@ -118,17 +118,17 @@ class Dispatcher:
 
     @property
     def replica(self) -> Replica:
-        """Its batch and queue, to look at."""
+        """Its batch and queue; read-only."""
         return self.member.replica
 
     @property
     def max_total_token_num(self) -> int:
-        """Its KV pool."""
+        """Size of its KV pool."""
         return self.member.pool_tokens
 
     @property
     def draining(self) -> bool:
-        """Whether it is given nothing new."""
+        """Whether it gets no new sequences."""
         return self.member.draining
 
     @property
@@ -148,16 +148,16 @@ class Dispatcher:
 
     @property
     def computes(self) -> tuple[bool, bool]:
-        """Whether the step under way computes prompts, and whether it decodes."""
+        """Whether the current step computes prompts, and whether it decodes."""
         if self._running is None:
             return False, False
         plan = self._running.plan
         return bool(plan.prefills), plan.decode
 
-    # --- what comes in from requests --------------------------------------------------------------------------------
+    # --- inputs from requests ---------------------------------------------------------------------------------------
 
     def placed(self, event: Placed, at_ps: int) -> None:
-        """Take note of a request that the core has given this worker."""
+        """Handle a request that the core has given this worker."""
         expected = self._expects(at_ps, event.matters)
         if self._engine is not None:
             self._engine.placed(event.sequence)
@@ -165,23 +165,23 @@ class Dispatcher:
         self._guarded(self._nudge, at_ps, event.matters)
 
     def withdrawn(self, handle: int, at_ps: int) -> None:
-        """Take note of a request of this worker that has been cancelled."""
+        """Handle a request of this worker that has been cancelled."""
         self._inputs.withdrawn(handle, at_ps, lost=bool(self.loss))
         self._guarded(self._nudge, at_ps, True)
 
     def recalled(self, handle: int, to: str, at_ps: int) -> None:
-        """Take note of a request that waits here and is to go to another worker."""
+        """Handle a waiting request of this worker that is to move to another."""
         self._inputs.recalled(handle, to, at_ps, lost=bool(self.loss))
         self._guarded(self._nudge, at_ps, True)
 
     def retired(self, adapter_key: str, at_ps: int) -> None:
-        """Let go of an adapter that no further request will name, once nobody has it."""
+        """Release an adapter that no further request will name, once no sequence has it."""
         if self.member.retire(adapter_key, at_ps):
             self._inputs.retired(adapter_key, at_ps, lost=bool(self.loss))
             self._guarded(self._nudge, at_ps, True)
 
     def _expects(self, at_ps: int, heeded: bool) -> bool:
-        """Tell whether an input should take effect at the next boundary."""
+        """Return whether an input should take effect at the next boundary."""
         return heeded or self._running is None or self._inputs.effects.missed(at_ps)
 
     def _nudge(self, at_ps: int, heeded: bool) -> None:
@@ -197,12 +197,12 @@ class Dispatcher:
     # --- failing ----------------------------------------------------------------------------------------------------
 
     def give_up(self, loss: Loss, text: str, error: Exception | None = None) -> None:
-        """End the worker's stream; what it has goes elsewhere, and what it says from now on is dropped.
+        """End the worker's stream; its sequences go elsewhere, and later messages of the worker are dropped.
 
         Args:
             loss: why, for the metrics.
-            text: the same for the worker and for the log.
-            error: what was raised, if that is why.
+            text: the reason as text for the worker and the log.
+            error: the exception, if that is the reason.
         """
         if not self.loss:
             self.stop()
@@ -211,11 +211,11 @@ class Dispatcher:
             self._given_up.set()
 
     async def until_given_up(self) -> None:
-        """Return once the stream is to end."""
+        """Return once the stream has to end."""
         await self._given_up.wait()
 
     def _guarded(self, act: Callable[..., None], *args: object) -> None:
-        """Do what is called by others' streams or by the loop; an error there ends this worker's stream alone."""
+        """Call `act` for another stream or the loop; an error in it ends only this worker's stream."""
         try:
             act(*args)
         except Exception as error:
@@ -238,7 +238,7 @@ class Dispatcher:
                 self._engine.happened(decision.events)
             self._tell_kv_events()
             due_ps = self._begin(decision, at_ps)
-            # Only now: what has left this worker may come back to it, and changes what has just been decided.
+            # Only now: a sequence that has left may come back to this worker, and would change the decision just made.
             self._outcomes.carry_out(decision.events, at_ps)
             if self.member.changed:
                 self.member.changed = False
@@ -248,7 +248,7 @@ class Dispatcher:
             at_ps = due_ps
 
     def _begin(self, decision: Plan | Idle, at_ps: int) -> int | None:
-        """Send a plan, or wait; return when to decide again if that has passed already."""
+        """Send a plan, or wait; return when to decide again if that has already passed."""
         if isinstance(decision, Plan):
             self._start(decision)
             return None
@@ -261,7 +261,7 @@ class Dispatcher:
         return None
 
     def _note_adapters(self) -> None:
-        """Count what has happened to its adapters, and let those who watch know."""
+        """Count the events of its adapters, and record them in the history."""
         events = self._adapter_log.take()
         if not events:
             return
@@ -287,10 +287,10 @@ class Dispatcher:
         self.watch.has_plan(self._plan_id, self._cluster.awake.now())
         self.outbox.send(message)
 
-    # --- what the worker did ----------------------------------------------------------------------------------------
+    # --- reports of the worker --------------------------------------------------------------------------------------
 
     def heard(self) -> None:
-        """Take note of a message of any kind."""
+        """Record a message of any kind."""
         self.watch.heard(self._cluster.awake.now())
 
     def answer(self, number: int, now_ps: int) -> None:
@@ -299,7 +299,7 @@ class Dispatcher:
         self.outbox.send(wire_workers.heartbeat_answer(number, now_ps, engine))
 
     def promised(self, plan_id: int, end_ps: int) -> None:
-        """Take note of when the worker says that the step under way ends."""
+        """Record when the current step ends by the worker's report."""
         in_seconds = self._clock.to_monotonic(end_ps) - time.monotonic()
         self.watch.promised(plan_id, in_seconds, self._cluster.awake.now())
 
@@ -332,10 +332,10 @@ class Dispatcher:
         try:
             events = self.member.commit(plan, ran)
         except Exception:
-            fan_out.take_back()  # they are made again elsewhere
+            fan_out.take_back()  # these tokens will be produced again elsewhere
             raise
         if not step.hand_back:
-            self.replica.make_room()  # the next step begins; whoever looks meanwhile finds no block that it takes
+            self.replica.make_room()  # the next step begins: readers must not find blocks that it takes
         cpu_seconds = time.thread_time() - started
         self._note_adapters()
         fan_out.send(step.token_ids_u32, step_ps)
@@ -354,12 +354,12 @@ class Dispatcher:
     # --- faults on request ------------------------------------------------------------------------------------------
 
     def let_go_wrong(self, rules: list[str], *, add: bool = False, from_ps: int | None = None) -> None:
-        """Tell the worker an operator's faults, in place of the last ones or beside them; it says since when they hold.
+        """Send the worker an operator's faults, in place of the last ones or beside them; it reports when they begin.
 
         Args:
             rules: a text each.
-            add: whether those that it was told before go on.
-            from_ps: since when their times count; None: since the worker takes them.
+            add: whether those that it was sent before stay active.
+            from_ps: start of their times; None: when the worker takes them.
         """
         try:
             message = self._told_faults.tell(rules, add=add, from_ps=from_ps)
@@ -370,10 +370,10 @@ class Dispatcher:
                 self.outbox.send(message)
 
     def faults_taken(self, from_ps: int) -> None:
-        """Take note of since when the faults that the worker was told hold.
+        """Record from when the faults that the worker was sent hold.
 
         Raises:
-            ProtocolError: it was told none, or they hold since what cannot be.
+            ProtocolError: it was sent none, or the time is impossible.
         """
         latest_ps = max(self._boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
         self._told_faults.taken(from_ps, self._boundary_ps, latest_ps)
@@ -381,17 +381,17 @@ class Dispatcher:
     # --- being gone -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Decide nothing any more; the worker is gone."""
+        """Stop deciding; the worker is gone."""
         self._next_decision.cancel()
         self._running = None
 
     def lost(self, gave_back: GaveBack, at_ps: int) -> None:
-        """Take note of what the core has taken back from a worker that is gone."""
+        """Handle what the core has taken back from a worker that is gone."""
         self._inputs.lost(gave_back, at_ps)
         self._outcomes.carry_out(gave_back.events, at_ps)
 
     def drained(self, gave_back: GaveBack, at_ps: int) -> None:
-        """Take note of what the core has taken back while the rest runs on."""
+        """Handle what the core has taken back while the rest runs on."""
         self._inputs.drained(gave_back, at_ps)
         if self._engine is not None:
             self._engine.happened(gave_back.events)

@@ -1,1 +1,1 @@
-"""Batch forming without clock or I/O. Start at `replica.py`; `plan.py` has the contract, `catalogue.py` the names."""
+"""Batch forming without clock or I/O. Start at `replica.py`; `plan.py` has the contract, `policies.py` the names."""

@@ -1,4 +1,4 @@
-"""What an adapter costs on the base model: slots of the KV pool, and time to load. Asks the device for its figures."""
+"""What an adapter costs on the base model, by the device's figures: slots of the KV pool, and time to load."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class AdapterCosts:
         return adapter_bytes(self.model, rank, self.target_modules)
 
     def exact_slots(self, rank: int) -> int:
-        """Return how many tokens' KV take as much memory, rounded up."""
+        """Return the number of tokens whose KV takes as much memory as the adapter, rounded up."""
         return -(-self.size_bytes(rank) // kv_bytes_per_token(self.model))
 
     def load_ps(self, adapter: Adapter, tier: Tier) -> int:

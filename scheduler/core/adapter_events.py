@@ -1,7 +1,7 @@
-"""What happens to the adapters of one worker: loads that begin and end, evictions.
+"""Adapter events of one worker: begin and end of loads, evictions.
 
-A driver that wants to know sets `Residency.log`, and takes what has gathered after each decision and each commit. Where
-nobody wants to, nothing gathers. No decision depends on it.
+A driver that wants them sets `Residency.log`, and takes the events after each decision and each commit. Without a log
+nothing is recorded. No decision depends on it.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 THRASH_PS = 60 * PS_PER_SECOND
-"""An adapter that is loaded again so soon after its eviction thrashes."""
+"""An adapter that is loaded again within this time after its eviction thrashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class LoadBegan:
     """A load onto the GPU has begun.
 
     Attributes:
-        tier: where it comes from: `host` or `disk`.
+        tier: source of the load: `host` or `disk`.
         thrash: the adapter was evicted from this GPU within a minute before.
     """
 
@@ -56,27 +56,27 @@ class AdapterLog:
 
     def __init__(self) -> None:
         self._events: list[AdapterEvent] = []
-        self._evicted_ps: dict[str, int] = {}  # from the GPU, by key, oldest first; a minute's, or a little more
+        self._evicted_ps: dict[str, int] = {}  # GPU evictions by key, oldest first; of the last minute or a bit more
 
     def take(self) -> list[AdapterEvent]:
-        """Return, once, what has happened."""
+        """Return, once, the events since the last call."""
         events = self._events
         if events:
             self._events = []
         return events
 
     def load_began(self, adapter: Adapter, tier: str, at_ps: int) -> None:
-        """Note a load's beginning."""
+        """Record the begin of a load."""
         evicted_ps = self._evicted_ps.get(adapter.key)
         thrash = evicted_ps is not None and at_ps - evicted_ps <= THRASH_PS
         self._events.append(LoadBegan(adapter, tier, at_ps, thrash))
 
     def load_ended(self, adapter: Adapter, tier: str, at_ps: int, took_ps: int, *, failed: bool) -> None:
-        """Note a load's end."""
+        """Record the end of a load."""
         self._events.append(LoadEnded(adapter, tier, at_ps, took_ps, failed))
 
     def evicted(self, adapter: Adapter, level: str, at_ps: int) -> None:
-        """Note an eviction."""
+        """Record an eviction."""
         self._events.append(Evicted(adapter, level, at_ps))
         if level != "gpu":
             return

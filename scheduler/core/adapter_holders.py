@@ -1,7 +1,7 @@
 """Which of many workers have an adapter on their GPU, by adapter.
 
-A worker's adapters say so when one comes or goes (`Residency.tell`). Cost: an operation on an integer with a bit for
-each worker.
+Each worker's residency reports when an adapter arrives or leaves (`Residency.tell`). Cost: an operation on an integer
+with one bit per worker.
 """
 
 
@@ -12,11 +12,11 @@ class AdapterHolders:
         self._holders: dict[str, int] = {}
 
     def came(self, number: int, adapter_key: str) -> None:
-        """Note that an adapter is on a worker's GPU from now on."""
+        """Record that an adapter is now on a worker's GPU."""
         self._holders[adapter_key] = self._holders.get(adapter_key, 0) | 1 << number
 
     def went(self, number: int, adapter_key: str) -> None:
-        """Note that an adapter is there no longer."""
+        """Record that an adapter has left a worker's GPU."""
         left = self._holders[adapter_key] & ~(1 << number)
         if left:
             self._holders[adapter_key] = left
@@ -24,5 +24,5 @@ class AdapterHolders:
             del self._holders[adapter_key]
 
     def of(self, adapter_key: str) -> int:
-        """Return who has an adapter: the bits that are set are their numbers."""
+        """Return the workers that have an adapter, as bits by number."""
         return self._holders.get(adapter_key, 0)

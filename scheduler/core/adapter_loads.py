@@ -1,4 +1,4 @@
-"""Loads of adapters onto a GPU: from where, how long they take, and what goes wrong with them."""
+"""Loads of adapters onto a GPU: their source, their duration, and their faults."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ LoadTime = Callable[[Adapter, Tier], int]
 
 @dataclass(frozen=True, slots=True)
 class LoadFault:
-    """What goes wrong with a load.
+    """A fault of a load.
 
     Attributes:
-        fails: whether it is in vain.
-        factor: it takes so many times as long, rounded down.
+        fails: whether the load fails at its end.
+        factor: factor on the duration, rounded down.
     """
 
     fails: bool = False
@@ -37,13 +37,13 @@ class LoadFault:
 WELL: Final = LoadFault()
 
 LoadFaults = Callable[[Adapter, int, int], LoadFault]
-"""What goes wrong with the n-th load (from 0) of an adapter, which begins at a time in picoseconds."""
+"""The fault of the n-th load (from 0) of an adapter, which begins at a time in picoseconds."""
 
 
 @mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Load:
-    """A load under way: begun at a time, it ends at another, in vain or not."""
+    """A running load, with its begin, its end, and whether it fails then."""
 
     adapter: Adapter
     tier: Tier

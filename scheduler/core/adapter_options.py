@@ -9,13 +9,13 @@ class AdapterOptions:
 
     Attributes:
         max_loras: places on the GPU; None: see `max_slots`.
-        max_slots: where `max_loras` is None: pool slots that adapters on the GPU may have together; one alone may have
-            more. None: only the sequences that use them bound them, as in strict S-LoRA, which keeps no others.
+        max_slots: if `max_loras` is None: pool slots for all adapters on the GPU together; a single one may exceed it.
+            None: bounded only by the sequences that use them, as in strict S-LoRA, which keeps no others.
         max_cpu_loras: places in host memory; None: all that were ever read.
-        max_concurrent_loads: loads under way at once.
+        max_concurrent_loads: loads that run at once.
         max_load_attempts: how often a load is tried.
-        blocking: let the prefill step wait for the load, not the sequence in the queue.
-        keep_unused: keep what nobody uses until its place is needed.
+        blocking: the prefill step waits for the load, instead of the sequence in the queue.
+        keep_unused: keep unused adapters until their place is needed.
     """
 
     max_loras: int | None = None

@@ -1,10 +1,10 @@
-"""Which adapters the sequences of a batch use, and of those on the GPU that nobody uses who was used least recently.
+"""Which adapters the sequences of a batch use, and the unused ones on the GPU in order of last use.
 
-The batch says who uses what (`pin`, `unpin`), the residency who is on the GPU (`came`, `went`) and who is asked for
-there (`asked_for`). Those that make room next are known at any time then, without a look at the others.
+The batch reports use (`pin`, `unpin`), the residency what is on the GPU (`came`, `went`) and what is required there
+(`asked_for`). So the next adapter to evict is known at any time without a scan.
 
-Invariants: `_asked` has each adapter on the GPU with the number of its last asking; `_unused` are the numbers of those
-that have no pin, ascending, and `_unused_keys` who they are. Cost: O(log n), and a move of some words.
+Invariants: `_asked` has each adapter on the GPU with the number of its last request; `_unused` has those numbers of the
+unpinned ones, ascending, and `_unused_keys` their keys. Cost: O(log n), and a move of a few words.
 """
 
 from collections.abc import Collection
@@ -21,9 +21,9 @@ class AdapterUse:
     """See the module.
 
     Attributes:
-        pins: sequences of each adapter that any of them has, by key.
+        pins: number of sequences by adapter key, of adapters with at least one.
         slots: pool slots that these adapters take.
-        names: by key, of those whose key is not their name.
+        names: adapter id by key, where the two differ.
     """
 
     __slots__ = ("_asked", "_num_askings", "_unused", "_unused_keys", "names", "pins", "slots")
@@ -40,7 +40,7 @@ class AdapterUse:
     # --- the batch --------------------------------------------------------------------------------------------------
 
     def pin(self, adapter: Adapter) -> None:
-        """Count a sequence that comes with an adapter."""
+        """Count a sequence that enters with an adapter."""
         key = adapter.key
         pins = self.pins.get(key, 0)
         self.pins[key] = pins + 1
@@ -53,7 +53,7 @@ class AdapterUse:
                 self._take_out(asking)
 
     def unpin(self, adapter: Adapter) -> None:
-        """Forget a sequence that was counted."""
+        """Uncount a sequence that leaves."""
         key = adapter.key
         pins = self.pins[key] - 1
         if pins:
@@ -72,7 +72,7 @@ class AdapterUse:
     # --- the GPU ----------------------------------------------------------------------------------------------------
 
     def came(self, key: str) -> None:
-        """Note an adapter that is on the GPU from now on."""
+        """Record that an adapter is now on the GPU."""
         self._num_askings += 1
         self._asked[key] = self._num_askings
         if key not in self.pins:
@@ -80,13 +80,13 @@ class AdapterUse:
             self._unused_keys.append(key)
 
     def asked_for(self, key: str) -> None:
-        """Note that an adapter on the GPU is asked for once more."""
+        """Record that an adapter on the GPU is required once more."""
         if key not in self.pins:
             self._take_out(self._asked[key])
         self.came(key)
 
     def went(self, key: str) -> None:
-        """Note an adapter that has left the GPU."""
+        """Record that an adapter has left the GPU."""
         asking = self._asked.pop(key)
         if key not in self.pins:
             self._take_out(asking)
@@ -96,11 +96,11 @@ class AdapterUse:
         del self._unused[place], self._unused_keys[place]
 
     def unused(self, stay: Collection[str]) -> list[str]:
-        """Return who is on the GPU without a pin, least recently asked for first, without those that are to stay."""
+        """Return the unpinned adapters on the GPU, least recently required first, without those in `stay`."""
         return [key for key in self._unused_keys if key not in stay]
 
     def first_unused(self, stay: dict[str, Adapter]) -> str | None:
-        """Return the first of these."""
+        """Return the first of `unused(stay)`; None: there is none."""
         for key in self._unused_keys:
             if key not in stay:
                 return key

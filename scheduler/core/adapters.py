@@ -1,25 +1,25 @@
-"""Which adapters a worker's GPU holds, and when the next one will be there.
+"""Which adapters a worker's GPU holds, and when the next load ends.
 
 Three tiers. Every registered adapter is on disk; a worker's host memory caches those it has read (`max_cpu_loras`), its
 GPU those it serves (`max_loras` of them, or `max_slots` of its memory). A load takes what the device model says for the
-tier it comes from. At most `max_concurrent_loads` are under way; a further one begins when one of these ends.
+tier it comes from. At most `max_concurrent_loads` run at once; a further one begins when one of these ends.
 
-A GPU place is taken from the load's beginning. If none is free, the least recently used adapter that no sequence pins
-makes room; if all are pinned, the load waits for a sequence to leave.
+A load takes a GPU place from its beginning. If none is free, the least recently used adapter that no sequence pins is
+evicted; if all are pinned, the load waits for a sequence to leave.
 
-Look-ahead (`load_ahead`) begins loads for those who come next while loads and places are free. It puts out nobody whom
-they need too, and never makes a load wait that a sequence asks for.
+Look-ahead (`load_ahead`) begins loads for the first waiting sequences while loads and places are free. It evicts no
+adapter that they need too, and never delays a load that a sequence requires now.
 
-* background (default): whoever needs an adapter that is not there waits in the queue while the batch goes on; the end
+* background (default): a sequence whose adapter is not on the GPU waits in the queue while the batch goes on; the end
   of the load is a timed event, and the batch ends its segment at the boundary after it.
-* blocking (S-LoRA): the sequence enters at once, and its prefill step waits for what is left of the load.
+* blocking (S-LoRA): the sequence enters at once, and its prefill step waits for the rest of the load.
 
-A load may fail, and begins anew. In the background mode the adapter is given up after `max_load_attempts`, and its
-waiters are dropped.
+A load may fail, and then starts over. In the background mode the adapter is given up after `max_load_attempts`, and the
+sequences that wait for it are dropped.
 
 `keep_unused = False` is S-LoRA's way: an adapter leaves the GPU as soon as no running sequence uses it.
 
-An adapter that new requests cannot name any more (`retire`) leaves GPU and host once nobody of the worker has it.
+An adapter that new requests cannot name any more (`retire`) leaves GPU and host once no sequence of the worker has it.
 """
 
 from collections.abc import Collection
@@ -37,7 +37,7 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 _NOBODY: frozenset[str] = frozenset()
 _MOST_KNOWN: Final = 4096
-"""Load times that are kept of each tier, and adapters that are known to be out of use."""
+"""Load times cached per tier, and adapters remembered as retired."""
 
 
 class Residency:
@@ -46,10 +46,10 @@ class Residency:
     Args:
         options: the rules.
         load_ps: how long a load takes.
-        load_faults: what goes wrong with which loads; asked once for each, as it begins.
+        load_faults: which loads fail or are slow; called once for each load, as it begins.
 
     Attributes:
-        use: which of them sequences use; see `serve`.
+        use: which adapters the batch uses, and which are unused; see `serve`.
     """
 
     def __init__(
@@ -66,24 +66,24 @@ class Residency:
         self.host: dict[str, Adapter] = {}
         """Adapters cached in host memory, least recently used first."""
         self.loading: dict[str, Load] = {}
-        """Loads under way."""
+        """Loads that are running."""
         self.next_event_ps: int | None = None
         """When the first of them ends."""
         self._next_to_come: str | None = None
         self.given_up: dict[str, Adapter] = {}
         """Adapters whose load was given up, until `take_given_up`."""
         self.retiring: dict[str, None] = {}
-        """Adapters out of use on the GPU or the host, by key."""
+        """Retired adapters on the GPU or the host, by key."""
         self._retired: dict[str, None] = {}
         self.evicted: list[str] = []
-        """Who was put out, until `take_evicted`."""
+        """Keys of evicted adapters, until `take_evicted`."""
         self.log: AdapterLog | None = None
-        """Takes what happens; None: nobody wants to know."""
+        """Receives the events of this class; None: not recorded."""
         self._holders: AdapterHolders | None = None
-        self._number = -1  # there
+        self._number = -1  # in `_holders`
         self.version = 0
-        """Changes whenever an adapter comes to be loaded, comes, or goes."""
-        self._num_gone = 0  # how often one has left the GPU, or was not loaded well
+        """Changes whenever a load is requested, an adapter arrives, or one leaves."""
+        self._num_gone = 0  # evictions and failed loads
         self.num_loads = 0
         self.num_failed_loads = 0
         self._load_ps = load_ps
@@ -93,25 +93,25 @@ class Residency:
         self._waiting: dict[str, Adapter] = {}
         self._attempts: dict[str, int] = {}
         self._awaited: dict[str, LoadEnd] = {}
-        self._taken_slots = 0  # of those on the GPU, under way, and waiting for their load
+        self._taken_slots = 0  # of adapters on the GPU, loading, and waiting for their load
 
     def serve(self, use: AdapterUse) -> None:
-        """Take note, while nobody is on the GPU, whose adapters these are: of the batch that says who uses which."""
+        """Set the batch whose adapter use counts; only while the GPU has no adapters."""
         assert not self.gpu
         self.use = use
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def require(self, adapter: Adapter, at_ps: int, admitted: Many[Sequence] = ()) -> bool:
-        """Ask for an adapter for a sequence that would enter now; return whether it may.
+        """Require an adapter for a sequence that would enter now; return whether it may.
 
-        In the background mode this begins the load if the adapter is not there and a place can be had. Asking again
-        changes nothing.
+        In the background mode this begins the load if the adapter is not there and a place can be had. Repeating the
+        call changes nothing.
 
         Args:
-            adapter: asked for.
+            adapter: to require.
             at_ps: now.
-            admitted: sequences that will join the batch, so that their adapters stay.
+            admitted: sequences about to join the batch; their adapters are not evicted.
         """
         name = adapter.key
         if name in self.gpu:
@@ -126,7 +126,7 @@ class Residency:
         return self.options.blocking or name in self.gpu
 
     def prefetch(self, adapter: Adapter, at_ps: int) -> None:
-        """Begin to load an adapter that will be needed, if a place can be had without putting out one in use."""
+        """Begin to load an adapter that will be needed, if a place can be had without evicting one in use."""
         if not self.has_asked_for(adapter) and self._make_place(adapter, at_ps):
             self._begin(adapter, at_ps)
 
@@ -134,11 +134,11 @@ class Residency:
         """Begin to load adapters that will be needed next, as far as loads and places are free.
 
         Args:
-            ahead: they.
+            ahead: the adapters, in order; its prefix count is updated.
             at_ps: now.
 
         Returns:
-            Whether one of them wants for a place.
+            Whether one of them lacks a place.
         """
         if not self.has_free_load:
             return False
@@ -154,7 +154,7 @@ class Residency:
                     if not self._put_out_for(adapter, at_ps, ahead.by_key):
                         wants_place = True
                         break
-                    gone += self._num_gone - before  # nobody of theirs
+                    gone += self._num_gone - before  # an eviction of an adapter that is not in `ahead`
                 self._begin(adapter, at_ps)
                 self.advance(at_ps)  # a load that takes no time
                 if not self.has_free_load:
@@ -165,17 +165,17 @@ class Residency:
 
     @property
     def has_free_load(self) -> bool:
-        """Whether a load that were asked for now would begin at once."""
+        """Whether a load requested now would begin at once."""
         return not self._waiting and len(self.loading) < self.options.max_concurrent_loads
 
     def load_ps(self, adapter: Adapter) -> int:
-        """Return how long a load takes by itself: 0 of an adapter that is there, half of one that is under way."""
+        """Return how long a load takes alone: 0 for an adapter on the GPU, half for one that is loading."""
         key = adapter.key
         if key in self.gpu:
             return 0
         from_host = key in self.host
         known_ps = self._known_host_ps if from_host else self._known_disk_ps
-        load_ps = known_ps.get(key, -1)  # a placement asks every worker for every request
+        load_ps = known_ps.get(key, -1)  # a placement calls this for every worker and request
         if load_ps < 0:
             load_ps = self._load_ps(adapter, Tier.HOST if from_host else Tier.DISK)
             if len(known_ps) == _MOST_KNOWN:
@@ -184,25 +184,25 @@ class Residency:
         return load_ps // 2 if key in self.loading else load_ps
 
     def tell(self, holders: AdapterHolders | None, number: int) -> None:
-        """Say there from now on, under this number, who is on the GPU; None: nowhere."""
+        """Report the adapters on the GPU to `holders` from now on, under this number; None: to nothing."""
         self._holders, self._number = holders, number
         if holders is not None:
             for name in self.gpu:
                 holders.came(number, name)
 
     def has_asked_for(self, adapter: Adapter) -> bool:
-        """Tell whether an adapter is on the GPU, or its load is under way or waits for its turn."""
+        """Return whether an adapter is on the GPU, loading, or waiting for its load."""
         key = adapter.key
         return key in self.gpu or key in self.loading or key in self._waiting
 
     def holds(self, adapter_key: str) -> bool:
-        """Tell whether an adapter is on the GPU or the host, or on its way there."""
+        """Return whether an adapter is on the GPU or the host, or on its way there."""
         there = adapter_key in self.gpu or adapter_key in self.host
         return there or adapter_key in self.loading or adapter_key in self._waiting
 
     @property
     def awaited(self) -> Collection[str]:
-        """Keys of adapters that somebody has waited for and that have not come since; a view."""
+        """Keys of adapters that a sequence has waited for and that have not arrived since; a view."""
         return self._awaited.keys()
 
     def load_end(self, adapter: Adapter) -> LoadEnd:
@@ -214,7 +214,7 @@ class Residency:
         return load_end
 
     def wait_ps(self, adapters: Collection[Adapter], at_ps: int) -> int:
-        """Return how long a step that begins now waits for these adapters (blocking), and take them as loaded."""
+        """Return how long a step that begins now waits for these adapters (blocking), and finish their loads."""
         now_ps = at_ps
         for adapter in adapters:
             while adapter.key not in self.gpu:
@@ -225,7 +225,7 @@ class Residency:
         return now_ps - at_ps
 
     def has_place(self, adapter: Adapter, pinned: Collection[str]) -> bool:
-        """Tell whether `require` would find the adapter, or a place for it, if these were in use. Changes nothing."""
+        """Return whether `require` would find the adapter or a place for it with these in use. Changes nothing."""
         options = self.options
         if adapter.key in self.gpu or adapter.key in self.loading:
             return True
@@ -251,9 +251,9 @@ class Residency:
         return self._put_out_for(adapter, at_ps, {s.adapter.key: s.adapter for s in admitted if s.adapter is not None})
 
     def _put_out_for(self, adapter: Adapter, at_ps: int, stay: dict[str, Adapter]) -> bool:
-        """Put out, least recently used first, as many as must go; nobody if that would not do.
+        """Evict as many adapters as needed, least recently used first; none if that would not be enough.
 
-        Those that are in use stay, and those of `stay`.
+        Adapters in use and those in `stay` are not evicted.
         """
         if self._most_slots is None:
             first = self.use.first_unused(stay)
@@ -286,7 +286,7 @@ class Residency:
             self.log.evicted(adapter, "gpu", at_ps)
 
     def _begin(self, adapter: Adapter, at_ps: int) -> None:
-        """Take a place for an adapter, and load it when its turn comes."""
+        """Take a place for an adapter, and queue its load."""
         self.version += 1
         self._taken_slots += adapter.slots
         self._waiting[adapter.key] = adapter
@@ -308,7 +308,7 @@ class Residency:
                 self.log.load_began(adapter, tier.value, at_ps)
 
     def _note_next_event(self) -> None:
-        """Note who comes next, of equals the first by name."""
+        """Update which load ends next; ties go to the first by name."""
         first: str | None = None
         first_ps = 0
         for name, load in self.loading.items():
@@ -321,7 +321,7 @@ class Residency:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def advance(self, at_ps: int) -> None:
-        """Let the loads that have ended by now take effect, in order of their ends."""
+        """Apply the loads that have ended by now, in order of their ends."""
         while self.next_event_ps is not None and self.next_event_ps <= at_ps:
             self._end_load()
 
@@ -374,7 +374,7 @@ class Residency:
     # --- out of use -------------------------------------------------------------------------------------------------
 
     def retire(self, adapter_key: str) -> None:
-        """Take note that an adapter is out of use; it is `retiring` from now on, or when it comes."""
+        """Note that an adapter is out of use: it is `retiring` from now on, or from its arrival."""
         self._retired[adapter_key] = None
         if len(self._retired) > _MOST_KNOWN:
             del self._retired[next(iter(self._retired))]
@@ -382,11 +382,11 @@ class Residency:
             self.retiring[adapter_key] = None
 
     def is_retired(self, adapter_key: str) -> bool:
-        """Tell whether an adapter is known to be out of use."""
+        """Return whether an adapter is known to be out of use."""
         return adapter_key in self._retired
 
     def put_out(self, adapter_key: str, at_ps: int) -> None:
-        """Let go of an adapter that is retiring and that nobody has."""
+        """Remove a retiring adapter that no sequence has from GPU and host."""
         del self.retiring[adapter_key]
         if adapter_key in self.gpu:
             self._evict(adapter_key, at_ps)
@@ -399,12 +399,12 @@ class Residency:
     # --- what changed -----------------------------------------------------------------------------------------------
 
     def keep_only(self, adapter_keys: Collection[str], at_ps: int) -> None:
-        """Put out every usable adapter but these (S-LoRA's offload)."""
+        """Evict every adapter on the GPU but these (S-LoRA's offload)."""
         for name in [name for name in self.gpu if name not in adapter_keys]:
             self._evict(name, at_ps)
 
     def take_evicted(self) -> tuple[str, ...]:
-        """Return, once, who was put out and has not come back."""
+        """Return, once, the adapters that were evicted and have not come back."""
         if not self.evicted:
             return ()
         evicted, self.evicted = self.evicted, []
@@ -418,7 +418,7 @@ class Residency:
         return frozenset(given_up)
 
     def clear(self) -> None:
-        """Forget all that the worker held."""
+        """Forget all adapters that the worker held."""
         self.version += 1
         self._num_gone += 1
         for name in self.gpu:

@@ -1,7 +1,7 @@
-"""Adapters of those who come next, and how many of them need no look any more.
+"""Adapters of the first waiting sequences, and how many of them need no further check.
 
-While nobody comes to the front of the queue or leaves it, a residency is asked again and again to load the same ones
-ahead, and most of them are there.
+While the front of the queue stays the same, a residency has to load the same adapters ahead at every decision, and most
+of them are already on the GPU or loading.
 """
 
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from lorrery.scheduler.core.sequence import Adapter
 
 
 class Ahead:
-    """Adapters that will be needed next, the first of them first.
+    """Adapters that will be needed next, in order of need.
 
     Attributes:
-        adapters: different ones.
-        by_key: the same.
-        num_there: so many of the first were on the GPU or under way when they were last looked at.
-        as_of: tells the residency whether they still are.
+        adapters: distinct, in order.
+        by_key: the same adapters, by key.
+        num_there: length of the prefix of `adapters` that was on the GPU or loading at the last check.
+        as_of: by which the residency tells whether `num_there` still holds.
     """
 
     __slots__ = ("adapters", "as_of", "by_key", "num_there")

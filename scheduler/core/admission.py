@@ -1,13 +1,13 @@
-"""One pass over waiting sequences: who enters the batch now.
+"""One pass over waiting sequences: which of them enter the batch now.
 
-A queue says in which order to try; this says whether one may enter, under three limits:
+A queue gives the order in which to try them; the pass tests each one under three limits:
 
-* memory, as the replica's memory rule has it;
+* memory, by the replica's memory rule;
 * count: sequences in the batch;
 * prompt: tokens that the new batch may compute;
 
-and its adapter must be there, or on its way where the prefill step waits for it. A queue may let others go past one
-that only lacks its adapter (`pass_over`), within a bound: so many enter past it, and then nobody until it has.
+and its adapter must be on the GPU, or loading if the prefill step waits for the load. A queue may let others overtake
+a sequence that lacks only its adapter (`pass_over`), within a bound: after that many, nothing enters before it does.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,12 +19,12 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 
 CHECK_IT = "check it: `lorrery validate policy`"
-"""Ends what is said of a policy's answers."""
+"""Ends the messages about a policy's wrong results."""
 
 STILL_DROPPED = f"`admit` left a request in the queue that it dropped; {CHECK_IT}"
 BOTH_ANSWERS = f"`admit` dropped a request that it admitted; {CHECK_IT}"
 STILL_WAITS = f"`admit` left a request in the queue that it admitted; {CHECK_IT}"
-"""The same for every request, so that it is logged once."""
+"""One text for every request, so that it is logged once."""
 
 
 class Blocked(Enum):
@@ -41,10 +41,10 @@ class BatchLimits:
     """What one batch may hold.
 
     Attributes:
-        max_sequences: in the batch.
-        max_prompt_tokens: that one admission pass may take.
+        max_sequences: sequences in the batch.
+        max_prompt_tokens: prompt tokens that one admission pass may take.
         cached_count: whether tokens that a prefix cache holds count against `max_prompt_tokens`.
-        partial: whether the last sequence may have more tokens than are left of `max_prompt_tokens` (chunked prefill).
+        partial: whether the last sequence may exceed what is left of `max_prompt_tokens` (chunked prefill).
     """
 
     max_sequences: int
@@ -54,10 +54,10 @@ class BatchLimits:
 
 
 def taken_out(dropped: Iterable[Sequence]) -> list[Sequence]:
-    """Mark those that `admit` has dropped, and return them without those that strict S-LoRA sweeps: they had ended.
+    """Mark sequences that `admit` has dropped; return them without those strict S-LoRA sweeps, which had ended before.
 
     Raises:
-        ValueError: one of them runs, or has passed, or was dropped before.
+        ValueError: one of them runs, was admitted, or was dropped before.
     """
     ended = [sequence for sequence in dropped if not sequence.aborted]
     for sequence in ended:
@@ -74,22 +74,22 @@ class AdmissionPass:
     """One admission pass.
 
     Args:
-        trial: memory.
-        limits: count and prompt.
+        trial: memory test.
+        limits: on count and prompt tokens.
         cached_tokens: how many leading tokens of a sequence need no computation.
-        has_adapter: asks for a sequence's adapter, if it has one, given who is admitted already; called last, for
-            those that pass otherwise. None: adapters are not used.
-        on_take: told of every sequence that has passed, before the next is tried.
-        on_check: told of every memory test, in order; for validation and study.
-        max_prompt_tokens: in place of the limits' own.
-        max_overtakes: so many sequences may enter past one that waits for its adapter, and so many may be passed over.
-        at_ps: when; those who pass are marked with it.
+        has_adapter: requires a sequence's adapter, given the sequences admitted so far; called last, for sequences that
+            pass otherwise. None: adapters are not used.
+        on_take: called with each admitted sequence, before the next one is tested.
+        on_check: called with every memory test, in order; for validation and study.
+        max_prompt_tokens: replaces that of `limits`.
+        max_overtakes: how many sequences may overtake one that waits for its adapter, and how many may be overtaken.
+        at_ps: now; `admitted_ps` of admitted sequences.
 
     Attributes:
-        admitted: who has passed, in order.
+        admitted: sequences that have passed, in order.
         refused: the last sequence that did not pass, and the limit it met.
-        passed_over: who only lacked its adapter, and how many had been admitted before. As memory fills, the next pass
-            may refuse that one for good.
+        passed_over: sequences that lacked only their adapter, each with the number admitted before it. As memory fills,
+            the next pass may refuse one for good.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class AdmissionPass:
         self._prompt_tokens_left = limits.max_prompt_tokens if max_prompt_tokens is None else max_prompt_tokens
 
     def admit(self, sequence: Sequence) -> bool:
-        """Test a sequence, and take it if it passes; return whether it did.
+        """Test a sequence, and admit it if it passes; return whether it did.
 
         Raises:
-            ValueError: it has passed before, and its queue still tries it.
+            ValueError: it was admitted or dropped before, and its queue still tries it.
         """
         if self.passed_over and not self._overtakes_left:
             self.refused = (sequence, Blocked.ADAPTER)
@@ -167,7 +167,7 @@ class AdmissionPass:
         return False
 
     def pass_over(self) -> bool:
-        """Let others go past the sequence refused last, if it only lacks its adapter; return whether any may."""
+        """Let others overtake the sequence refused last, if it lacks only its adapter; return whether any may."""
         if self.refused is None or self.refused[1] is not Blocked.ADAPTER:
             return False
         sequence = self.refused[0]
@@ -178,6 +178,6 @@ class AdmissionPass:
         return True
 
     def note_overtakes(self) -> None:
-        """Count, at the end of the pass, who has entered past those that were passed over."""
+        """At the end of the pass, count for each sequence passed over how many have overtaken it."""
         for sequence, num_before in self.passed_over:
             sequence.num_overtaken += len(self.admitted) - num_before

@@ -1,13 +1,12 @@
-"""What waits: how much of each tenant, for how long a new request would, and whose deadline passes meanwhile.
+"""What waits: number by tenant, expected wait of a new request, and requests whose deadline passes.
 
-Kept only where a rule asks for it (`max_waiting_requests_per_tenant`, `deadline_admission`), but for how fast the queue
-drains, which any full queue tells those it refuses. A request waits from
-coming in, or back from a batch, until a batch admits it or it ends: in a worker's queue or inbox, for a worker, or for
-a place among its API key's.
+Kept only if a rule needs it (`max_waiting_requests_per_tenant`, `deadline_admission`); except for the drain rate, which
+goes into every refusal by a full queue. A request waits from its arrival, or its return from a batch, until a batch
+admits it or it ends: in a worker's queue or inbox, for a worker, or for a slot of its API key.
 
 A new request is expected to start once as many requests have ended as wait now (`drain_rate.py`): right for a queue in
-order of arrival, and on average for any other. With too few ends measured nobody is refused for it. What still waits at
-its deadline leaves then. Who has been in a batch once is exempt, as are requests that are resumed.
+order of arrival, and on average for any other. With too few measured ends this refuses nothing. A request still waiting
+at its deadline leaves then. Exempt are requests that have been in a batch once, and resumed requests.
 """
 
 from collections.abc import Iterable
@@ -29,8 +28,8 @@ class Backlog:
         rules: of the scheduler.
 
     Attributes:
-        is_kept: whether any rule asks for it.
-        drain_rate: of all that waits; measured in any case.
+        is_kept: whether any rule needs it.
+        drain_rate: of all waiting requests; measured in any case.
     """
 
     def __init__(self, rules: ClusterRules) -> None:
@@ -41,16 +40,16 @@ class Backlog:
         self.is_kept = rules.deadline_admission or self._most_per_tenant < NEVER
         self._waiting: dict[int, Sequence] = {}  # by handle
         self._num_of_tenant: dict[str, int] = {}
-        self._deadlines: list[tuple[int, int]] = []  # a heap of (deadline, handle), of some that wait no more too
+        self._deadlines: list[tuple[int, int]] = []  # heap of (deadline, handle); may include some that wait no more
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait."""
+        """Waiting requests."""
         return len(self._waiting)
 
     @property
     def until_ps(self) -> int | None:
-        """When the next deadline of one that waits passes; None: never."""
+        """When the next deadline of a waiting request passes; None: never."""
         deadlines = self._deadlines
         while deadlines and not self._may_expire(deadlines[0][1]):
             heappop(deadlines)
@@ -60,10 +59,10 @@ class Backlog:
         sequence = self._waiting.get(handle)
         return sequence is not None and sequence.first_admitted_ps is None
 
-    # --- who comes in -----------------------------------------------------------------------------------------------
+    # --- arrivals ---------------------------------------------------------------------------------------------------
 
     def refuse(self, sequence: Sequence, at_ps: int) -> Refusal | None:
-        """Return why a new request may not wait; None: it may. Gives it the deadline that the rules have for it."""
+        """Return why a new request may not wait; None: it may. Sets the deadline that the rules give it."""
         num = self._num_of_tenant.get(sequence.tenant_id, 0)
         if num >= self._most_per_tenant:
             retry_ps, step_ps = self.drain_rate.retry_ps(at_ps), self.drain_rate.step_ps(at_ps)
@@ -86,7 +85,7 @@ class Backlog:
         return refusals.too_late(wait_ps, left_ps, retry_ps, step_ps, all_alike=all_alike)
 
     def enter(self, sequence: Sequence) -> None:
-        """Count a sequence that waits from now on."""
+        """Count a sequence as waiting from now on."""
         handle = sequence.handle
         if handle in self._waiting:
             return
@@ -95,10 +94,10 @@ class Backlog:
         if sequence.deadline_ps is not None and sequence.first_admitted_ps is None:
             heappush(self._deadlines, (sequence.deadline_ps, handle))
 
-    # --- who leaves -------------------------------------------------------------------------------------------------
+    # --- departures -------------------------------------------------------------------------------------------------
 
     def note(self, events: Iterable[Event]) -> None:
-        """Take note of what a worker's decision did; ends are told of by `ended`."""
+        """Apply the events of a worker's decision; ends are reported through `ended`."""
         for event in events:
             if isinstance(event, Admitted):
                 self._leave(event.sequence)
@@ -106,17 +105,17 @@ class Backlog:
                 self.enter(event.sequence)
 
     def ended(self, sequence: Sequence, at_ps: int, *, others_wait: bool) -> None:
-        """Take note of an end of whatever kind."""
+        """Record an end of whatever kind."""
         if self.is_kept:
             self._leave(sequence)
         deadline_ps = sequence.deadline_ps
         if not others_wait:
             self.drain_rate.emptied()
         elif deadline_ps is None or at_ps < deadline_ps or sequence.first_admitted_ps is not None:
-            self.drain_rate.ended(at_ps)  # others drain nothing: many deadlines may pass at once
+            self.drain_rate.ended(at_ps)  # an expired wait drains nothing: many deadlines may pass at once
 
     def expired(self, at_ps: int, most: int) -> list[Sequence]:
-        """Return those that wait and whose deadline has passed, so many at most, and each once."""
+        """Return waiting requests whose deadline has passed, at most `most`, each of them once."""
         found: list[Sequence] = []
         while len(found) < most and (until_ps := self.until_ps) is not None and until_ps <= at_ps:
             found.append(self._waiting[heappop(self._deadlines)[1]])

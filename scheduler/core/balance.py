@@ -1,18 +1,18 @@
-"""Which waiting requests move to another worker, because they would start there first.
+"""Which waiting requests move to another worker, because they would start there earlier.
 
-A request is placed when it comes; afterwards workers join, finish early or fill up. So whenever it has changed who
-waits or runs somewhere, workers that cannot start their first waiting request give some up (donors, the longest queue
-first), each to the ready worker that has the fewest waiting, then the fewest running (the taker):
+A request is placed on arrival; afterwards workers join, finish early or fill up. So after each change of what waits or
+runs somewhere, workers that cannot start their first waiting request give some up (donors, longest queue first), each
+to the ready worker with the fewest waiting, then the fewest running sequences (the taker):
 
-* while nobody waits at the taker, all that it could start now: it has a seat, memory and a place for the adapter;
-* half of the difference, every second one, where at least twice as many, and two, wait at the donor.
+* while nothing waits at the taker, all that it could start now: it has a seat, memory and a place for the adapter;
+* half of the difference, every second one, if at least two and at least twice as many wait at the donor.
 
-Nobody goes back and forth: what moves could not be started where it was, and can be where it goes, or it moves to the
-worker where, even after that, no more wait. Whether a worker could start one is told from what is known at that moment;
-that memory will suffice in some steps does not count.
+No request goes back and forth: it could not start where it was and can where it goes, or it moves to the worker where,
+even after that, no more wait. Whether a worker could start a request is judged by its state at that moment; that memory
+will suffice some steps later does not count.
 
 Cost: O(blocked workers), and for each of at most `MOST_DONORS` donors a logarithm (`core.standings`) and at most
-`MOST_LOOKED_AT` looks, where what waits fits everywhere. The rest of a long queue moves when the first have.
+`MOST_LOOKED_AT` tests, if all that waits fits everywhere. The rest of a long queue moves after the first have moved.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ class Move:
 
 
 class Balance:
-    """The workers of one scheduler that may give or take what waits."""
+    """The workers of one scheduler that may give or take waiting requests."""
 
     def __init__(self) -> None:
         self._standings = Standings()
@@ -47,7 +47,7 @@ class Balance:
         self._movers: dict[str, Member] = {}
 
     def attach(self, member: Member) -> None:
-        """Take in a worker; nothing moves to or from one in strict mode. One alone need not say how it stands."""
+        """Add a worker; strict ones are excluded. A single worker need not report its standing."""
         if member.replica.options.strict:
             return
         member.number = self._standings.enter()
@@ -59,14 +59,14 @@ class Balance:
             member.stand(self._standings)
 
     def detach(self, member: Member) -> None:
-        """Forget a worker that is gone or takes nothing new."""
+        """Remove a worker that is gone or accepts no new requests."""
         if self._members.pop(member.number, None) is not None:
             self._standings.leave(member.number)
             self._movers.pop(member.name, None)
 
     @property
     def someone_is_blocked(self) -> bool:
-        """Whether any worker has a sequence that waits and could not start when it was tried."""
+        """Whether any worker has a waiting sequence that could not start when it was tried."""
         standings = self._standings.current
         for number in self._standings.blocked:  # noqa: SIM110 - every boundary asks, and a generator costs more
             if standings[number][0]:
@@ -74,10 +74,10 @@ class Balance:
         return False
 
     def moves(self, catch_up: Callable[[Member], None]) -> list[Move]:
-        """Return what should move, those first that should start first.
+        """Return the moves to make, in order of their start.
 
         Args:
-            catch_up: called before a worker's headroom is looked at; by a driver whose replicas lag behind its clock.
+            catch_up: called before a worker's headroom is read; for a driver whose replicas lag behind its clock.
         """
         members, shifts = self._members, self._shifts()
         found: list[Move] = []
@@ -114,7 +114,7 @@ class Balance:
         return found
 
     def _shifts(self) -> dict[int, int]:
-        """Return by how much what is about to move will change who waits where, by number."""
+        """Return the change of the waiting count by worker number that moves under way will make."""
         shifts: dict[int, int] = {}
         if not self._movers:
             return shifts
@@ -130,7 +130,7 @@ class Balance:
         return shifts
 
     def _taker(self, donor: Member, first: Sequence, shifts: dict[int, int]) -> Member | None:
-        """Return the worker with the fewest waiting, then the fewest running, that could hold a donor's first."""
+        """Return the worker with the fewest waiting, then fewest running, that could hold the donor's first request."""
         members = self._members
 
         def suits(number: int) -> bool:
@@ -167,12 +167,12 @@ def _give(donor: Member, taker: Member, num_there: int, num_here: int) -> list[M
 
 
 def _share(num_there: int, num_here: int) -> int:
-    """Return how many should go from where so many wait to where fewer do; 0 where there are not twice as many."""
+    """Return how many requests go from a worker with more waiting ones to one with fewer; 0 if not twice as many."""
     return (num_there - num_here) // 2 if num_there >= 2 * num_here else 0
 
 
 def _waiting(donor: Member) -> Iterator[Sequence]:
-    """Yield what waits at a worker and is not about to leave it, in the order in which it got it."""
+    """Yield the waiting sequences of a worker that are not about to leave it, in the order it received them."""
     for handle, sequence in donor.sequences.items():
         if sequence.admitted_ps is None and handle not in donor.moving and handle not in donor.withdrawn:
             yield sequence

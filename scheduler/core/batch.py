@@ -1,7 +1,7 @@
-"""The sequences on a worker's device, and what each of them holds there: memory, and what it uses of the prefix cache.
+"""The sequences on a worker's device, and what each of them holds there: memory, and blocks of the prefix cache.
 
-Whoever comes, advances or goes does so here, so that the two never disagree on who runs. When that happens is decided
-in `core.replica` and `core.planner`.
+All joins, advances and departures go through here, so that memory and cache never disagree on which sequences run.
+`core.replica` and `core.planner` decide when they happen.
 """
 
 from lorrery.scheduler.core.finished import FinishedSequences
@@ -17,12 +17,12 @@ class Batch:
     """See the module.
 
     Args:
-        memory: what fits.
-        prefix_cache: what is computed already; None: nothing.
+        memory: decides what fits.
+        prefix_cache: KV blocks that are already computed; None: no cache.
 
     Attributes:
-        running: who is in it.
-        leaves: who has left it, or its device, since they were taken last.
+        running: the running sequences.
+        leaves: sequences that left the batch, or its device, since the list was last taken.
         aborted: by handle; cancelled under strict S-LoRA: they leave after one more step.
     """
 
@@ -35,7 +35,7 @@ class Batch:
         self._finished = FinishedSequences()
 
     def output_tokens(self, sequence: Sequence) -> int:
-        """Return what a sequence has produced in this batch; committed steps count."""
+        """Return the tokens that a sequence has produced in this batch, committed steps included."""
         running = self.running
         if sequence.handle in running.prefilling:
             return 0
@@ -44,16 +44,16 @@ class Batch:
         return sequence.output_tokens_at(running.decode_step)
 
     def shrink_cache(self, num_steps: int) -> None:
-        """Keep of what nobody uses only what a decode step leaves that `num_steps` others precede."""
+        """Evict unused cache blocks beyond the tokens left free after a decode step that follows `num_steps` others."""
         if self.prefix_cache is not None:
             self.prefix_cache.shrink(self.memory.spare_tokens(self.running, num_steps))
 
     # --- going ------------------------------------------------------------------------------------------------------
 
     def remove(self, sequence: Sequence) -> int:
-        """Take a sequence out, and what it holds out of memory; return what it has produced in this batch."""
+        """Remove a sequence and free its memory; return the tokens that it has produced in this batch."""
         running = self.running
-        # A sequence that decodes, as nearly all do that leave, gets here without a further call.
+        # The common case, a decoding sequence, avoids a further call.
         if running.prefilling or running.held:
             output_tokens = self.output_tokens(sequence)
         else:
@@ -65,19 +65,19 @@ class Batch:
         return output_tokens
 
     def cancel(self, sequence: Sequence) -> None:
-        """Take out a sequence that does not end by itself."""
+        """Remove a sequence that does not end by itself."""
         self.remove(sequence)
         self.aborted.pop(sequence.handle, None)
         self._finished.forget(sequence.handle)
 
     def finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
-        """Take out a sequence that has ended."""
+        """Remove a sequence that has ended."""
         sequence = self.running.get(handle)
         assert sequence is not None, f"the device ended sequence {handle}, which does not run"
         events.append(self._finished.finished(sequence, reason, self.remove(sequence), at_ps))
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Finished]]:
-        """Empty it, as its worker is gone: return who has not ended, ready to be queued, and who had, but was held."""
+        """Empty the batch of a lost worker: return unfinished sequences, ready to requeue, and ends that were held."""
         unfinished: list[Sequence] = []
         ended: list[Finished] = []
         running = self.running
@@ -104,11 +104,11 @@ class Batch:
     # --- what the device did ----------------------------------------------------------------------------------------
 
     def were_silent(self, handles: frozenset[int]) -> None:
-        """Note who ends by a step that gave no token."""
+        """Note which sequences end with a step that gave them no token."""
         self._finished.were_silent(handles)
 
     def advance_prefills(self, plan: Plan, ran: Ran, ended: dict[int, FinishReason], events: list[Event]) -> None:
-        """Note what was computed of prompts; who has its first token decodes from now on, or has ended."""
+        """Count computed prompt tokens; a sequence with its first token decodes from now on, or has ended."""
         for chunk in plan.prefills:
             sequence = chunk.sequence
             sequence.computed_tokens += chunk.new_tokens
@@ -130,10 +130,10 @@ class Batch:
                 events.append(self._finished.finished(sequence, reason, 1, ran.end_ps))
 
     def advance_chunks(self, plan: Plan, num_steps: int) -> None:
-        """Note what steps computed of the one long prompt; call it before they count as decode steps.
+        """Count what steps computed of the one long prompt; call it before they count as decode steps.
 
-        A prefix cache sees them one after another, as each makes room for its decodes and shows what it computed; but
-        all at once as soon as that comes to the same.
+        A prefix cache gets them one by one, as each step frees blocks for its decodes and publishes its own; but all at
+        once as soon as that has the same effect.
         """
         chunk = plan.prefills[0]
         sequence, cache = chunk.sequence, self.prefix_cache
@@ -149,7 +149,7 @@ class Batch:
             cache.commit(sequence)
 
     def hold(self, ended: dict[int, FinishReason]) -> dict[int, FinishReason]:
-        """Note who has ended; return them all once nobody is left, so that the batch ends together."""
+        """Note ended sequences; return all held ones once no other is left, so that the batch ends together."""
         for handle, reason in ended.items():
             sequence = self.running.get(handle)
             assert sequence is not None
@@ -157,7 +157,7 @@ class Batch:
         return self.all_held()
 
     def all_held(self) -> dict[int, FinishReason]:
-        """Return who has ended and was held, if nobody else is left."""
+        """Return the ended sequences that are held, if no other is left."""
         ended = self._finished.take_all(self.running)
         if ended:
             self.leaves += self.running.held.values()

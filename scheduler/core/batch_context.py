@@ -1,4 +1,4 @@
-"""What a way to batch sees of its replica: who runs, and who would enter. It lets waiting sequences in."""
+"""A replica as its way to batch sees it: running sequences, and admission of waiting ones."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -20,21 +20,21 @@ class ReplicaBatchContext(BatchContext):
 
     Args:
         running: the batch.
-        queue: who waits.
-        memory: what fits.
-        prefix_cache: what is computed already.
+        queue: waiting sequences.
+        memory: decides what fits.
+        prefix_cache: KV blocks that are already computed.
         min_computed_tokens: see `ReplicaOptions`.
-        adapters: which ones the GPU holds; None: they are not used.
-        on_check: told of every memory test.
+        adapters: adapters on the GPU; None: they are not used.
+        on_check: called with every memory test.
         max_overtakes: see `AdmissionPass`.
 
     Attributes:
-        admitted: who was let in and is not in a plan yet; whoever takes them leaves an empty list.
-        events: what letting in did, likewise; those of the replica before it come first.
-        blocked: whether the last call of `admit` found no seat, or nobody further for whom there was what it needs. The
-            prompt limit counts only where nobody was let in: otherwise the next step has as many tokens again. So this
-            stays as it is for as long as nobody enters.
-        at_rest: the queue has said that it is, and nobody has come since.
+        admitted: sequences admitted and not yet in a plan; the reader replaces it with an empty list.
+        events: of admissions, likewise; preceded by those of the replica.
+        blocked: whether the last `admit` found no seat, or stopped at a sequence that lacked a resource. The prompt
+            limit counts only if nothing was admitted: otherwise the next step has the full prompt budget again. So the
+            value holds until a sequence enters.
+        at_rest: the queue has said that it is, and nothing has arrived since.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class ReplicaBatchContext(BatchContext):
         self.at_rest = False
 
     def enqueue(self, sequence: Sequence, at_ps: int) -> None:
-        """Let a sequence wait."""
+        """Put a sequence into the queue."""
         self._queue.append(sequence, at_ps)
         self.at_rest = False
 
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
-        """Admit waiting sequences within these limits; they are in prefill afterwards. See `BatchContext.admit`."""
+        """Admit waiting sequences within these limits; they are then in prefill. See `BatchContext.admit`."""
         running = self.running
         self.blocked = running.num >= limits.max_sequences
         self._tried = not self.blocked and not (self.at_rest or self.has_no_candidates())
@@ -96,7 +96,7 @@ class ReplicaBatchContext(BatchContext):
             else:
                 dropped = dropped_by(self._queue, admission, running, at_ps)
             if dropped:
-                # Strict S-LoRA also drops those that were cancelled, which was told then.
+                # Strict S-LoRA also drops cancelled sequences, whose end was reported at the cancel.
                 self.events += [Dropped(sequence) for sequence in taken_out(dropped)]
         except Exception:
             self._take_back(admission.admitted)
@@ -120,7 +120,7 @@ class ReplicaBatchContext(BatchContext):
         return admitted
 
     def steps_blocked(self, limit: int) -> int:
-        """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
+        """Return for how many decode steps `admit`, which has just admitted nothing, would still admit nothing."""
         if not self._tried:
             return limit
         if self._passed_over:
@@ -130,17 +130,17 @@ class ReplicaBatchContext(BatchContext):
         return steps_held(self._queue, self.running, self._memory, limit)
 
     def has_no_candidates(self) -> bool:
-        """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
+        """Return whether `admit` would admit nothing, and change nothing, until something arrives."""
         if not self.at_rest:
             self.at_rest = self._queue.at_rest()
         return self.at_rest
 
     def arrivals_matter(self) -> bool:
-        """Tell whether an arrival could change what `admit` has just answered."""
+        """Return whether an arrival could change the result of the last `admit`."""
         return self.at_rest or self._queue.arrivals_matter()
 
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
-        """Return who would be admitted next if only the prompt limit counted."""
+        """Return the sequences that would be admitted next if only the prompt limit counted."""
         return self._queue.look_ahead(max_prompt_tokens)
 
     def _has_adapter(self, sequence: Sequence, admitted: list[Sequence]) -> bool:
@@ -156,13 +156,13 @@ class ReplicaBatchContext(BatchContext):
         return usable_tokens(self._prefix_cache, sequence, self._min_computed_tokens)
 
     def _pin_prefix(self, sequence: Sequence) -> None:
-        """Pin what a sequence finds in the prefix cache before the pass goes on."""
+        """Pin the cached prefix of a sequence before the pass goes on."""
         assert self._prefix_cache is not None
         sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
         self._prefix_cache.acquire(sequence)
 
     def _take_back(self, sequences: Many[Sequence]) -> None:
-        """Let those wait again, with nothing pinned, whom a pass admitted that its queue has broken off."""
+        """Undo the admissions of a pass that its queue broke off: the sequences wait again, with nothing pinned."""
         for sequence in sequences:
             sequence.admitted_ps = None
             if self._prefix_cache is not None:

@@ -23,10 +23,10 @@ class WayToBatch:
     """A way to batch.
 
     Attributes:
-        build: makes it.
+        build: makes it; None: it comes from outside the tree.
         prompt_bound: whether a whole prompt must be within the limit of one prefill. A resumed or preempted sequence
-            is prefilled again with what it had produced, so the limit must allow the longest sequence.
-        excludes: what it cannot be combined with.
+            is prefilled again with the output it had, so the limit must allow the longest sequence.
+        excludes: combinations with other settings that are refused.
     """
 
     build: Callable[[ReplicaSettings], Batching] | None
@@ -63,9 +63,9 @@ BATCHINGS: dict[str, WayToBatch] = {
 }
 
 _PLUG_IN = WayToBatch(None)
-"""Every way to batch from outside the tree (`module:Class`)."""
+"""The row of every way to batch from outside the tree (`module:Class`)."""
 
 
 def way_of(name: str) -> WayToBatch:
-    """Return the row of a way to batch; that of a plug-in for a name that is not in the table."""
+    """Return the row of a way to batch; a name that is not in the table is a plug-in."""
     return BATCHINGS.get(name, _PLUG_IN)

@@ -28,12 +28,12 @@ def build_replica(
 
     Args:
         settings: of the replica.
-        prefix_cache: one that replicas share; None: nothing is cached. A kind that each replica has for itself
-            (`settings.prefix_cache`) comes before it.
+        prefix_cache: one that replicas share; None: no shared cache. A kind that each replica has for itself
+            (`settings.prefix_cache`) takes precedence.
         make_queue: makes a queue that is not in the table, in place of `settings.policy`.
         make_batching: the same for the way to batch.
-        load_ps: how long an adapter's load takes.
-        load_faults: what goes wrong with which loads.
+        load_ps: duration of adapter loads.
+        load_faults: faults of adapter loads.
 
     Raises:
         KeyError: no queue, way to batch, memory rule or prefix cache of that name.

@@ -1,4 +1,4 @@
-"""What placements see of a worker: figures, and no way to what only the device may know."""
+"""What placements see of a worker: figures, without access to what only the device may know."""
 
 from collections.abc import Callable
 
@@ -11,18 +11,18 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.worker.device.pace import Pace
 
 NO_FORECAST = Forecast(None, OutputShare())
-"""Of workers whose placement does not ask for it; nothing is noted in it."""
+"""For workers whose placement does not need a forecast; nothing is recorded in it."""
 
 
 class ReplicaCandidate(Candidate):
-    """The figures of an attached worker's replica, as it is now.
+    """The current figures of an attached worker's replica.
 
     Attributes:
-        forecast: what is known of its time.
+        forecast: its step times and waiting tokens.
         uncommitted_steps: decode steps that have ended and are not committed yet; `kv_tokens` counts them. A driver
-            that commits a plan in one go, as the simulator does, sets it before a placement looks.
-        before_look: called before it gives what changes with each step; None: it is up to date.
-        many: what is kept of all workers, where it is one of many.
+            that commits a plan in one go, as the simulator does, sets it before a placement reads.
+        before_look: called before a figure is read that changes with each step; None: figures are up to date.
+        many: the `ManyWorkers` that it is one of, if any.
     """
 
     __slots__ = ("_replica", "before_look", "forecast", "many", "uncommitted_steps")
@@ -32,7 +32,7 @@ class ReplicaCandidate(Candidate):
         self.forecast = forecast
         self.uncommitted_steps = 0
         self.before_look: Callable[[], None] | None = None
-        self.many: object = None  # `ManyWorkers`, which is made of candidates
+        self.many: object = None  # untyped, since `ManyWorkers` imports candidates
         self._replica = replica
 
     @property
@@ -60,12 +60,12 @@ class ReplicaCandidate(Candidate):
 
     @property
     def least_kv_tokens(self) -> int:
-        """The same without steps that have ended and are not committed yet."""
+        """`kv_tokens` without steps that have ended and are not committed yet."""
         return self._replica.running.kv_tokens
 
     @property
     def shown_kv_tokens(self) -> int:
-        """The same with those of them that had ended when a placement last looked."""
+        """`kv_tokens` as of the last time that a placement had it brought up to date."""
         running = self._replica.running
         return running.kv_tokens + self.uncommitted_steps * running.num_decoding
 
@@ -75,48 +75,48 @@ class ReplicaCandidate(Candidate):
         return self._replica.prefix_cache is not None
 
     def has_adapter(self, adapter: Adapter) -> bool:
-        """Tell whether an adapter is on its GPU in this version, usable now."""
+        """Return whether an adapter is on its GPU in this version, usable now."""
         return adapter.key in self._replica.resident_adapters
 
     def bring_up_to_date(self) -> None:
-        """Let what changes with each step be as it is now."""
+        """Update the figures that change with each step."""
         if self.before_look is not None:
             self.before_look()
 
     @property
     def block_cache(self) -> BlockCache | None:
-        """Its prefix cache, if it is one of blocks; `cached_tokens` is what it says."""
+        """Its prefix cache, if that is a block cache; `cached_tokens` then comes from it."""
         cache = self._replica.prefix_cache
         return cache if isinstance(cache, BlockCache) else None
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Return how many leading tokens of the sequence's input its prefix cache holds, and may be used."""
+        """Return how many leading tokens of the sequence's input its prefix cache holds and may serve."""
         if self.before_look is not None:
             self.before_look()
         return usable_tokens(self._replica.prefix_cache, sequence, 1)
 
     @property
     def is_blocked(self) -> bool:
-        """Whether one that waits, if any does, could not start when it was tried."""
+        """Whether a waiting sequence, if any, could not start when it was tried."""
         return self._replica.is_blocked
 
     def load_ps(self, adapter: Adapter) -> int:
-        """Return how long the load of an adapter takes, by itself: 0 if it is there, half if it is under way."""
+        """Return how long the load of an adapter takes alone: 0 if it is on the GPU, half if it is loading."""
         return self._replica.adapters.load_ps(adapter)
 
     @property
     def pace(self) -> Pace:
-        """What its steps take, as announced."""
+        """Its step times as announced."""
         return self._kept("pace").pace
 
     @property
     def slowdown(self) -> int:
-        """What its last steps took, in thousandths of what its pace says."""
+        """Duration of its last steps, in thousandths of what its pace says."""
         return self._kept("slowdown").slowdown
 
     @property
     def usual_slowdown(self) -> int:
-        """The same for all its steps."""
+        """Duration of all its steps so far, in thousandths of what its pace says."""
         return self._kept("usual_slowdown").usual_slowdown
 
     @property
@@ -131,7 +131,7 @@ class ReplicaCandidate(Candidate):
 
     @property
     def output_ratio(self) -> int:
-        """How much of what they may produce requests do produce lately, in thousandths."""
+        """Recent ratio of produced to allowed output tokens, in thousandths."""
         return self._kept("output_ratio").outputs.ratio
 
     def _kept(self, name: str) -> Forecast:
@@ -140,7 +140,7 @@ class ReplicaCandidate(Candidate):
         return self.forecast
 
     def finish_ps(self, sequence: Sequence, output_tokens: int) -> int:
-        """Return how long after now a sequence with so much output would end there; from the figures above, at once."""
+        """Return how long after now a sequence with this much output would end; from the above figures in one call."""
         if self.before_look is not None:
             self.before_look()
         replica, forecast, adapter = self._replica, self.forecast, sequence.adapter

@@ -1,4 +1,4 @@
-"""All requests and workers of one scheduler: who comes in, where each goes, what is queued again, when a wait is over.
+"""All requests and workers of one scheduler: acceptance, placement, re-queueing of lost work, and the end of waits.
 
     events = cluster.submit(sequence, at)      cancel(sequence, at)      expire(at)
     events = cluster.attach(Member(name, replica, pool_tokens), at)
@@ -9,13 +9,13 @@
 
 A driver hands in what happens, in order of time, and carries the events out: live it sends messages, simulated it moves
 the clock. It calls `expire` at `until_ps`, and plans, runs and commits for each member by itself (`member.plan`,
-`member.commit`). A request that no event tells of waits for a worker: for one that is large enough, if others are
-attached; or for a place among its API key's (`core/quotas.py`). What ten thousand of them wait for may happen at once,
-so no call tells of more than `placing.SLICE`; while `is_placing`, the driver calls `place_again`, at its leisure.
+`member.commit`). A request without an event waits: for a worker that is large enough, while others are attached, or for
+a slot of its API key (`core/quotas.py`). Ten thousand waits may end at once, so one call returns events of at most
+`placing.SLICE` requests; while `is_placing`, the driver calls `place_again` whenever it has time.
 
-Once it has `changed` who waits or runs on a member, and everything of that moment is known, the driver calls `balance`,
-if the cluster `balances`. What moves leaves its worker at that one's next boundary: a `Recalled` event among those of a
-decision, which the driver hands to `take_recalled`.
+When waiting or running sequences of a member have `changed`, and all events of that moment are handed in, the driver
+calls `balance`, if the cluster `balances`. A sequence that moves leaves its worker at that worker's next boundary, as a
+`Recalled` event of a decision, which the driver hands to `take_recalled`.
 
 No clock here: every time comes in as an argument, in device picoseconds.
 """
@@ -43,20 +43,20 @@ class ClusterCore:
     """The state of one scheduler. Times never go back from one call to the next.
 
     Args:
-        placement: chooses among workers; asked only where several are attached, also if one alone can hold a sequence.
-        rules: of the door and the wait.
-        adapters: those that are known at first.
-        notes_figures: whether `Placed` says what the placement read.
-        bring_up_to_date: called with workers and the time before the placement looks at them; by a driver whose
-            replicas lag behind its clock.
-        catch_up: called likewise before what waits is balanced; by such a driver, to commit the steps that have ended.
+        placement: chooses among workers; called only if several are attached, even if just one can hold a sequence.
+        rules: which requests are accepted, and how long they may wait.
+        adapters: known at the start.
+        notes_figures: whether `Placed` carries the figures that the placement read.
+        bring_up_to_date: called with workers and the time before the placement reads them; for a driver whose replicas
+            lag behind its clock.
+        catch_up: called for a member before `balance` reads it; for such a driver, to commit the steps that have ended.
 
     Attributes:
-        adapters: those that requests may name now, by id.
+        adapters: adapters that requests may name now, by id.
         members: attached workers by name, in order of attaching.
-        draining: whether nothing new comes in.
-        balances: whether what waits may move, by the placement.
-        num_moved: requests that have moved to another worker while they waited.
+        draining: whether new requests are refused.
+        balances: whether waiting requests may move to another worker; the placement says so.
+        num_moved: requests that have moved to another worker while waiting.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ClusterCore:
 
     @property
     def until_ps(self) -> int | None:
-        """When the first wait for a worker is over, or a deadline passes; None: neither will."""
+        """Time of the next expired wait for a worker or missed deadline; None: no such time."""
         until_ps, deadline_ps = self._room.until_ps, self._backlog.until_ps
         if until_ps is None or deadline_ps is None:
             return deadline_ps if until_ps is None else until_ps
@@ -97,12 +97,12 @@ class ClusterCore:
 
     @property
     def keeps_backlog(self) -> bool:
-        """Whether rules need to know who waits: then the driver tells of each `ended`, and minds `until_ps`."""
+        """Whether the rules need the set of waiting requests: the driver then calls `ended`, and minds `until_ps`."""
         return self._backlog.is_kept
 
     @property
     def is_placing(self) -> bool:
-        """Whether there is more for `place_again` to do."""
+        """Whether `place_again` has more to do."""
         return self._room.has_untried
 
     @property
@@ -112,21 +112,21 @@ class ClusterCore:
 
     @property
     def num_held(self) -> int:
-        """Requests that wait for a place among their key's."""
+        """Requests that wait for a slot of their API key."""
         return self._quotas.num_held
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait, for a batch, for a worker, or for a place among their key's."""
+        """Requests that wait for a batch, for a worker, or for a slot of their API key."""
         return len(self._room) + self._quotas.num_held + self._placed.num_waiting()
 
     @property
     def num_open(self) -> int:
-        """Requests that have come in and not ended."""
+        """Requests that have been accepted and have not ended."""
         return len(self._room) + self._quotas.num_held + self._placed.num
 
     def unplaced(self) -> list[Sequence]:
-        """Return the requests that no worker has: those that wait for one, and those held for their key."""
+        """Return the requests that no worker has: waiting for one, or held for a slot of their API key."""
         return [*self._room.waiting(), *self._quotas.held()]
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -141,17 +141,17 @@ class ClusterCore:
         pinned: Adapter | None = None,
         quota: Quota | None = None,
     ) -> list[ClusterEvent]:
-        """Take in a request, or refuse it.
+        """Accept a request, or refuse it.
 
         Args:
             sequence: new to this scheduler.
             at_ps: now.
-            adapter_id: the adapter that it names, which it is given; empty: what it has is right.
-            resumed: it has been let in before, by a scheduler that is gone, and does not count against a full queue.
-                It has no deadline. If it has produced tokens, no limit is checked again.
-            pinned: the adapter that a resumed request began with, if that was loaded at run time; it keeps it, whatever
-                the name stands for now.
-            quota: what its API key may use. A driver that gives any calls `ended` for each sequence that ends, as with
+            adapter_id: the adapter that the request names, resolved here; empty: `sequence.adapter` is already right.
+            resumed: a scheduler that is gone had accepted it: it does not count against a full queue and has no
+                deadline. If it has produced tokens, no limit is checked again.
+            pinned: the adapter that a resumed request began with, if that was loaded at run time; the request keeps it,
+                even if the name now stands for another version.
+            quota: what its API key may use. A driver that passes one calls `ended` for each sequence that ends, as with
                 `keeps_backlog`.
         """
         drain_rate = self._backlog.drain_rate
@@ -180,7 +180,7 @@ class ClusterCore:
                 self._enter(sequence)
                 return []
         placing = self._placing
-        if len(placing.ready) == 1:  # as `place` would, without the way there: a simulation does this for each request
+        if len(placing.ready) == 1:  # the same as `place` in fewer calls: a simulation does this for each request
             member = placing.ready[0]
             if member.replica.never_fits_reason(sequence) is None:
                 self._enter(sequence)
@@ -200,7 +200,7 @@ class ClusterCore:
         return [event]
 
     def cancel(self, sequence: Sequence, at_ps: int) -> list[ClusterEvent]:
-        """Withdraw a request; one that is not known is ignored, since it may just have ended."""
+        """Withdraw a request; an unknown one is ignored, since it may just have ended."""
         handle = sequence.handle
         waiting = self._room.take(handle)
         if waiting is not None:
@@ -215,9 +215,10 @@ class ClusterCore:
         return [Withdrawn(sequence, member)]
 
     def expire(self, at_ps: int) -> list[ClusterEvent]:
-        """Refuse those whose deadline has passed, and who have waited for a worker for long enough.
+        """Refuse requests whose deadline has passed, or whose wait for a worker is over.
 
-        Nobody is refused for want of a worker before all have been tried. Who waits at a worker is withdrawn from it.
+        No wait for a worker ends before every waiting request has been tried. A request that waits at a worker is
+        withdrawn from it.
         """
         expired = self._backlog.expired(at_ps, SLICE)
         if not expired:
@@ -233,11 +234,11 @@ class ClusterCore:
         return events
 
     def ended(self, sequence: Sequence, output_tokens: int, at_ps: int) -> bool:
-        """Note an end, which frees a place; return whether `release` may place another of its key's.
+        """Note the end of a request; return whether `release` may now place another one of its API key.
 
         Args:
-            sequence: let in, and ended, in whatever way.
-            output_tokens: all that it has produced.
+            sequence: accepted, and ended in whatever way.
+            output_tokens: all that it produced.
             at_ps: now.
         """
         self._backlog.ended(sequence, at_ps, others_wait=self.num_waiting > 0)
@@ -245,7 +246,7 @@ class ClusterCore:
         return self._quotas.any_to_release
 
     def release(self, at_ps: int) -> list[ClusterEvent]:
-        """Place those for which there is room among their key's now; `place_again` goes on with it."""
+        """Place held requests whose API key has a free slot; `place_again` continues with the rest."""
         return self._placing.take_back(self._quotas.release(), at_ps)
 
     def _refuse(self, sequence: Sequence, resumed: bool, at_ps: int) -> Refusal | None:
@@ -266,18 +267,18 @@ class ClusterCore:
     # --- placing ----------------------------------------------------------------------------------------------------
 
     def place_again(self, at_ps: int) -> list[ClusterEvent]:
-        """Place what has come back from workers, or waits while one attaches: the next `placing.SLICE`."""
+        """Place sequences that came back from workers or that wait while one attaches: the next `placing.SLICE`."""
         return self._placing.place_again(at_ps)
 
     # --- balance ----------------------------------------------------------------------------------------------------
 
     @property
     def may_move(self) -> bool:
-        """Whether `balance` might find something to move; a quick look."""
+        """Whether `balance` might find something to move; cheap."""
         return self.balances and len(self._placing.ready) > 1 and self._balance.someone_is_blocked
 
     def balance(self, at_ps: int) -> list[Move]:
-        """Recall what would start earlier on another worker; see `core.balance`."""
+        """Recall waiting sequences that would start earlier on another worker; see `core.balance`."""
         if not self.may_move:
             return []
         found = self._balance.moves(lambda member: self._catch_up(member, at_ps))
@@ -286,7 +287,7 @@ class ClusterCore:
         return found
 
     def take_recalled(self, recalled: Recalled, donor: Member, at_ps: int) -> list[ClusterEvent]:
-        """Give a sequence that has left its worker for another to that, or wherever it fits if that is gone."""
+        """Give a sequence that has left its worker to the one it was recalled for; if that is gone, place it anew."""
         sequence = recalled.sequence
         if donor.let_go(recalled):
             return [Cancelled(sequence)]
@@ -300,7 +301,7 @@ class ClusterCore:
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def attach(self, member: Member, at_ps: int) -> list[ClusterEvent]:
-        """Take in a worker, which has nothing and a name that no other has, and give it what waits for one."""
+        """Add an empty worker with a name of its own, and place the sequences that wait for one."""
         assert member.name not in self.members, f"worker {member.name} is attached already"
         self.members[member.name] = member
         member.tally = self._placed
@@ -314,7 +315,7 @@ class ClusterCore:
         return self._placing.place_all(at_ps)
 
     def drain(self, member: Member, at_ps: int) -> tuple[GaveBack, list[ClusterEvent]]:
-        """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""
+        """Give a worker no new sequences; its waiting ones go elsewhere, its running ones stay."""
         member.draining = True
         self._balance.detach(member)
         self._workers_changed()
@@ -322,7 +323,7 @@ class ClusterCore:
         return GaveBack(member, sequences, events), self._placing.take_back(sequences, at_ps)
 
     def lose(self, member: Member, at_ps: int, boundary_ps: int = 0) -> tuple[GaveBack, list[ClusterEvent]]:
-        """Forget a worker that is gone, and queue again what it had, but for what may have brought it down.
+        """Remove a worker that is gone, and queue its sequences again, except those that may have brought it down.
 
         Args:
             member: attached.
@@ -347,7 +348,7 @@ class ClusterCore:
         return GaveBack(member, sequences, events), given_up + self._placing.take_back(moving, at_ps)
 
     def expect_no_worker(self, at_ps: int) -> None:
-        """Let waits for a worker be over, those that begin later too until one attaches all the same."""
+        """End all waits for a worker, and those that begin before the next one attaches."""
         self._placing.expect_no_worker(at_ps)
 
     def _workers_changed(self) -> None:
@@ -357,24 +358,24 @@ class ClusterCore:
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     def load_adapter(self, adapter: Adapter) -> Adapter | None:
-        """Let new requests that name an adapter have this one. Those that came in before keep what they have.
+        """Give this adapter to new requests that name it. Earlier requests keep the one they have.
 
         Returns:
-            The one that they had until now, of which the driver tells each member (`retire`); None: there was none.
+            The replaced adapter, which the driver lets each member `retire`; None: nothing was replaced.
         """
         before = self.adapters.get(adapter.adapter_id)
         self.adapters[adapter.adapter_id] = adapter
         return None if before is None or before.key == adapter.key else before
 
     def unload_adapter(self, adapter_id: str) -> Adapter | None:
-        """Forget an adapter, and return it, if it is known, likewise. Requests that have it keep it."""
+        """Remove an adapter and return it, if it is known, to be retired likewise. Requests that have it keep it."""
         return self.adapters.pop(adapter_id, None)
 
     def is_out_of_use(self, adapter: Adapter) -> bool:
-        """Tell whether no new request can get this adapter, since its name is unknown or stands for another version.
+        """Return whether no new request can get this adapter: its name is unknown or stands for another version.
 
-        A worker that gets a request which has one is to `retire` it, too: it may not have been there when the name
-        changed.
+        If a worker gets a request that has one, the driver lets it `retire` the adapter: the worker may have attached
+        after the name changed.
         """
         current = self.adapters.get(adapter.adapter_id)
         return current is None or current.key != adapter.key

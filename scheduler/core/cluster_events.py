@@ -1,4 +1,4 @@
-"""What `scheduler.core.cluster` decides, for its drivers to carry out."""
+"""Decisions of `scheduler.core.cluster`, for its drivers to carry out."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ class Placed:
     Attributes:
         member: the worker.
         matters: whether it may change the plan that runs there.
-        why: the placement's words; empty where there was nothing to choose.
-        figures: what the placement read of each candidate, by name in order of attaching; None: it was not asked, or
-            nobody wants to know.
-        moved_from: the worker at which it waited before, if it was not the placement that chose.
+        why: the placement's reason; empty if there was no choice.
+        figures: what the placement read of each candidate, by name in order of attaching; None: it was not called, or
+            figures are not recorded.
+        moved_from: the worker at which it waited before, if this is a move and not a choice of the placement.
     """
 
     sequence: Sequence
@@ -50,12 +50,12 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A sequence may not come in, or not stay; it holds nothing.
+    """A sequence was not accepted, or may not stay; it holds nothing.
 
     Attributes:
-        refusal: why.
-        error: what the placement raised, if that is why.
-        figures: what it had read of each candidate then, as in `Placed`.
+        refusal: the reason.
+        error: the placement's exception, if that is the reason.
+        figures: what it had read of each candidate until then, as in `Placed`.
     """
 
     sequence: Sequence
@@ -66,10 +66,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A cancel is in the inbox of the worker that has the sequence; an event of that worker tells of its end.
+    """A cancel is in the inbox of the worker that has the sequence; an event of that worker will report its end.
 
     Attributes:
-        refusal: why it was the scheduler that withdrew it; None: its client did.
+        refusal: why the scheduler withdrew it; None: its client did.
     """
 
     sequence: Sequence
@@ -85,8 +85,8 @@ class GaveBack:
     """What a worker that drains or is gone has given back.
 
     Attributes:
-        sequences: queued again; where they went, the events beside this say.
-        events: of those that ended with it.
+        sequences: queued again; the events returned with this record say where they went.
+        events: of sequences that ended at that moment.
     """
 
     member: Member

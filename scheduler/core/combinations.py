@@ -1,4 +1,4 @@
-"""Which settings of a scheduler make no sense together, and why; everything else combines."""
+"""Which settings of a scheduler exclude each other, and why; all others combine."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,10 @@ from lorrery.scheduler.core.replica_settings import LIMITS
 
 
 def why_excluded(chosen: Mapping[str, object]) -> str | None:
-    """Return why these settings do not go together, or None if they do.
+    """Return why these settings exclude each other, or None if they do not.
 
     Args:
-        chosen: every setting that a row names; `batching` may be None where the policy decides.
+        chosen: every setting that a row names; `batching` may be None if the policy decides it.
     """
     policy, batching = str(chosen["policy"]), chosen["batching"]
     chosen = {**chosen, "batching": batching_of(policy, None if batching is None else str(batching))}
@@ -32,13 +32,13 @@ def why_excluded(chosen: Mapping[str, object]) -> str | None:
 def why_too_few_tokens(
     policy: str, batching: str | None, family: str | None, max_req_total_len: int, limits: Mapping[str, object]
 ) -> str | None:
-    """Return why a prompt limit that is set, and that this choice uses, is too low; None if it is not.
+    """Return why a configured prompt limit that this choice uses is too low; None if it is not.
 
     Args:
-        policy: its name, as the other settings' values.
-        batching: as set.
-        family: whose limits, as set.
-        max_req_total_len: as set.
+        policy: its name; all arguments are values of the settings.
+        batching: way to batch.
+        family: limits family.
+        max_req_total_len: longest prompt plus output, in tokens.
         limits: the prompt limits of all families by setting; None: not set, and derived.
     """
     if not way_of(batching_of(policy, batching)).prompt_bound:

@@ -1,6 +1,6 @@
-"""What the core asks of the device, by the names that settings and workers use.
+"""Device figures that the core uses, by the names that settings and workers use.
 
-The catalogue's tables are read by the shell: a pure room opens no files.
+The shell reads the catalogue's tables: a pure room opens no files.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,20 +13,20 @@ from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
 TABLES_PACKAGE = PACKAGE
-"""Whose folder `data` holds the shipped tables."""
+"""The package whose folder `data` holds the shipped tables."""
 
 ENGINE = "present-day"
-"""Workers do not announce theirs; for costs that are compared with one another any will do."""
+"""Workers do not announce their engine; for costs that are only compared with each other, any one will do."""
 
 
 class Devices:
     """GPUs, models and engines by name.
 
     Args:
-        tables: (where a table comes from, the table), as `worker.device.catalogue` wants them.
+        tables: pairs (source of the table, table), as for `worker.device.catalogue`.
 
     Raises:
-        CatalogueError: a table that is not of the form.
+        CatalogueError: a malformed table.
     """
 
     def __init__(self, tables: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
@@ -49,7 +49,7 @@ class Devices:
     def profile(self, gpu: str, model: str, tensor_parallel: int, step_time: str) -> DeviceProfile:
         """Return the profile of a device by the names that workers announce.
 
-        A `table` or a `fitted` log is known to its worker alone; such a device is taken for its roofline.
+        A `table` or a `fitted` log is known to its worker alone; the roofline stands in for such a device.
 
         Raises:
             CatalogueError: no such GPU or model.

@@ -1,4 +1,4 @@
-"""Who may come in: the rules of a scheduler, and what of a request they look at."""
+"""Which requests a scheduler accepts: its rules, and the checks that need the request alone."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from lorrery.vocabulary.units import NEVER
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """What a scheduler lets in, and how long it lets wait.
+    """What a scheduler accepts, and how long it lets requests wait.
 
     Attributes:
         max_req_input_len: longest prompt.
         max_req_total_len: longest prompt and output.
         max_total_token_num: KV pool that a request must fit into; None: the largest attached one.
-        max_waiting_requests: bound on requests that wait, for a batch or for a worker.
-        max_waiting_requests_per_tenant: the same for those of one tenant.
-        deadline_admission: refuse who is not expected to start before its deadline, and who then still waits.
-        start_within_seconds: how long after its arrival a request must start, in device seconds; None: its own deadline
-            alone counts. Only with `deadline_admission`.
+        max_waiting_requests: bound on waiting requests, whether for a batch or for a worker.
+        max_waiting_requests_per_tenant: the same per tenant.
+        deadline_admission: refuse requests not expected to start before their deadline, and those still waiting at it.
+        start_within_seconds: how long after its arrival a request must start, in device seconds; None: only its own
+            deadline counts. Only with `deadline_admission`.
         worker_wait_seconds: how long a request waits for a worker, in wall seconds.
-        max_worker_losses: a sequence in whose batch so many workers were lost is given up.
-        time_scale: wall seconds for each device second.
+        max_worker_losses: a sequence is given up once this many workers were lost with it in their batch.
+        time_scale: wall seconds per device second.
     """
 
     max_req_input_len: int = NEVER
@@ -44,7 +44,7 @@ LETS_ALL_IN = ClusterRules()
 
 
 class Door:
-    """Checks what a request asks for by itself.
+    """Checks a request by itself, without the state of the scheduler.
 
     Args:
         rules: of the scheduler.
@@ -56,13 +56,13 @@ class Door:
         self._limits = self._own_limits
 
     def set_pools(self, pools: Iterable[int]) -> None:
-        """Hold requests against the largest of these KV pools, where the rules name none; of none, any length fits."""
+        """Bound requests by the largest of these KV pools, unless the rules set a bound; without pools, none is set."""
         self._limits = _limits(self._rules, max(pools, default=NEVER))
 
     def refuse(self, sequence: Sequence, *, let_in_before: bool) -> Refusal | None:
-        """Return why a request may not come in; None: it may.
+        """Return why a request is not accepted; None: it is.
 
-        One that was let in before, by a scheduler that is gone, is not held against the workers that happen to be back.
+        A request accepted before, by a scheduler that is gone, is not checked against the workers attached so far.
         """
         if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
             return refusals.nothing_to_do(sequence)

@@ -11,21 +11,21 @@ class Exclusion:
     """Settings that a row cannot be combined with.
 
     Attributes:
-        settings: setting to the values that are excluded, all of them at once; `None` among them is "unset", `SET` is
+        settings: excluded values by setting, which must all match at once; `None` stands for "unset", `SET` for
             "anything but unset or empty".
-        why: the reason, and what to do.
+        why: the reason, and what to do instead.
     """
 
     settings: Mapping[str, Collection[object]]
     why: str
 
     def applies(self, chosen: Mapping[str, object]) -> bool:
-        """Tell whether these settings are among those excluded."""
+        """Return whether the chosen settings match this exclusion."""
         return all(is_among(chosen[name], values) for name, values in self.settings.items())
 
 
 def is_among(value: object, values: Collection[object]) -> bool:
-    """Tell whether a value is one of those; see `Exclusion.settings`."""
+    """Return whether a value is one of `values`; see `Exclusion.settings`."""
     if SET in values and value is not None and value != () and value != {}:
         return True
     return any(value == one for one in values)

@@ -1,7 +1,7 @@
-"""When a request would end on each of several workers: the sums behind `placements.predicted_finish`, formula there.
+"""When a request would end on each of several workers: the computation behind `placements.predicted_finish`.
 
-They are most of what that placement costs. So a replica's figures are read from it directly; those of other candidates
-(noted for a journal, or read back from one) are asked for by name, and give the same sums.
+The formula is given there. It is most of that placement's cost, so a replica's figures are read from it directly; those
+of other candidates (noted for a journal, or read back from one) are read by name, with the same result.
 
 Whole numbers throughout. Cost: O(candidates), and a look-up for each that has a prefix cache.
 """
@@ -16,10 +16,10 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.machine_ints import product
 
 HALVING: Final = 64
-"""Requests that go elsewhere while what is beyond a worker's usual slowdown comes to count half as much."""
+"""Number of placements elsewhere that halve the weight of a worker's slowdown beyond its usual one."""
 
 FORGIVEN: Final = 32 * HALVING
-"""Requests that go elsewhere until nothing beyond a worker's usual slowdown counts, were it a million times that."""
+"""Number of placements elsewhere after which no slowdown beyond the usual one counts, up to a million times that."""
 
 
 def finishes_ps(
@@ -28,10 +28,10 @@ def finishes_ps(
     """Return how long after now a sequence would end on each of the candidates, in picoseconds.
 
     Args:
-        sequence: the one that is to be placed.
+        sequence: to be placed.
         candidates: at least one.
-        last_placed: by name: which placement, counted from 1, was the last that went there; it may lack those of which
-            there have been none among the last `FORGIVEN`.
+        last_placed: by name: number, from 1, of the last placement that went there; candidates without one among the
+            last `FORGIVEN` may be missing.
         num_placed: placements so far.
     """
     output_tokens = expected_output_tokens(sequence, candidates[0])
@@ -48,14 +48,14 @@ def finishes_ps(
 
 
 def expected_output_tokens(sequence: Sequence, candidate: Candidate) -> int:
-    """Return how much output is expected of a sequence; the same at all workers."""
+    """Return the expected output tokens of a sequence; the same at all workers."""
     return max(sequence.budget_tokens * candidate.output_ratio // ONE, 1)
 
 
 def replica_finish_ps(
     sequence: Sequence, candidate: ReplicaCandidate, output_tokens: int, last_placed: dict[str, int], num_placed: int
 ) -> int:
-    """Return how long after now a sequence with so much output would end at one worker, in picoseconds."""
+    """Return how long after now a sequence with this much output would end at one worker, in picoseconds."""
     end_ps = candidate.finish_ps(sequence, output_tokens)
     forecast = candidate.forecast
     slowdown, usual = forecast.slowdown, forecast.usual_slowdown

@@ -1,27 +1,27 @@
-"""Where a request would end first among many workers, without looking at each: the order that `predicted_finish` needs.
+"""Where a request would end first among many workers, without a look at each: the order that `predicted_finish` needs.
 
-Of all that goes into a worker's finish (`core.forecast.finish_ps`) most is the time of the decode steps to come, and
-that grows with the request alone in the same way at every worker of one pace. So each worker has a *rate*, a lower
-bound of what a further output token takes there (in picoseconds, times `ONE`), from figures of the worker alone:
+Most of a worker's finish (`core.forecast.finish_ps`) is the time of the decode steps to come, which grows with the
+request in the same way at every worker of one pace. So each worker has a *rate*, a lower bound on the time of a further
+output token there (in picoseconds, times `ONE`), from figures of the worker alone:
 
     rate   = (base + sequence x (running + waiting + 1) + kv_token x (KV tokens + waiting tokens))
              / (1 - prompts) x least slowdown
     finish >= ((output - 1) x rate + (base + prompt_token x computed input + (output - 1) x kv_token x own tokens)
               x least slowdown) / ONE
 
-Workers of one pace are kept in order of their rates, of one rate in order of the slowdown in it, then by number. A
-request looks at them in this order, until the bound of the next, with the least slowdown of any worker, is above the
-best two finishes that it has found; the second one is what the decision log says of the next best. On the way there
-those are passed over whose own bound is above the two.
+Workers of one pace are kept in order of their rates; ties by the slowdown in the rate, then by number. A request
+evaluates them in this order, until the bound of the next, with the least slowdown of any worker, is above the best two
+finishes found; the second one goes into the decision log as the next best. Workers whose own bound is above the two are
+skipped.
 
-A bound stays one while the worker's batch and queue stay as they are: KV tokens only become more then, by steps, and
-the slowdown that counts moves between the last and the usual one, of which the bound has the lesser. Whatever else
-changes, `ManyWorkers` is told (`touch`); the rate is made anew then, and when a look finds that the tokens have become
-more. What the bound leaves out costs looks, not exactness: the wait for prompts above all. How long its adapter takes
-to load, and how much of its prompt is cached, is counted worker by worker, for those whose rate is low enough.
+A bound holds while the worker's batch and queue stay the same: KV tokens then only grow, step by step, and the slowdown
+that counts lies between the last and the usual one, of which the bound takes the smaller. All other changes are
+reported to `ManyWorkers` (`touch`); the rate is recomputed then, and when an evaluation finds that the tokens have
+grown. What the bound leaves out costs evaluations, not exactness: mainly the wait for prompts. The load time of the
+adapter and the cached part of the prompt are counted per worker, for those whose rate is low enough.
 
-Cost, for n workers: O(log n), and moves of n / 2 words, for each rate that changes; looks are few where rates differ
-by more than what is left out, and all n for a request with one output token.
+Cost, for n workers: O(log n), and moves of n / 2 words, for each rate that changes; few evaluations if rates differ by
+more than what is left out, and all n for a request with one output token.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -38,16 +38,16 @@ NUMBER_BITS: Final = 24
 NUMBERS: Final = (1 << NUMBER_BITS) - 1
 _MOST_RATE: Final = (1 << 61) - 1
 _MOST_SLOWDOWN: Final = (1 << 37) - 1
-"""What a machine integer holds; less than the true figure is a lower bound, too."""
+"""Limits of a machine integer; a value cut off at them is still a lower bound."""
 
 
 class OfOnePace:
-    """The workers whose steps take the same, in order.
+    """The workers of one pace, in order.
 
     Attributes:
-        pace: of all.
-        rates: by place; ascending.
-        workers: by place: the slowdown that is in the rate, and the worker's number, in one integer.
+        pace: of all of them.
+        rates: ascending.
+        workers: parallel to `rates`: the slowdown in the rate, and the worker's number, in one integer.
     """
 
     __slots__ = ("pace", "rates", "workers")
@@ -58,19 +58,19 @@ class OfOnePace:
         self.workers: list[i64] = []
 
     def put(self, rate: int, worker: int) -> None:
-        """Give a worker a rate."""
+        """Add a worker with its rate."""
         place = self._place_of(rate, worker)
         self.rates.insert(place, rate)
         self.workers.insert(place, worker)
 
     def take(self, rate: int, worker: int) -> None:
-        """Take a worker's rate from it."""
+        """Remove a worker with its rate."""
         place = self._place_of(rate, worker)
         del self.rates[place]
         del self.workers[place]
 
     def behind_alike(self, place: int) -> int:
-        """Return the first place behind those with the same rate, and the same slowdown in it, as the one here."""
+        """Return the first place after all workers with the rate and slowdown of the one at `place`."""
         return self._place_of(self.rates[place], self.workers[place] | NUMBERS)
 
     def _place_of(self, rate: int, worker: int) -> int:
@@ -85,7 +85,7 @@ class FinishOrder:
     """See the module.
 
     Args:
-        candidates: the workers, by number; they stay the same, and so do their paces.
+        candidates: the workers, by number; they and their paces do not change.
 
     Attributes:
         groups: the workers by pace.
@@ -99,7 +99,7 @@ class FinishOrder:
         self._group_of: list[OfOnePace] = []
         self._rates: list[i64] = []
         self._workers: list[i64] = []  # as in the group
-        self._kv_tokens: list[i64] = []  # in the rate
+        self._kv_tokens: list[i64] = []  # those counted in the rate
         self._slowdowns = _Least(len(candidates))
         for number, candidate in enumerate(candidates):
             pace = candidate.forecast.pace
@@ -120,11 +120,11 @@ class FinishOrder:
         return self._slowdowns.least
 
     def note(self, number: int) -> None:
-        """Make a worker's rate anew."""
+        """Recompute a worker's rate."""
         self._make(number, self._candidates[number].least_kv_tokens)
 
     def looked_at(self, number: int) -> None:
-        """Make a worker's rate anew that has just been brought up to date."""
+        """Recompute the rate of a worker that has just been brought up to date, if its KV tokens changed."""
         kv_tokens = self._candidates[number].shown_kv_tokens
         if kv_tokens != self._kv_tokens[number]:
             self._make(number, kv_tokens)
@@ -148,7 +148,7 @@ class FinishOrder:
 
 
 class _Least:
-    """The least of some values that change, or less: it is looked for anew after as many notes as there are values."""
+    """A lower bound on the least of some changing values; made exact again after as many notes as there are values."""
 
     __slots__ = ("_num_notes", "_values", "least")
 
@@ -158,7 +158,7 @@ class _Least:
         self._num_notes = 0
 
     def note(self, number: int, value: int) -> None:
-        """Note that one has changed."""
+        """Record a changed value."""
         self._values[number] = value
         self.least = min(self.least, value)
         self._num_notes += 1

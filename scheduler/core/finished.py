@@ -1,6 +1,6 @@
-"""What a replica has to remember of sequences that have ended.
+"""State that a replica keeps of sequences that have ended.
 
-Under static batching they keep their place until all have ended. A few end by a step that gave them no token.
+Under static batching they keep their place until all have ended. A few end with a step that gave them no token.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class FinishedSequences:
         self._silent: set[int] = set()
 
     def were_silent(self, handles: Iterable[int]) -> None:
-        """Note whose last step gave no token."""
+        """Note the sequences whose last step gave no token."""
         self._silent.update(handles)
 
     def hold(self, running: Running, sequence: Sequence, reason: FinishReason) -> None:
@@ -28,7 +28,7 @@ class FinishedSequences:
         self._held[sequence.handle] = reason
 
     def take(self, handle: int) -> FinishReason | None:
-        """Return, once, why a sequence had ended that was held; None: it was not."""
+        """Return, once, the finish reason of a held sequence; None: it was not held."""
         return self._held.pop(handle, None)
 
     def forget(self, handle: int) -> None:
@@ -37,14 +37,14 @@ class FinishedSequences:
         self._silent.discard(handle)
 
     def take_all(self, running: Running) -> dict[int, FinishReason]:
-        """Return, once, who is held and why, if nobody else is left."""
+        """Return, once, all held sequences with their finish reasons, if no other is left."""
         if len(self._held) < running.num:
             return {}
         held, self._held = self._held, {}
         return held
 
     def finished(self, sequence: Sequence, reason: FinishReason, output_tokens: int, at_ps: int) -> Finished:
-        """Tell of an end, after so many tokens in this batch; a silent last step counts among them, but gave none."""
+        """Make the event of a finish after `output_tokens` in this batch; a silent last step counts, but gave none."""
         output_tokens += sequence.produced_tokens
         if sequence.handle in self._silent:
             self._silent.discard(sequence.handle)

@@ -1,6 +1,6 @@
-"""Where among many workers a request would end first; `finish_order` says in which order they are looked at.
+"""Where among many workers a request would end first, evaluated in the order of `finish_order`.
 
-The same finish as `expected_finish` would find by a look at each, the same tie-breaks, and the same next one.
+The same best and next finish, with the same ties, as `expected_finish` gives by evaluating each.
 """
 
 from lorrery.scheduler.core.candidates import ReplicaCandidate
@@ -22,7 +22,7 @@ def first_of_many(
     Ties: the least load, then the first to attach.
 
     Args:
-        sequence: the one that is to be placed.
+        sequence: to be placed.
         many: up to date.
         last_placed: see `expected_finish.finishes_ps`.
         num_placed: placements so far.
@@ -56,7 +56,7 @@ def first_of_many(
             number, slowdown = workers[place] & NUMBERS, workers[place] >> NUMBER_BITS
             bound_ps = (rate_ps + product(alike_ps, slowdown)) // ONE
             if bound_ps >= next_ps and (bound_ps > first_ps or (best_load == 0 and number > best)):
-                place = group.behind_alike(place)  # it would be behind those two, and so would all with a higher number
+                place = group.behind_alike(place)  # it would rank behind those two, as all of higher number would
                 continue
             place += 1
             candidate: ReplicaCandidate = candidates[number]
@@ -79,7 +79,7 @@ def first_of_many(
 
 
 def _held_tokens(way: Way, number: int) -> int:
-    """Return how many leading tokens of a prompt a worker has, at most."""
+    """Return an upper bound on the leading prompt tokens that a worker's cache holds."""
     for tokens, numbers in reversed(way):
         if numbers >> number & 1:
             return tokens

@@ -1,13 +1,12 @@
-"""What is known of a worker's time: what it announced, how much slower its steps have been, what waits there.
+"""Estimates of a worker's step times: announced pace, measured slowdown, and waiting tokens.
 
-A worker announces the pace of its steps (`worker.device.pace`). The ratio of what its steps took to what the pace says
-corrects it: over the last two windows of steps (`slowdown`), and over all (`usual_slowdown`). So a worker that is
-slowed down is known to be within seconds of its steps, an engine that announces nothing is learnt, and an error of the
-announced pace counts for nothing.
+A worker announces the pace of its steps (`worker.device.pace`). The ratio of measured to announced step time corrects
+it: over the last two windows of steps (`slowdown`), and over all (`usual_slowdown`). So a slowed worker is detected
+within seconds of its steps, an engine that announces nothing is learnt, and an error of the announced pace cancels out.
 
-The ratios change only where the batch does. Within a batch, sums of steps that are committed one by one and at once
-are equal, so every driver knows the same at the same time. Whole numbers throughout: a placement's choice is the same
-live, simulated and replayed. Kept only for a placement that asks for it (`Placement.predicts`).
+The ratios change only when the batch does. Within a batch, sums over steps are equal whether they are committed one by
+one or at once, so every driver has the same estimates at the same time. Whole numbers throughout: a placement's choice
+is the same live, simulated and replayed. Kept only for a placement that needs it (`Placement.predicts`).
 """
 
 from typing import Final
@@ -23,17 +22,17 @@ __all__ = ["ONE", "UNTOLD", "WINDOW_ENDS", "WINDOW_PS", "Forecast", "OutputShare
 WINDOW_PS: Final = PS_PER_SECOND
 """Announced time of the steps in one window."""
 WINDOW_ENDS: Final = 256
-"""Ends of requests in one window."""
+"""Finished requests in one window."""
 ONE: Final = 1000
 """Ratios are in thousandths."""
 LEAST_DECODING: Final = 100
-"""Share of a worker's time, in thousandths, that its decode steps get at least."""
+"""Least share of a worker's time, in thousandths, assumed for its decode steps."""
 UNTOLD = Pace(PS_PER_SECOND // 100, 10_000_000, 20_000, 50_000_000)
-"""Of a worker that announces none: an order of magnitude, which its steps correct."""
+"""For a worker that announces none: an order of magnitude, which its steps correct."""
 
 
 class OutputShare:
-    """How much of what requests may produce they do produce, lately; shared by a scheduler's workers."""
+    """Recent share of allowed output tokens that requests produce; shared by a scheduler's workers."""
 
     def __init__(self) -> None:
         self._produced = 0
@@ -43,7 +42,7 @@ class OutputShare:
         self._last_allowed = 0
 
     def ended(self, produced_tokens: int, allowed_tokens: int) -> None:
-        """Note the end of a request."""
+        """Record the end of a request."""
         self._produced += produced_tokens
         self._allowed += allowed_tokens
         self._num += 1
@@ -53,7 +52,7 @@ class OutputShare:
 
     @property
     def ratio(self) -> int:
-        """The share, in thousandths; all of it while nothing has ended."""
+        """The share, in thousandths; `ONE` while no request has ended."""
         allowed = self._last_allowed + self._allowed
         return ONE * (self._last_produced + self._produced) // allowed if allowed else ONE
 
@@ -66,10 +65,10 @@ class Forecast:
         outputs: of the scheduler.
 
     Attributes:
-        pace: what the ratios are to.
-        slowdown: time that its last steps took to that which the pace says, in thousandths.
+        pace: what the ratios refer to.
+        slowdown: duration of its last steps, in thousandths of what the pace says.
         usual_slowdown: the same for all its steps.
-        prompt_share: of the time of its last steps, that in which running sequences waited for prompts, in thousandths.
+        prompt_share: share of the time of its last steps in which running sequences waited for prompts, in thousandths.
         waiting_tokens: input tokens of the sequences that wait at the worker.
     """
 
@@ -101,15 +100,15 @@ class Forecast:
         self.prompt_share = 0
         self.waiting_tokens = 0
         self._waiting: dict[int, int] = {}  # input tokens by handle
-        self._took_ps = self._said_ps = self._prompt_ps = 0  # of steps of the present batch
-        self._new_took_ps = self._new_said_ps = self._new_prompt_ps = 0  # in the window that fills
-        self._last_took_ps = self._last_said_ps = self._last_prompt_ps = 0  # in the one before
+        self._took_ps = self._said_ps = self._prompt_ps = 0  # of steps of the current batch
+        self._new_took_ps = self._new_said_ps = self._new_prompt_ps = 0  # in the current window
+        self._last_took_ps = self._last_said_ps = self._last_prompt_ps = 0  # in the previous window
         self._total_took_ps = self._total_said_ps = 0
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def ran(self, running: Running, plan: Plan, ran: Ran) -> None:
-        """Note steps that have ended and are not committed yet."""
+        """Record steps that have ended and are not committed yet."""
         if not ran.busy_ps:
             return
         pace, num_steps = self.pace, ran.num_steps
@@ -128,7 +127,7 @@ class Forecast:
         self._took_ps += ran.busy_ps
 
     def batch_changed(self) -> None:
-        """Let the steps of the batch that was count."""
+        """Fold the steps of the previous batch into the ratios."""
         if not self._said_ps:
             return
         self._new_took_ps += self._took_ps
@@ -146,16 +145,16 @@ class Forecast:
             self._last_prompt_ps = self._new_prompt_ps
             self._new_took_ps = self._new_said_ps = self._new_prompt_ps = 0
 
-    # --- who waits --------------------------------------------------------------------------------------------------
+    # --- waiting sequences ------------------------------------------------------------------------------------------
 
     def waits(self, handle: int, input_tokens: int) -> None:
-        """Count a sequence that waits from now on."""
+        """Count a sequence as waiting from now on."""
         self.stops_waiting(handle)
         self._waiting[handle] = input_tokens
         self.waiting_tokens += input_tokens
 
     def stops_waiting(self, handle: int) -> None:
-        """Count a sequence no longer, if it has been counted."""
+        """Stop counting a sequence, if it is counted."""
         self.waiting_tokens -= self._waiting.pop(handle, 0)
 
 
@@ -174,7 +173,7 @@ def finish_ps(
 ) -> int:
     """Return how long after now one more sequence would end if steps took what the pace says.
 
-    The formula is that of `placements.predicted_finish`, the slowdown left out; `is_blocked` counts where some wait.
+    The formula is that of `placements.predicted_finish` without the slowdown; `is_blocked` counts only if some wait.
     """
     base_ps, sequence_ps, kv_token_ps, prompt_token_ps = pace
     batch_tokens = kv_tokens + waiting_tokens + input_tokens + output_tokens // 2

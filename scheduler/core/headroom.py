@@ -1,4 +1,4 @@
-"""Who could enter a worker's batch now, as far as can be told without trying."""
+"""What could enter a worker's batch now, as far as can be known without trying."""
 
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.memory.base import Trial
@@ -7,13 +7,13 @@ from lorrery.scheduler.core.sequence import Sequence
 
 
 class Headroom:
-    """A worker's free seats, memory and places for adapters, less what has been counted in.
+    """A worker's free seats, memory and places for adapters, less those of sequences counted in.
 
     Args:
         running: the batch.
-        seats: sequences that may enter it.
-        trial: memory.
-        adapters: which ones the GPU holds; None: they are not used.
+        seats: number of sequences that may enter it.
+        trial: memory test.
+        adapters: adapters on the GPU; None: they are not used.
     """
 
     __slots__ = ("_adapter_keys", "_adapters", "_seats", "_trial")
@@ -25,7 +25,7 @@ class Headroom:
         self._adapter_keys: set[str] = set(running.adapter_keys)
 
     def has(self, sequence: Sequence) -> bool:
-        """Tell whether this sequence could enter too; if its adapter has to be loaded first, after that."""
+        """Return whether this sequence could enter too, possibly after a load of its adapter."""
         if self._seats < 1 or not self._trial.test(sequence).fits:
             return False
         adapters, adapter = self._adapters, sequence.adapter

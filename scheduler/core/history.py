@@ -1,7 +1,7 @@
-"""What has happened in a scheduler since somebody began to watch: counts, and the latest ends and events.
+"""Counts, recent ends and recent events of a scheduler since a reader began to watch.
 
-A driver tells of it as it happens. Nobody who does not watch has a history, so nothing here costs anybody else.
-Memory is bounded: of ends and events only the latest are kept, of names as many as `snapshot.MAX_NAMES`.
+A driver reports to it as things happen. Without a reader there is no history, so it costs nothing. Memory is bounded:
+only the latest ends and events are kept, and at most `snapshot.MAX_NAMES` names.
 """
 
 from collections import deque
@@ -17,18 +17,18 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.snapshot import MAX_NAMES, OTHERS
 
 MAX_ENDED = 200
-"""Ends that are kept."""
+"""Number of ends kept."""
 MAX_EVENTS = 50
-"""Events that are kept of those that are frequent, and as many of those that are not."""
+"""Number of frequent events kept, and of rare ones."""
 _T = TypeVar("_T")
 
 _FREQUENT = frozenset(("load", "evict", "preempt", "refused", "moved"))
-"""Kinds of events that must not push out the others."""
+"""Kinds of events that must not displace the others."""
 
 
 @dataclass(slots=True)
 class Ended:
-    """A request that has ended, and where its time went; `worker` is empty where none had it."""
+    """A request that has ended, with its phases; `worker` is empty if none had it."""
 
     handle: int
     worker: str
@@ -70,7 +70,7 @@ class TenantCounts:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of the whole scheduler; `output_tokens` are of requests that have ended."""
+    """Counts of the whole scheduler; `output_tokens` counts requests that have ended."""
 
     requests: int = 0
     finished: int = 0
@@ -88,7 +88,7 @@ class Totals:
 
 @dataclass(slots=True)
 class Seen:
-    """How much of a history its reader has had."""
+    """How much of a history its reader has read."""
 
     num_ended: int = 0
     num_frequent: int = 0
@@ -99,7 +99,7 @@ class History:
     """See the module.
 
     Attributes:
-        preempted: by worker's name.
+        preempted: number of preemptions by worker name.
     """
 
     def __init__(self) -> None:
@@ -115,25 +115,25 @@ class History:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def arrived(self, sequence: Sequence) -> None:
-        """Note a request that comes in, or is refused at once; of a resumed one the output that it brings is old."""
+        """Record an arrival, also one refused at once; the output that a resumed one brings is not counted as new."""
         self.totals.requests += 1
         if sequence.produced_tokens:
             self.totals.output_tokens -= sequence.produced_tokens
             self._tenant(sequence.tenant_id).output_tokens -= sequence.produced_tokens
 
     def refused(self, sequence: Sequence, why: str, at_ps: int) -> None:
-        """Note a request that ends without having had a worker; `why`: for its client."""
+        """Record a request that ends without having had a worker; `why`: the reason given to its client."""
         self.totals.refused += 1
         self._tenant(sequence.tenant_id).refused += 1
         tenant = f" of tenant {sequence.tenant_id}" if sequence.tenant_id else ""
         self._happened(at_ps, "refused", f"request{tenant}: {why}")
 
     def ended(self, sequence: Sequence, worker: str, outcome: str, output_tokens: int, at_ps: int) -> None:
-        """Note a request's end.
+        """Record a request's end.
 
         Args:
-            sequence: that came in.
-            worker: that had it last; empty: none.
+            sequence: the request.
+            worker: the last worker that had it; empty: none.
             outcome: its finish reason, or `cancelled`, `dropped`, `failed`, `refused`.
             output_tokens: all that it has produced.
             at_ps: when.
@@ -162,14 +162,14 @@ class History:
         )
 
     def moved(self, sequence: Sequence, donor: str, taker: str, at_ps: int) -> None:
-        """Note a request that waits elsewhere from now on."""
+        """Record a waiting request that moved to another worker."""
         self.totals.moved += 1
         self._happened(at_ps, "moved", f"request {sequence.handle} from {donor} to {taker}")
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def decided(self, member: Member, events: Iterable[Event], at_ps: int) -> None:
-        """Note what a worker's decision or steps have brought, but for ends, which the driver tells."""
+        """Record the events of a worker's decision or steps, except ends, which the driver reports."""
         for event in events:
             if isinstance(event, Admitted):
                 sequence = event.sequence
@@ -184,7 +184,7 @@ class History:
                 self._happened(at_ps, "preempt", f"request {event.sequence.handle} on {member.name}")
 
     def adapters_changed(self, worker: str, events: Iterable[AdapterEvent]) -> None:
-        """Note what has happened to a worker's adapters."""
+        """Record the events of a worker's adapters."""
         for event in events:
             adapter_id = event.adapter.adapter_id
             if isinstance(event, LoadBegan):
@@ -205,23 +205,23 @@ class History:
         self.adapters.pop(adapter_id, None)
 
     def joined(self, member: Member, at_ps: int) -> None:
-        """Note a worker that has attached."""
+        """Record a worker that has attached."""
         self.preempted.pop(member.name, None)
         self._happened(at_ps, "worker_joined", member.name)
 
     def draining(self, member: Member, at_ps: int) -> None:
-        """Note a worker that is about to leave."""
+        """Record a worker that is about to leave."""
         self._happened(at_ps, "worker_draining", member.name)
 
     def lost(self, member: Member, num_requeued: int, at_ps: int) -> None:
-        """Note a worker that is gone, and how many requests are queued again."""
+        """Record a worker that is gone, and how many requests are queued again."""
         if not member.draining:
             self.totals.workers_lost += 1
         how = "left" if member.draining else "lost"
         self._happened(at_ps, "worker_lost", f"{member.name} {how}, {num_requeued} requests queued again")
 
     def fault(self, text: str, at_ps: int) -> None:
-        """Note a fault on request."""
+        """Record an injected fault."""
         self._happened(at_ps, "fault", text)
 
     def _adapter(self, adapter_id: str) -> AdapterCounts:
@@ -250,7 +250,7 @@ class History:
             self._rare.append(Happened(number, at_ps, kind, text))
 
     def begin(self) -> Seen:
-        """Return what a reader has seen who comes now: all that has happened."""
+        """Return the position of a new reader: everything so far counts as read."""
         return Seen(self._num_ended, self._num_frequent, self._num_rare)
 
     def take_ended(self, seen: Seen) -> tuple[list[Ended], int]:
@@ -260,7 +260,7 @@ class History:
         return ended, num_new - len(ended)
 
     def take_events(self, seen: Seen) -> tuple[list[Happened], int]:
-        """Return the latest events since a reader's last call, rare ones first of all, and how many more there were."""
+        """Return the latest events since a reader's last call, rare ones preferred, and how many more there were."""
         num_frequent, seen.num_frequent = self._num_frequent - seen.num_frequent, self._num_frequent
         num_rare, seen.num_rare = self._num_rare - seen.num_rare, self._num_rare
         rare = _last(self._rare, min(num_rare, len(self._rare)))

@@ -1,6 +1,6 @@
-"""What has come in for a replica and has not taken effect, each with its time.
+"""Timed events of a replica that have not taken effect yet.
 
-Arrivals, cancels, recalls, and adapters that are out of use.
+Arrivals, cancels, recalls, and adapters to retire.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from lorrery.scheduler.core.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """A sequence that waits is to go to another worker."""
+    """A waiting sequence is to move to another worker."""
 
     handle: int
     to: str
@@ -26,17 +26,17 @@ class Retire:
 
 
 Input = Sequence | int | Recall | Retire
-"""An arrival, a cancel by its handle, a recall, an adapter."""
+"""An arrival, a cancel by handle, a recall, or an adapter to retire."""
 
 
 class Inbox:
-    """Events in order of time, and of receipt where that is the same.
+    """Events in order of time; ties in order of receipt.
 
-    They come in that order, but for those that a replay knows to be late; so nothing has to be sorted.
+    They arrive in that order, except those that a replay knows to be late; so sorting is rare.
 
     Attributes:
         next_ps: when the next event takes effect; None: there is none.
-        num_arrivals: sequences in here.
+        num_arrivals: sequences in the inbox.
     """
 
     __slots__ = ("_events", "next_ps", "num_arrivals")
@@ -47,7 +47,7 @@ class Inbox:
         self.next_ps: int | None = None
 
     def put(self, at_ps: int, what: Input) -> None:
-        """Take in an event."""
+        """Add an event."""
         events = self._events
         is_last = not events or events[-1][0] <= at_ps
         events.append((at_ps, what))
@@ -58,7 +58,7 @@ class Inbox:
         self.next_ps = self._events[0][0]
 
     def take(self) -> Input:
-        """Remove and return the next event; there is one."""
+        """Remove and return the next event; there must be one."""
         what = self._events.popleft()[1]
         if isinstance(what, Sequence):
             self.num_arrivals -= 1
@@ -75,10 +75,10 @@ class Inbox:
         return {what.handle for _, what in self._events if isinstance(what, Sequence)}
 
     def give_back(self, unfinished: dict[int, Sequence]) -> tuple[list[Sequence], list[Event]]:
-        """Add the arrivals to `unfinished`, by handle, and take out what was cancelled.
+        """Add the arrivals to `unfinished`, by handle, and remove what was cancelled.
 
-        Cancels of others stay, recalls and adapters do not. Returns what is left, in order of arrival, and the cancels
-        that took effect.
+        Cancels of other sequences stay; recalls and retirements are discarded. Returns the remaining sequences, in
+        order of arrival, and the cancels that took effect.
         """
         cancelled: set[int] = set()
         kept: deque[tuple[int, Input]] = deque()

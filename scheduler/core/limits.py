@@ -1,14 +1,14 @@
 """The three length limits a request meets before it may enter a queue.
 
-They are S-LoRA's, in its order and with its words (slora/server/httpserver/manager.py, `generate`), where the first one
-that is broken is the one reported:
+They are S-LoRA's, in its order and with its words (slora/server/httpserver/manager.py, `generate`); the first violated
+limit is the one reported:
 
     prompt_tokens                           <= max_req_input_len
     prompt_tokens + max_new_tokens          <= max_req_total_len
     prompt_tokens + max_new_tokens + 1      <= max_total_token_num
 
 All are in tokens, and the prompt's length is that of the tokenised prompt, its begin-of-sequence token included. The
-last limit knows nothing of the adapter's own 4 x rank pool tokens: a request may pass here and still never fit.
+last limit ignores the adapter's own 4 x rank pool tokens: a request may pass here and still never fit.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Limits:
 
 
 def check_lengths(prompt_tokens: int, max_new_tokens: int, limits: Limits) -> str | None:
-    """Return what is wrong with a request's lengths, or None if it is within every limit.
+    """Return the violated limit of a request's lengths, or None if it is within every limit.
 
     Args:
         prompt_tokens: length of the tokenised prompt.

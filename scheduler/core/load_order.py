@@ -1,13 +1,13 @@
-"""Which of many workers, or of some of them, has the least load, and of those the fewest KV tokens.
+"""Which worker of many, or of a subset, has the least load, and of those the fewest KV tokens.
 
-Workers of one load are kept together: as bits of an integer, and in order of their KV tokens. It is told how a worker
-stands whenever its load may have changed or its KV tokens may have become fewer (`many_workers`). In between the tokens
-only become more, by steps that a driver has perhaps not committed yet. So the tokens in the order are never more than
-the true ones: the first of those asked about is brought up to date, and if it is still the first, it is the one.
+Workers of equal load are kept together: as bits of an integer, and in order of their KV tokens. A worker is noted
+whenever its load may have changed or its KV tokens may have decreased (`many_workers`). In between the tokens only
+grow, by steps that a driver has perhaps not committed yet. So the tokens in the order never exceed the true ones: the
+first of the workers in question is brought up to date, and if it is still the first, it is the answer.
 
-Cost: a logarithm, and a move of some words, for each note that changes a load or lessens the tokens, and for each look;
-for a choice among some, a step for each of them that has that load. A worker is looked at again only when its tokens
-may be the fewest, so looks are few where many workers are equally loaded.
+Cost: a logarithm, and a move of a few words, for each note that changes a load or lowers the tokens, and for each
+update; for a choice among some, a step for each of them that has that load. A worker is brought up to date only when
+its tokens may be the fewest, so updates are few while many workers are equally loaded.
 """
 
 from collections.abc import Sequence as Many
@@ -23,7 +23,7 @@ _NUMBERS: Final = (1 << _NUMBER_BITS) - 1
 
 
 class Loaded(Protocol):
-    """The figures that the order follows from; see `placements.base.Candidate`."""
+    """The figures that determine the order; see `placements.base.Candidate`."""
 
     @property
     def load(self) -> int:
@@ -40,8 +40,8 @@ class _Level:
     """The workers of one load.
 
     Attributes:
-        numbers: theirs are the bits that are set.
-        order: KV tokens at least, and number, of each in one integer; ascending.
+        numbers: of the workers, as bits.
+        order: lower bound on KV tokens, and number, of each in one integer; ascending.
     """
 
     __slots__ = ("numbers", "order")
@@ -55,7 +55,7 @@ class LoadOrder:
     """See the module.
 
     Args:
-        candidates: the workers, by number; they stay the same.
+        candidates: the workers, by number; they do not change.
 
     Attributes:
         candidates: as given.
@@ -78,7 +78,7 @@ class LoadOrder:
             self.total += candidate.load
 
     def note(self, number: int, load: int, kv_tokens: int) -> None:
-        """Take note of a worker's load, and of the tokens that it has at least until the next note."""
+        """Record a worker's load, and a lower bound on its KV tokens until the next note."""
         before, entry = self._loads[number], kv_tokens << _NUMBER_BITS | number
         if load == before and entry >= self._entries[number]:
             return
@@ -110,11 +110,11 @@ class LoadOrder:
 
     @property
     def least_load(self) -> int:
-        """The load of the least loaded."""
+        """The load of the least loaded worker."""
         return self._ascending[0]
 
     def with_at_most(self, load: int) -> int:
-        """Return the workers whose load is not above this, as bits."""
+        """Return the workers with at most this load, as bits."""
         found = 0
         for one in self._ascending:
             if one > load:
@@ -129,7 +129,7 @@ class LoadOrder:
         return self._first(load, level, level.numbers)
 
     def least_among(self, numbers: int, most: float) -> int | None:
-        """Return the same of the workers whose numbers are the bits of `numbers`; None: all have more than `most`."""
+        """Return the same among the workers in the bits of `numbers`; None: all have a load above `most`."""
         for load in self._ascending:
             if float(load) > most:
                 return None
@@ -139,7 +139,7 @@ class LoadOrder:
         return None
 
     def _first(self, load: int, level: _Level, numbers: int) -> int:
-        if not load or not numbers & (numbers - 1):  # nobody has tokens, or there is only one
+        if not load or not numbers & (numbers - 1):  # no worker has tokens, or there is only one
             return (numbers & -numbers).bit_length() - 1
         order = level.order
         while True:
@@ -153,7 +153,7 @@ class LoadOrder:
             self._entries[number] = now
 
     def _least_of(self, numbers: int) -> int:
-        """Return the least entry of these workers."""
+        """Return the least entry of the workers in `numbers`."""
         entries, least = self._entries, -1
         while numbers:
             low = numbers & -numbers

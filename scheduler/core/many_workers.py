@@ -1,23 +1,23 @@
-"""What is kept of many workers, so that a placement finds the right one without looking at each.
+"""Indexes over many workers, so that a placement finds the right one without looking at each.
 
-    who is how loaded      `load_order`
-    who has an adapter     `adapter_holders`
-    where it might end     `finish_order`
-    who has its prefix     `prefix_cache.holders`
+    load of each worker          `load_order`
+    holders of each adapter      `adapter_holders`
+    bounds on the finish         `finish_order`
+    holders of each prefix       `prefix_cache.holders`
 
-A member says that it may have changed (`touch`), after each submit, plan, and commit that ends a sequence, and a
-worker's adapters say who is on the GPU. What follows from it is worked out when the next request is placed, once for
-each worker that has changed since. Between two such times a worker's load stays and its KV tokens only become more, by
-steps that its driver has perhaps not committed yet: what is kept of them is a lower bound, and the workers that may be
-the best by it are brought up to date before one is chosen.
+A member reports a possible change (`touch`) after each submit, plan, and commit that ends a sequence, and a worker's
+residency reports its adapters on the GPU. The indexes are updated when the next request is placed, once for each worker
+that has changed since. Between two such times a worker's load stays and its KV tokens only grow, by steps that its
+driver has perhaps not committed yet: the index holds a lower bound, and workers that may be the best by it are brought
+up to date before one is chosen.
 
-It is of one list of workers, numbered in order of attaching; when one comes or goes there is a new one, made in O(n).
-Nothing is kept before the first request is placed by it, so other placements pay for nothing. Where workers are few, or
-some of them could not hold the request, placements look at each instead: both ways choose the same worker.
+It covers one list of workers, numbered in order of attaching; when one comes or goes a new one is made in O(n). Nothing
+is kept before the first request is placed by it, so other placements pay nothing. If workers are few, or some could not
+hold the request, placements evaluate each instead: both ways choose the same worker.
 
-Cost, for n workers: a logarithm, and some operations on integers of n bits, for each worker that has changed. Where
-prefix caches are asked, each worker is brought up to date whose plan goes on to compute a long prompt: of a fleet that
-has little else to do, all of them.
+Cost, for n workers: a logarithm, and some operations on integers of n bits, for each worker that has changed. If prefix
+caches are read, each worker is brought up to date whose plan goes on to compute a long prompt: in a fleet with little
+other work, all of them.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Way
 from lorrery.scheduler.core.sequence import Sequence
 
 FEW = 8
-"""Up to so many workers are looked at one by one, which costs no notes."""
+"""Up to this many workers are evaluated one by one, without an index."""
 
 
 class ManyWorkers:
@@ -40,7 +40,7 @@ class ManyWorkers:
 
     Args:
         candidates: the workers, by number.
-        adapter_holders: of the same workers.
+        adapter_holders: index over the same workers.
 
     Attributes:
         candidates: as given.
@@ -54,19 +54,19 @@ class ManyWorkers:
         self.have_prefix_caches = any(candidate.has_prefix_cache for candidate in candidates)
         self._finishes: FinishOrder | None = None
         self._prefixes: PrefixHolders | None = None
-        self._chunking = 0  # as bits
+        self._chunking = 0  # workers by number, as bits
         self._loads: LoadOrder | None = None
         self._touched: list[int] = []
         self._is_touched = bytearray(len(candidates))
 
     def touch(self, number: int) -> None:
-        """Note that a worker's load may have changed, or its KV tokens have become fewer."""
+        """Record that a worker's load may have changed, or its KV tokens may have decreased."""
         if self._loads is not None and not self._is_touched[number]:
             self._is_touched[number] = 1
             self._touched.append(number)
 
     def refresh(self) -> None:
-        """Work out what follows from the touches since the last call; before anything else is asked."""
+        """Update the indexes for the touches since the last call; required before any of them is read."""
         loads = self._loads
         if loads is None:
             self._loads = LoadOrder(self.candidates)
@@ -81,7 +81,7 @@ class ManyWorkers:
 
     @property
     def finishes(self) -> FinishOrder:
-        """What is kept for `predicted_finish`."""
+        """Index for `predicted_finish`."""
         if self._finishes is None:
             self._finishes = FinishOrder(self.candidates)
         return self._finishes
@@ -89,16 +89,16 @@ class ManyWorkers:
     # --- prefixes ---------------------------------------------------------------------------------------------------
 
     def note_chunking(self, number: int, is_chunking: bool) -> None:
-        """Note whether a worker's plan goes on to compute a prompt, so that its cache may hold more before it ends."""
+        """Record whether a worker's plan goes on to compute a prompt, so that its cache may grow within the plan."""
         if is_chunking:
             self._chunking |= 1 << number
         elif self._chunking >> number & 1:
             self._chunking ^= 1 << number
 
     def holders(self, sequence: Sequence) -> Way | None:
-        """Return how much of a sequence's input which workers have; None: their caches are not of one kind.
+        """Return which workers hold how much of a sequence's input; None: their caches are not of one kind.
 
-        Each has at most as much as is said, and what is said of one that is up to date is right.
+        Upper bounds; exact for a worker that is up to date.
         """
         prefixes = self._prefixes
         if prefixes is None:
@@ -129,7 +129,7 @@ class ManyWorkers:
 
     @property
     def loads(self) -> LoadOrder:
-        """Who is how loaded, as of the last `refresh`."""
+        """Loads as of the last `refresh`."""
         assert self._loads is not None
         return self._loads
 
@@ -138,13 +138,13 @@ class ManyWorkers:
         return self.candidates[self.loads.least()]
 
     def least_among(self, numbers: int, most: float) -> ReplicaCandidate | None:
-        """Return the same of the workers whose numbers are the bits of `numbers`; None: all have more than `most`."""
+        """Return the same among the workers in the bits of `numbers`; None: all have a load above `most`."""
         number = self.loads.least_among(numbers, most)
         return None if number is None else self.candidates[number]
 
 
 def bits(number: int) -> Iterator[int]:
-    """Yield which bits are set, the lowest first."""
+    """Yield the positions of the set bits, lowest first."""
     while number:
         low = number & -number
         yield low.bit_length() - 1

@@ -1,7 +1,7 @@
 """One attached worker: its replica, the sequences it has, and what a policy's error does to them.
 
-A driver plans, runs and commits here. What the queue or the way to batch raises ends sequences, never the driver: the
-one that the policy was given where that is known, otherwise all in the queue; if it raises again without any of them,
+A driver plans, runs and commits here. An error of the queue or the way to batch ends sequences, never the driver: the
+sequence that the policy was given, if that is known, otherwise all in the queue; if it raises again with none of them,
 all of the worker.
 """
 
@@ -38,12 +38,12 @@ _ENDS = (Finished, Cancelled, Dropped, Failed)
 
 
 class Tally:
-    """How many sequences the workers of a cluster have, all together.
+    """Number of sequences that the workers of a cluster have, in total.
 
-    How many of them wait is counted when somebody asks, at workers where it may have changed since.
+    The number of waiting ones is counted on demand, at workers where it may have changed since the last count.
 
     Attributes:
-        num: sequences that they have.
+        num: sequences, waiting and running.
     """
 
     __slots__ = ("_num_waiting", "_touched", "num")
@@ -54,11 +54,11 @@ class Tally:
         self._touched: list[Member] = []
 
     def touch(self, member: "Member") -> None:
-        """Note that at a worker more or fewer may wait than when it was counted; once until the next count."""
+        """Note that the number of waiting sequences at a worker may have changed; once until the next count."""
         self._touched.append(member)
 
     def part(self, member: "Member") -> None:
-        """Forget a worker, which goes on with a tally of its own."""
+        """Remove a worker, which gets a tally of its own."""
         self.num -= len(member.sequences)
         self._num_waiting -= member.counted_waiting
         if member.is_touched:
@@ -66,7 +66,7 @@ class Tally:
         member.counted_waiting, member.is_touched, member.tally = 0, False, Tally()
 
     def num_waiting(self) -> int:
-        """Return how many wait. Cost: O(workers that have been touched)."""
+        """Return the number of waiting sequences. Cost: O(touched workers)."""
         for member in self._touched:
             num_waiting = member.replica.num_waiting
             self._num_waiting += num_waiting - member.counted_waiting
@@ -81,21 +81,21 @@ class Member:
     Args:
         name: its id.
         replica: its batch and queue.
-        pool_tokens: its KV pool, for the checks on a request's length; by default none is too long.
-        pace: what its steps take, as it announced; None: it did not.
+        pool_tokens: size of its KV pool, which bounds the length of a request; default: no bound.
+        pace: step times that it announced; None: it announced none.
 
     Attributes:
-        forecast: takes note of what its steps take; None: nobody does.
-        backlog: takes note of who starts and who is preempted; None: nobody does.
+        forecast: learns from its step times; None: none is kept.
+        backlog: gets the events of its decisions; None: none is kept.
         candidate: its figures, for placements.
-        sequences: by handle: submitted and not ended.
-        moving: by handle: sequences that are to go to another worker, and its name.
-        tally: counts its sequences, and those of others who have the same one.
-        counted_waiting: how many waited when the tally counted them.
-        is_touched: whether the tally is to count them again.
+        sequences: submitted and not ended, by handle.
+        moving: destination worker by handle, for sequences that are to move.
+        tally: counts the sequences of all workers that share it.
+        counted_waiting: number of waiting sequences at the tally's last count.
+        is_touched: whether the tally has to count this worker again.
         number: in order of attaching, among workers whose waiting sequences may move.
-        withdrawn: handles of those that have been cancelled, until they end.
-        changed: whether a decision has changed who waits or runs; its driver sets it back.
+        withdrawn: handles of cancelled sequences, until they end.
+        changed: whether a decision changed the waiting or running sequences; reset by the driver.
         draining: whether it takes nothing new.
     """
 
@@ -140,7 +140,7 @@ class Member:
         self.backlog: Backlog | None = None
         self.draining = False
         self.changed = False
-        self._is_new = False  # something has come that the next decision heeds
+        self._is_new = False  # something has come that affects the next decision
         self._version = replica.running.version
         self._standings: Standings | None = None
         self.number = -1
@@ -149,12 +149,12 @@ class Member:
         self._is_chunking = False
 
     def stand(self, standings: Standings) -> None:
-        """Say there from now on how many wait and run here, under its number."""
+        """Report the waiting and running counts to `standings` from now on, under this member's number."""
         self._standings = standings
         self._note_standing()
 
     def stand_among(self, many: ManyWorkers | None, place: int) -> None:
-        """Say there from now on, under this number, when it has changed; None: nowhere."""
+        """Report changes to `many` from now on, under number `place`; None: to nothing."""
         cache = self.candidate.block_cache
         if cache is not None:
             cache.tell(None, -1)  # until it is asked for
@@ -165,7 +165,7 @@ class Member:
         self.replica.adapters.tell(None if many is None else many.adapter_holders, place)
 
     def _note_standing(self) -> None:
-        """Say how many wait and run, wherever that is of use; after whatever may have changed it."""
+        """Report the waiting and running counts; called after whatever may have changed them."""
         standings, many = self._standings, self._many
         if not self.is_touched:
             self.is_touched = True
@@ -177,7 +177,7 @@ class Member:
             standings.note(self.number, replica.num_waiting, replica.running.num, is_blocked=replica.is_blocked)
 
     def predict(self, outputs: OutputShare) -> None:
-        """Take note from now on of what its steps take; it has nothing yet."""
+        """Keep a forecast from now on; the worker is still empty."""
         self.candidate.forecast = self.forecast = Forecast(self.pace, outputs)
 
     def submit(self, sequence: Sequence, at_ps: int) -> bool:
@@ -191,7 +191,7 @@ class Member:
         try:
             matters = replica.arrival_matters(sequence.adapter, again=sequence.arrived_ps < at_ps)
         except Exception:
-            matters = True  # so the policy is asked soon, in a decision
+            matters = True  # so the policy is called soon, in a decision
         replica.submit(sequence, at_ps)
         self._note_standing()
         self._is_new = self._is_new or matters
@@ -203,15 +203,15 @@ class Member:
         self.replica.cancel(handle, at_ps)
 
     def recall(self, handle: int, to: str, at_ps: int) -> None:
-        """Ask for a waiting sequence, so that it may go to another worker."""
+        """Give up a waiting sequence for worker `to`."""
         self.moving[handle] = to
         self._is_new = True
         self.replica.recall(handle, to, at_ps)
 
     def retire(self, adapter_key: str, at_ps: int) -> bool:
-        """Let an adapter go that no new request will name; return whether that is news, and it may be here, or come.
+        """Release an adapter that no new request will name; return whether that is new and the adapter may be here.
 
-        One that comes later, with a request that had it before, is to be retired then.
+        If it comes later, with a request that had it before, it has to be retired then.
         """
         adapters = self.replica.adapters
         if adapters.is_retired(adapter_key) or not (self.sequences or adapters.holds(adapter_key)):
@@ -251,7 +251,7 @@ class Member:
         return decision
 
     def _forget_ended(self, decision: Plan | Idle) -> None:
-        """Forget whom a decision has ended; of those that were not here the policy must not tell."""
+        """Forget sequences that a decision has ended; events of sequences the worker does not have are an error."""
         strangers: list[Event] = []
         for event in decision.events:
             if isinstance(event, (Cancelled, Finished, Dropped, Failed)):
@@ -264,7 +264,7 @@ class Member:
             decision.events = [*told, *self._end((), ValueError(_why_unknown(strangers)))]
 
     def _look_for_lost(self, decision: Idle) -> None:
-        """End whom the queue has lost: nobody waits, nobody runs, and they have not ended."""
+        """End sequences that the queue has lost: nothing waits, nothing runs, and they have not ended."""
         replica = self.replica
         if replica.running.num or replica.num_waiting:
             return
@@ -272,7 +272,7 @@ class Member:
         lost = [sequence for handle, sequence in self.sequences.items() if handle not in recalled]
         if not lost:
             return
-        replica.clear_waiting(())  # those that a wrong len() leaves out would run later
+        replica.clear_waiting(())  # a wrong len() may hide sequences that would run later
         for sequence in lost:
             self._forget(sequence.handle)
         decision.events = [*decision.events, *self._end(lost, ValueError(LOST))]
@@ -290,7 +290,7 @@ class Member:
             self.moving.pop(handle, None)
 
     def let_go(self, recalled: Recalled) -> bool:
-        """Part with a recalled sequence; return whether it has been cancelled meanwhile."""
+        """Remove a recalled sequence; return whether it has been cancelled meanwhile."""
         handle = recalled.sequence.handle
         was_withdrawn = handle in self.withdrawn
         self._forget(handle)
@@ -306,14 +306,14 @@ class Member:
                 self._forget(event.sequence.handle)
                 if self.forecast is not None:
                     self.forecast.outputs.ended(event.output_tokens, event.sequence.max_new_tokens)
-        if events or ran.finished:  # otherwise tokens have only become more
+        if events or ran.finished:  # otherwise only token counts have changed
             self._note_standing()
         return events
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
-        """Give back what is unfinished, in order of arrival; the member is of no more use.
+        """Return the unfinished sequences, in order of arrival; the member is not used afterwards.
 
-        Unless it was about to leave, the loss counts against what was in its batch.
+        Unless the worker was draining, the loss counts against the sequences in its batch.
         """
         if not self.draining:
             for sequence in self.sequences.values():
@@ -328,7 +328,7 @@ class Member:
         return unfinished, events
 
     def withdraw_waiting(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
-        """Give back what waits, in order of arrival, and keep what runs."""
+        """Return the waiting sequences, in order of arrival, and keep the running ones."""
         try:
             waiting, events = self.replica.withdraw_waiting(at_ps)
         except Exception as error:
@@ -376,7 +376,7 @@ class Member:
 
 
 def _why_unknown(events: list[Event]) -> str:
-    """Return what is wrong with a queue where requests end that its worker does not have."""
+    """Return the error of a queue whose events concern requests that its worker does not have."""
     if all(isinstance(event, Dropped) and event.reason is DropReason.SERVICE_LEVEL for event in events):
         return DROPPED_UNKNOWN
     return HAS_ENDED

@@ -16,7 +16,7 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 
 @dataclass(frozen=True, slots=True)
 class MemoryRule:
-    """A memory rule: what makes it (given the blocks that a prefix cache shares), and what it excludes."""
+    """A memory rule: its builder (given the blocks that a prefix cache shares), and its exclusions."""
 
     build: Callable[[ReplicaSettings, BlockCache | None], Memory]
     excludes: tuple[Exclusion, ...] = ()
@@ -69,7 +69,7 @@ MEMORIES: dict[str, MemoryRule] = {
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """A prefix cache: what makes one replica's own; None: it has none, or the one that all replicas share."""
+    """A prefix cache: the builder of a replica's own; None: no cache, or one that all replicas share."""
 
     build: Callable[[ReplicaSettings], BlockCache] | None = None
 

@@ -1,7 +1,7 @@
-"""Puts adapters out as S-LoRA does, once nobody in the batch uses them, where a GPU keeps no others.
+"""Evicts unused adapters as S-LoRA does, on a GPU that keeps only adapters in use.
 
-It does so when decoding sequences have ended or were cancelled, and after a prefill only if nobody is left; twice where
-the batch is empty then (`tests/golden/router_loop.jsonl`).
+It does so when decoding sequences have ended or were cancelled, and after a prefill only if the batch is empty; twice
+if the batch became empty (`tests/golden/router_loop.jsonl`).
 """
 
 from lorrery.scheduler.core.adapters import Residency
@@ -12,13 +12,13 @@ from lorrery.scheduler.core.running import Running
 
 
 class Offload:
-    """See the module; it also tells the way to batch when the batch has become empty.
+    """See the module; it also calls the way to batch when the batch has become empty.
 
     Args:
         running: the batch.
-        adapters: which ones the GPU holds; None: they are not used.
+        adapters: adapters on the GPU; None: they are not used.
         batching: the way to batch.
-        errors: takes what that raises.
+        errors: receives what it raises.
     """
 
     def __init__(self, running: Running, adapters: Residency | None, batching: Batching, errors: PolicyErrors) -> None:
@@ -28,7 +28,7 @@ class Offload:
         self._errors = errors
 
     def after_decode(self, at_ps: int) -> list[Event]:
-        """Act on sequences that have left after they decoded."""
+        """Handle sequences that have left after decoding."""
         events: list[Event] = []
         if self._adapters is not None:
             events += self._keep(tuple(sorted(self._running.adapter_keys)), at_ps)
@@ -37,7 +37,7 @@ class Offload:
         return events
 
     def emptied(self, at_ps: int) -> list[Event]:
-        """Act on the last sequence's leaving."""
+        """Handle the departure of the last sequence."""
         try:
             self._batching.emptied(at_ps)
         except Exception as error:

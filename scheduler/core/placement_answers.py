@@ -1,8 +1,8 @@
-"""What a placement from outside the tree does and answers, checked where the core asks it.
+"""Checks of a placement from outside the tree, made where the core calls it.
 
-It is handed the request itself, as the core has it, and may only look: a length that it changed would come to light in
-the device, as an error that names nobody. So whatever it changes is put back, and that it did is an error of its own,
-as if it had raised. Placements of ours are not checked; their tests do it.
+It gets the core's own request object, and may only read it: a changed length would surface in the device, as an error
+that names no policy. So every change is undone, and having made one is an error of the placement, as if it had raised.
+Placements of the tree are not checked; their tests do it.
 """
 
 from collections.abc import Sequence as Many
@@ -15,20 +15,20 @@ from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Sequence
 
 CHECK_IT = "check it: `lorrery validate policy --part placement`"
-"""Ends what is said of a placement's answers."""
+"""Ends the messages about a placement's wrong results."""
 
 FIELDS: Final = tuple(field.name for field in fields(Sequence) if field.name != "content")
-"""Of a request; `content` is looked up when a candidate is asked for what it has cached."""
+"""Fields of a request that are compared; `content` is excluded, as `cached_tokens` of a candidate may set it."""
 
 fields_of = attrgetter(*FIELDS)
-"""The values of these fields of a request."""
+"""Returns the values of these fields of a request."""
 
 
 def choice_of(placement: Placement, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
-    """Let a placement from outside choose.
+    """Call a placement from outside the tree.
 
     Raises:
-        TypeError: its answer is no `Choice`.
+        TypeError: its result is no `Choice`.
         ValueError: it changed the request.
         Exception: whatever it raised.
     """
@@ -47,7 +47,7 @@ def choice_of(placement: Placement, sequence: Sequence, candidates: Many[Candida
 
 
 def put_back(sequence: Sequence, before: tuple[object, ...]) -> list[str]:
-    """Give the fields of a request back the values that they had; return the names of those that had changed."""
+    """Restore the fields of a request to the values in `before`; return the names of those that had changed."""
     after = fields_of(sequence)
     changed = [
         name

@@ -1,6 +1,6 @@
-"""Where sequences go: each to one of the workers that could hold it, and to the waiting room while none can.
+"""Where sequences go: to one of the workers that could hold it, or to the waiting room while none can.
 
-One worker alone gets what it can hold; among several the placement chooses (`placements/`). What it raises ends the
+A single worker gets what it can hold; among several the placement chooses (`placements/`). What it raises ends the
 sequence, not the driver.
 """
 
@@ -26,25 +26,25 @@ from lorrery.scheduler.core.watched_candidate import Figures, WatchedCandidate
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 SLICE: Final = 16
-"""Requests that one call places or refuses: a millisecond, or some where prompts are looked up in several caches."""
+"""Requests that one call places or refuses: about 1 ms; more if prompts are looked up in several prefix caches."""
 
 MOST_FITS: Final = 64
-"""Sets of kinds of workers whose lists are kept."""
+"""Sets of worker kinds whose candidate lists are kept."""
 
 
 class Placing:
     """Gives sequences to workers.
 
     Args:
-        placement: chooses among several.
+        placement: chooses among several workers.
         rules: how long a sequence waits for a worker.
         notes_figures: whether `Placed` says what the placement read.
-        bring_up_to_date: called with workers and the time before a placement reads of them what changes with each step:
-            one that `asks_all`, or predicts, of all at once while they are few, others of each when they read it.
+        bring_up_to_date: called with workers and the time before a placement reads figures that change with each step.
+            If the placement `asks_all` or predicts, and workers are few: of all at once; otherwise of each when read.
 
     Attributes:
-        ready: workers that take new sequences, in order of attaching.
-        room: sequences that no worker has.
+        ready: workers that accept new sequences, in order of attaching.
+        room: sequences without a worker.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Placing:
     ) -> None:
         self.ready: list[Member] = []
         self._all = _Fitting([])
-        self._is_current = True  # what follows from `ready`
+        self._is_current = True  # whether what is derived from `ready` is up to date
         self._kinds: list[tuple[object, ...]] = []
         self._samples: dict[tuple[object, ...], Member] = {}
         self._fit: dict[frozenset[tuple[object, ...]], _Fitting] = {}
@@ -73,9 +73,9 @@ class Placing:
         self._asks_all = bool(getattr(placement, "predicts", False) or getattr(placement, "asks_all", False))
 
     def attach(self, member: Member, at_ps: int) -> None:
-        """Let a new worker be brought up to date when the placement looks at what changes with each step.
+        """Have a new worker brought up to date before the placement reads figures that change with each step.
 
-        Waits that were over because none was to come begin anew.
+        Waits that had ended because no worker was expected begin anew.
         """
         if not self._expects_workers:
             self._expects_workers = True
@@ -88,9 +88,9 @@ class Placing:
         self._bring_up_to_date((member,), self._at_ps)
 
     def set_ready(self, ready: list[Member]) -> None:
-        """Take note of which workers take new sequences, in order of attaching. Their kinds stay as they are.
+        """Set the workers that accept new sequences, in order of attaching. Their kinds must not change.
 
-        What follows from it is worked out for the next sequence, since many workers may come at once.
+        Derived lists are rebuilt at the next placement, since many workers may attach at once.
         """
         self.ready = ready
         self._is_current = False
@@ -109,12 +109,12 @@ class Placing:
             for number, member in enumerate(ready):
                 member.stand_among(many, number)
         if self._asks_all and self._bring_up_to_date is not None:
-            # Few are all brought up to date before it asks.
+            # A few workers are all brought up to date before the placement is called.
             for member in ready:
                 member.candidate.before_look = partial(self._look, member) if len(ready) > FEW else None
 
     def _fitting(self, sequence: Sequence) -> "_Fitting":
-        """Return the workers that could hold a sequence; where the same kinds could, the same lists each time."""
+        """Return the workers that could hold a sequence; the same lists for the same set of kinds."""
         if not self._is_current:
             self._take_in_ready()
         unfit = [kind for kind, one in self._samples.items() if one.replica.never_fits_reason(sequence) is not None]
@@ -138,7 +138,7 @@ class Placing:
         self.room.put(sequence, self._wait_until(at_ps))
 
     def expect_no_worker(self, at_ps: int) -> None:
-        """End all waits, until one attaches those that begin later too."""
+        """End all waits, and those that begin before the next worker attaches."""
         self._expects_workers = False
         self.room.wait_until(at_ps)
 
@@ -146,7 +146,7 @@ class Placing:
         return at_ps + self._wait_ps if self._expects_workers else at_ps
 
     def place(self, sequence: Sequence, at_ps: int) -> ClusterEvent | None:
-        """Give a sequence to a worker, or refuse it if the placement raises; None: none can take it now."""
+        """Give a sequence to a worker, or refuse it if the placement raises; None: no worker can take it now."""
         ready = self.ready
         fitting = self._fitting(sequence)
         if not fitting.members:
@@ -156,7 +156,7 @@ class Placing:
         return self._choose(sequence, at_ps, fitting)
 
     def place_again(self, at_ps: int) -> list[ClusterEvent]:
-        """Place what has come back from workers, or waits while one attaches: the next `SLICE` of them."""
+        """Place sequences that came back from workers or that wait while one attaches: the next `SLICE` of them."""
         room, events = self.room, list[ClusterEvent]()
         if not self.ready:
             room.try_none()
@@ -171,18 +171,18 @@ class Placing:
         return events
 
     def place_all(self, at_ps: int) -> list[ClusterEvent]:
-        """Try all that wait, since there is another worker, the first of them now."""
+        """Begin to try all waiting sequences, after a worker attached; the first `SLICE` of them now."""
         self.room.try_all()
         return self.place_again(at_ps)
 
     def take_back(self, sequences: Iterable[Sequence], at_ps: int) -> list[ClusterEvent]:
-        """Place sequences that have left their worker, the first of them now."""
+        """Place sequences that have left their worker, the first `SLICE` of them now."""
         for sequence in sequences:
             self.room.put_untried(sequence, self._wait_until(at_ps))
         return self.place_again(at_ps)
 
     def expire(self, at_ps: int) -> list[ClusterEvent]:
-        """Refuse those who have waited for long enough; nobody before all have been tried."""
+        """Refuse sequences whose wait is over, but only once all have been tried."""
         if self.room.has_untried:
             return self.place_again(at_ps)
         over = self.room.take_over(at_ps, SLICE)
@@ -212,11 +212,11 @@ class Placing:
 
 
 class _Fitting:
-    """Workers among which a placement chooses.
+    """Workers among which a placement chooses, and their candidates.
 
     Attributes:
         members: in order of attaching.
-        candidates: of each.
+        candidates: one for each member.
     """
 
     def __init__(self, members: list[Member]) -> None:
@@ -225,10 +225,10 @@ class _Fitting:
         self._by_name = {member.name: member for member in members}
 
     def of(self, candidate: Candidate) -> Member:
-        """Return the member whose candidate, or a watched one of it, a placement has chosen.
+        """Return the member of the candidate, or watched candidate, that a placement has chosen.
 
         Raises:
-            ValueError: none of them has its name.
+            ValueError: no member has the candidate's name.
         """
         member = self._by_name.get(candidate.name)
         if member is None:

@@ -8,9 +8,9 @@ A plan holds for `max_steps` steps, or to the first boundary at or after `until_
 itself, whichever comes first. Within it, planning again after some of its steps changes nothing: commit(k) equals
 commit(j), plan, commit(k - j).
 
-Records that are made for every request or step are not frozen, though nobody changes them: a frozen one takes three
-times as long to make, and a simulation makes millions. Most say what they are made of in an `__init__` of their own,
-which, unlike a dataclass's, mypyc compiles.
+Records made for every request or step are not frozen, though they are never changed: a frozen one takes three times as
+long to make, and a simulation makes millions. Most have an `__init__` of their own, which, unlike a dataclass's, mypyc
+compiles.
 """
 
 from collections.abc import Sequence as Many
@@ -29,7 +29,7 @@ class Chunk(PrefillWork):
     """A piece of a prompt to compute in one step, as the device takes it.
 
     Attributes:
-        sequence: whose.
+        sequence: the prompt's sequence.
     """
 
     sequence: Sequence
@@ -48,7 +48,7 @@ class Admitted:
     """A sequence entered the batch.
 
     Attributes:
-        first: whether it did so for the first time; then its `first_admitted_ps` and `first_cached_tokens` are set.
+        first: whether for the first time; then its `first_admitted_ps` and `first_cached_tokens` are set.
     """
 
     sequence: Sequence
@@ -61,7 +61,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A cancelled sequence has left, with all it held; strict S-LoRA keeps its place in the queue until it is swept."""
+    """A cancelled sequence has left and holds nothing; strict S-LoRA keeps its place in the queue until a sweep."""
 
     sequence: Sequence
 
@@ -86,7 +86,7 @@ class Failed:
     """A sequence was given up because a decision that concerned it raised.
 
     Attributes:
-        message: that of the `Raised` before it; for whoever runs the scheduler, not for its clients.
+        message: of the preceding `Raised`; for the operator, not for clients.
     """
 
     sequence: Sequence
@@ -94,9 +94,9 @@ class Failed:
 
 
 class Raised:
-    """A policy raised an exception; those who are given up because of it follow.
+    """A policy raised an exception; the sequences that fail because of it follow.
 
-    No dataclass: a compiled one cannot have an exception for a field.
+    Not a dataclass: a compiled one cannot have an exception as a field.
 
     Attributes:
         message: which policy raised what.
@@ -113,7 +113,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A sequence lost its place in the batch and waits again; what it had is computed anew."""
+    """A sequence lost its place in the batch and waits again; its KV is computed anew."""
 
     sequence: Sequence
 
@@ -150,14 +150,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class AdaptersKept:
-    """Every resident adapter but these, by key, was put out of the device's memory."""
+    """All resident adapters except these, by key, were removed from the device's memory."""
 
     adapter_keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A sequence that waited has left the worker, because it is to go to another (`to`, if that is still there)."""
+    """A waiting sequence has left the worker to move to another (`to`, if that is still attached)."""
 
     sequence: Sequence
     to: str
@@ -173,20 +173,20 @@ class Plan:
 
     Attributes:
         at_ps: the boundary at which it was decided; the first step starts here.
-        max_steps: how many steps nothing the scheduler knows can change this batch.
+        max_steps: number of steps within which nothing the scheduler knows can change this batch.
         until_ps: hand back at the first boundary at or after this time.
         joins: sequences new to the device, in order.
         leaves: sequences that left since the last plan without ending on the device.
-        prefills: prompt pieces of the (then only) step.
-        chunk_steps: above 1 where `prefills` is one piece that takes all there is for prompts and does not end its
-            own: in so many steps, the first included, nothing the scheduler knows can change more than that each
-            computes the next piece, as large. A driver may run them in one go, as the simulator does, or one alone.
+        prefills: prompt chunks of the plan's only step; of its first if `chunk_steps` is above 1.
+        chunk_steps: above 1 if `prefills` is one chunk that takes the whole prompt budget and does not finish its
+            prompt: in this many steps, the first included, nothing the scheduler knows can change anything but that
+            each computes the next chunk of equal size. A driver may run them in one go, as the simulator does, or one.
         decode: whether every sequence past its prompt gets a token.
         hold: whether sequences that end stay until all have ended (static batching).
         adapter_loads: adapters the batch needs; those already resident cost nothing.
-        wait_ps: how long the first step waits for adapters on their way; it is longer by that.
+        wait_ps: how long the first step waits for loading adapters; the step is longer by that.
         adapter_prefetches: adapters to load in the background.
-        adapter_evictions: keys of adapters put out since the last plan.
+        adapter_evictions: keys of adapters evicted since the last plan.
         events: what this decision did.
     """
 
@@ -227,8 +227,8 @@ class Idle:
     """Nothing to run until `until_ps` or, if that is None, until something arrives.
 
     Attributes:
-        until_ps: plan again then.
-        leaves: as in a plan; what was cancelled last must not stay on a device that has nothing else to do.
+        until_ps: when to plan again.
+        leaves: as in a plan; sequences cancelled last must not stay on a device that has nothing else to run.
         adapter_evictions: as in a plan.
         events: what this decision did.
     """
@@ -242,14 +242,14 @@ class Idle:
 @mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Ran:
-    """What a device did of a plan.
+    """What a device ran of a plan.
 
     Attributes:
         num_steps: steps that ended; at most what is left of the plan's `max_steps`, or `chunk_steps`.
         end_ps: end of the last of them.
         finished: sequences that ended with the last of them (handle, reason).
-        silent: those among them to which that step gave no token (llm-mock's last).
-        busy_ps: how long the steps took, without waits before and between them; 0: not said.
+        silent: those of them that got no token in that step (llm-mock's last).
+        busy_ps: duration of the steps, without waits before and between them; 0: unknown.
     """
 
     num_steps: int

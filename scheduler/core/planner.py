@@ -1,8 +1,8 @@
-"""Decides what a replica's worker runs from a boundary on, and for how long that holds.
+"""Decides what a replica's worker runs from a boundary on, and how long the decision holds.
 
-The way to batch chooses the step, and lets waiting sequences in (`core.batch_context`). What comes of the choice is
-worked out here: for how many steps it stands, until when, which adapters it needs or should load meanwhile. What has
-come in by the boundary has taken effect before (`core.replica`).
+The way to batch chooses the step and admits waiting sequences (`core.batch_context`). The planner derives the rest: for
+how many steps and until when the choice stands, and which adapters it needs or should load meanwhile. Events up to the
+boundary have already taken effect (`core.replica`).
 """
 
 from collections.abc import Iterable
@@ -34,18 +34,18 @@ class Planner:
     """See the module.
 
     Args:
-        batch: who runs, and what each holds.
-        context: what the way to batch sees of the replica.
-        queue: who waits.
+        batch: running sequences and what each holds.
+        context: the replica as the way to batch sees it.
+        queue: waiting sequences.
         batching: chooses each next step.
-        adapters: which ones the GPU holds.
-        inbox: what is to take effect later.
+        adapters: adapters on the GPU.
+        inbox: events that take effect later.
         options: of the replica.
-        errors: takes what the queue raises once a decision is made.
+        errors: receives what the queue raises after a decision is made.
 
     Attributes:
-        decodes_on: whether the way to batch need not be asked while nobody waits, see `batching.base.decodes_on`.
-        holds: whether nobody enters the batch that runs.
+        decodes_on: whether the way to batch need not be called while nothing waits, see `batching.base.decodes_on`.
+        holds: whether nothing can join the running batch.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Planner:
         self._max_sequences = batching.limits.max_sequences if self.decodes_on else 0
         self._look_ahead = 0 if options.no_lora else options.look_ahead
         self._listed = queue if goes_by_arrival(queue) else None
-        # Of these, whose adapters follow, all is begun that can be, as long as the residency stays, and, if one wants
-        # for a place, the batch.
+        # The sequences last looked ahead to. All loads for them that can begin have begun, for as long as the residency
+        # stays the same and, if an adapter lacks a place, the batch too.
         self._looked_at: list[Sequence] = []
         self._ahead = Ahead(())
         self._looked_at_version = self._looked_at_batch = -1
 
     def decide(self, at_ps: int) -> Plan | Idle:
-        """Return what runs from this boundary on, without the replica's own events.
+        """Return what runs from this boundary on; the replica adds its own events.
 
         Raises:
             Exception: whatever a policy raised.
@@ -111,9 +111,9 @@ class Planner:
         return Idle(_earlier(until_ps, self._next_event_ps(at_ps)))
 
     def _decode_on(self, at_ps: int) -> Plan:
-        """Decide what the way to batch would, as it says (`decodes_on`), while nobody waits and nobody is in prefill.
+        """Return what the way to batch would choose (`decodes_on`) while nothing waits and nothing is in prefill.
 
-        A simulation decides so at more than half of its boundaries. Time alone changes nothing for a queue at rest.
+        More than half of a simulation's boundaries take this path. A queue at rest does not change with time alone.
         """
         running, adapters = self._running, self._adapters
         self._context.blocked = running.num >= self._max_sequences
@@ -131,7 +131,7 @@ class Planner:
         return plan
 
     def _load_ahead(self, at_ps: int) -> None:
-        """Begin the loads of those who come next, which nobody does who waits in a queue at rest."""
+        """Begin adapter loads for the first waiting sequences; a queue at rest has no candidates and loads nothing."""
         residency, batch_version = self._adapters, self._running.version
         try:
             if self._context.has_no_candidates():
@@ -150,7 +150,7 @@ class Planner:
             return
         wants_place = bool(self._ahead.adapters) and residency.load_ahead(self._ahead, at_ps)
         self._looked_at_version = residency.version
-        self._looked_at_batch = batch_version if wants_place else -1  # a place may become free when somebody leaves
+        self._looked_at_batch = batch_version if wants_place else -1  # a place may become free when a sequence leaves
 
     def _plan_step(self, step: Step, at_ps: int) -> Plan:
         max_steps = step.max_steps
@@ -181,10 +181,10 @@ class Planner:
         return plan
 
     def _may_stretch(self, chunk: Chunk) -> bool:
-        """Tell whether steps may go on with a long prompt unasked.
+        """Return whether consecutive chunks of one long prompt may run without a new decision.
 
-        Not with the first piece where a cache shares within a plan: its commit may take blocks back that the sequence
-        has shown ahead, and others pin, and then the batch needs more.
+        Not from the first chunk if the cache shares within a plan: its commit may take back blocks that the sequence
+        has published early and others pin, and the batch then needs more.
         """
         if not self.decodes_on or self._batch.aborted or self._one_step:
             return False
@@ -192,7 +192,7 @@ class Planner:
         return cache is None or not cache.share_within_plan or chunk.past_tokens > chunk.sequence.cached_tokens
 
     def _await_adapters(self, joins: Iterable[Sequence], at_ps: int) -> None:
-        """Let sequences that join wait for their adapters as long as their first step does."""
+        """Note on joining sequences that they wait for their adapters for as long as their first step does."""
         adapters = self._adapters
         for sequence in joins:
             if sequence.adapter is not None and sequence.adapter.key not in adapters.gpu:
@@ -202,7 +202,7 @@ class Planner:
         next_ps = self._inbox.next_ps
         if self._adapters.loading:
             next_ps = _earlier(next_ps, self._adapters.next_event_ps)
-        if self._adapters.given_up:  # whoever waits for them is dropped in the next decision
+        if self._adapters.given_up:  # sequences that wait for them are dropped in the next decision
             return at_ps
         if self._errors.error is not None:
             return at_ps
@@ -213,7 +213,7 @@ class Planner:
         return next_ps if wakes_at_ps is None else _earlier(next_ps, wakes_at_ps)
 
     def _raises_later(self, error: Exception, at_ps: int, next_ps: int | None) -> int | None:
-        """Let the next decision raise what the queue did now that one is made, at once; where nobody waits, never."""
+        """Make the next decision, due at once, re-raise an error of the queue; never if nothing waits."""
         try:
             if not len(self._queue):
                 return next_ps

@@ -1,9 +1,9 @@
-"""Policies by the names that settings use: one row each, with everything that others need to know of a policy.
+"""Table of policies by the names that settings use: one row each, with all that other code needs to know of a policy.
 
-A row has the queue's builder, the family of limits that it runs under, how it batches where nothing else is set, what
-it cannot be combined with, and why. To add a policy, write its file and add its row here; the ways to batch, memory
-rules, prefix caches and placements have their tables beside this one (`batchings.py`, `memories.py`,
-`placements/table.py`). A test holds settings, docs, fuzz corpus and benchmarks to the tables.
+A row has the queue's builder, the family of limits that it runs under, its default way to batch, what it cannot be
+combined with, and why. To add a policy, write its file and add its row here; the ways to batch, memory rules, prefix
+caches and placements have their tables beside this one (`batchings.py`, `memories.py`, `placements/table.py`). A test
+holds settings, docs, fuzz corpus and benchmarks to the tables.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,17 +24,17 @@ from lorrery.scheduler.core.replica_settings import LIMITS, LimitsFamily, Replic
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy: its queue, and what goes with it.
+    """A policy: its queue, and what belongs to it.
 
     Attributes:
-        build: makes the queue; None: it comes from outside the tree.
+        build: makes the queue; None: the policy comes from outside the tree.
         limits: key of `LIMITS`.
-        batching: key of `BATCHINGS`; the way to batch where none is set.
-        excludes: what it cannot be combined with.
-        own_settings: settings that no policy but those which list them reads: why they are refused elsewhere.
-        needs_profile: whether it asks for the device's cost profile.
+        batching: key of `BATCHINGS`; the way to batch if the settings name none.
+        excludes: combinations with other settings that are refused.
+        own_settings: settings read only by policies that list them, with the reason given where another has them set.
+        needs_profile: whether it needs the device's cost profile.
         keeps_refused: whether in strict mode a refused candidate stays counted for the rest of a pass.
-        looks_ahead: whether adapters are loaded ahead of those that wait first: who is taken next is known before the
+        looks_ahead: whether adapters of the first waiting sequences are loaded ahead: their order is known before the
             batch is formed, and does not change with time.
     """
 
@@ -160,21 +160,21 @@ QUEUES: dict[str, Policy] = {
 }
 
 PLUG_IN = Policy(None, "vllm", "continuous")
-"""Every policy from outside the tree (`module:Class`): it runs as `fcfs` does, unless the settings say otherwise."""
+"""The row of every policy from outside the tree (`module:Class`): it runs as `fcfs` does unless settings differ."""
 
 
 def policy_of(name: str) -> Policy:
-    """Return a policy's row; that of a plug-in for a name that is not in the table."""
+    """Return a policy's row; a name that is not in the table is a plug-in."""
     return QUEUES.get(name, PLUG_IN)
 
 
 def batching_of(policy: str, chosen: str | None = None) -> str:
-    """Return the way to batch: as chosen, or the policy's own."""
+    """Return the chosen way to batch, or the policy's default."""
     return policy_of(policy).batching if chosen is None else chosen
 
 
 def limits_of(policy: str, chosen: str | None = None) -> str:
-    """Return whose limits apply: as chosen, or the policy's own."""
+    """Return the chosen family of limits, or the policy's default."""
     return policy_of(policy).limits if chosen is None else chosen
 
 
@@ -184,7 +184,7 @@ def batching_name(settings: ReplicaSettings) -> str:
 
 
 def limits_family(settings: ReplicaSettings) -> LimitsFamily:
-    """Return whose limits a replica's batches have."""
+    """Return the limits family of a replica."""
     return LIMITS[limits_of(settings.policy, settings.limits)]
 
 

@@ -1,11 +1,11 @@
-"""What policies from outside the tree may answer, checked where the core reads it.
+"""Checks of what policies from outside the tree return, made where the core reads it.
 
-An answer that makes no sense would come to light far from the policy, in a device that knows nothing of it, or not at
-all: a queue that wakes at the present is asked for ever. So it is an error of the policy's, as if it had raised. The
-messages name no request, so that each is logged once. Our own policies are not checked: their tests do it, and types.
+A senseless result would surface far from the policy, in a device that knows nothing of it, or not at all: a queue that
+wakes at the present time would be called for ever. So it is an error of the policy, as if it had raised. The messages
+name no request, so that each is logged once. The tree's own policies are not checked: tests and types do it.
 
-The compiled core converts whatever a typed call returns, and would refuse a wrong type in words of its own. So a policy
-from outside is called as `Any`, and is told the same whether the core is compiled or not.
+The compiled core converts what a typed call returns, and would refuse a wrong type with a message of its own. So a
+policy from outside is called as `Any`, and gets the same message whether or not the core is compiled.
 """
 
 from typing import Any
@@ -28,15 +28,15 @@ DROPPED_UNKNOWN = f"`admit` dropped a request that it does not have; {CHECK_IT}"
 
 
 def is_ours(policy: object) -> bool:
-    """Tell whether a policy is of the tree: its limits stay, and its answers need no loop over them."""
+    """Return whether a policy is of the tree: its limits are constant, and its results need no checks."""
     return type(policy).__module__.startswith("lorrery.scheduler.core.")
 
 
 def dropped_by(queue: Queue, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-    """Let a queue from outside admit; return whom it dropped.
+    """Call `admit` of a queue from outside the tree; return the sequences that it dropped.
 
     Raises:
-        TypeError: its answer is no list.
+        TypeError: its result is no list.
     """
     policy: Any = queue
     answer = policy.admit(admission, running, at_ps)
@@ -46,10 +46,10 @@ def dropped_by(queue: Queue, admission: AdmissionPass, running: Running, at_ps: 
 
 
 def steps_held(queue: Queue, running: Running, memory: Memory, limit: int) -> int:
-    """Ask a queue from outside for how many steps its answer holds.
+    """Return for how many steps a queue from outside says its result holds.
 
     Raises:
-        TypeError: its answer is no whole number.
+        TypeError: its result is no whole number.
         ValueError: it is less than 1.
     """
     policy: Any = queue
@@ -62,11 +62,11 @@ def steps_held(queue: Queue, running: Running, memory: Memory, limit: int) -> in
 
 
 def wake_of(queue: Queue, at_ps: int) -> int | None:
-    """Ask a queue from outside when time alone changes its answer: never where nobody waits, so it is not asked then.
+    """Return when time alone changes what a queue from outside would do; an empty one is not called: never.
 
     Raises:
-        TypeError: its answer is no whole number.
-        ValueError: it is no later time.
+        TypeError: its result is no whole number.
+        ValueError: it is not a later time.
     """
     policy: Any = queue
     if not len(policy):
@@ -82,11 +82,11 @@ def wake_of(queue: Queue, at_ps: int) -> int | None:
 
 
 def end_of(choice: object, running: Running, queue: Queue, at_ps: int) -> int | None:
-    """Return until when a way to batch from outside waits; where nobody runs or waits, until somebody comes.
+    """Return until when a way to batch from outside waits; if nothing runs or waits, until something arrives.
 
     Raises:
-        TypeError: it answered neither a Step nor a Wait.
-        ValueError: it waits for the past.
+        TypeError: it returned neither a Step nor a Wait.
+        ValueError: it waits for a time that is not in the future.
     """
     if not isinstance(choice, Wait):
         raise TypeError(f"`choose` answered {_a(choice)}; it must be a Step or a Wait; {CHECK_IT}")
@@ -99,7 +99,7 @@ def end_of(choice: object, running: Running, queue: Queue, at_ps: int) -> int | 
 
 
 def _a(answer: object) -> str:
-    """Name an answer by its type: messages that have its value would differ each time."""
+    """Name a result by its type: messages that have its value would differ each time."""
     return "None" if answer is None else f"a {type(answer).__name__}"
 
 

@@ -1,14 +1,14 @@
-"""What the queue and the way to batch of a replica have raised."""
+"""Exceptions raised by the queue and the way to batch of a replica."""
 
 from lorrery.scheduler.core.sequence import Sequence
 
 
 class SequenceError(Exception):
-    """A policy raised while it was given one sequence.
+    """A policy raised while handling one sequence.
 
     Args:
-        sequence: that one; it is in no queue.
-        error: what was raised.
+        sequence: that sequence; it is in no queue.
+        error: the exception.
     """
 
     def __init__(self, sequence: Sequence, error: Exception) -> None:
@@ -18,10 +18,10 @@ class SequenceError(Exception):
 
 
 class PolicyErrors:
-    """Keeps what a policy raised outside a decision until the next one, where it can end those whom it concerns.
+    """Keeps what a policy raised outside a decision until the next one, which can end the sequences concerned.
 
     Attributes:
-        error: the last that was raised; None: nothing.
+        error: the last exception; None: none.
         queue_is_broken: whether the queue cannot even be emptied; then its error stays.
     """
 
@@ -30,7 +30,7 @@ class PolicyErrors:
         self.queue_is_broken = False
 
     def raise_again(self) -> None:
-        """Raise what is kept, if anything."""
+        """Raise the kept exception, if any."""
         error = self.error
         if error is not None:
             if not self.queue_is_broken:

@@ -1,11 +1,11 @@
-"""What API keys have used of what they may: requests and tokens per minute, requests on workers, requests that wait.
+"""Use of API keys' quotas: requests and tokens per minute, requests on workers, waiting requests.
 
 A rate is a token bucket (a key that was quiet for a minute may spend the minute's share at once, after which it fills
 evenly) in whole numbers, so that every driver decides alike: a level counts tokens x picoseconds, fills by
-`per_minute` each picosecond, and one token costs a minute of picoseconds. What a request may produce at most is charged
-when it comes in; what it did not produce is given back when it ends.
+`per_minute` each picosecond, and one token costs a minute of picoseconds. A request is charged its prompt and maximum
+output on arrival; what it did not produce is given back when it ends.
 
-Over `max_running` a sequence is held back before it is placed, so that it takes up no place in a worker's queue.
+Over `max_running` a sequence is held before it is placed, so that it takes no place in a worker's queue.
 """
 
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 
 MINUTE_PS = 60 * PS_PER_SECOND
 MAX_IDLE_KEYS = 10_000
-"""Beyond so many keys those that have nothing open are forgotten, and with them what they have used of their minute."""
+"""Beyond this many keys, those without open requests are forgotten, together with their use of the current minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a key may use; 0: any number.
+    """What a key may use; 0: no limit.
 
     Attributes:
         key: its name, under which it is counted.
-        requests_per_minute: requests that come in.
-        tokens_per_minute: of prompts and outputs.
+        requests_per_minute: arriving requests.
+        tokens_per_minute: prompt and output tokens.
         max_running: requests on workers, in a queue there or in a batch.
         max_waiting: requests that are in no batch.
         weight: the tenant's under a policy that is fair between tenants; None: as the settings say.
@@ -48,7 +48,7 @@ class Quota:
 
 
 class _Bucket:
-    """A token bucket, full at first."""
+    """A token bucket, initially full."""
 
     __slots__ = ("_at_ps", "_level", "_per_minute")
 
@@ -58,13 +58,13 @@ class _Bucket:
         self._at_ps = at_ps
 
     def wait_ps(self, amount: int, at_ps: int) -> int:
-        """Return after how long so much can be taken; 0: now."""
+        """Return after how long `amount` can be taken; 0: now."""
         self._fill(at_ps)
         lacking = amount * MINUTE_PS - self._level
         return 0 if lacking <= 0 else -(-lacking // self._per_minute)
 
     def take(self, amount: int, at_ps: int) -> None:
-        """Take so much; negative: give it back."""
+        """Take `amount`; a negative one is given back."""
         self._fill(at_ps)
         self._level = min(self._level - amount * MINUTE_PS, self._per_minute * MINUTE_PS)
 
@@ -81,7 +81,7 @@ class _Bucket:
 
 
 def _changed(bucket: _Bucket | None, per_minute: int, at_ps: int) -> _Bucket | None:
-    """Return a bucket at another rate, a full one where there was none, and none for any rate."""
+    """Return a bucket with a new rate, a full one if there was none; None for no limit."""
     if not per_minute:
         return None
     if bucket is None:
@@ -94,8 +94,8 @@ class _Use:
     """What one key uses.
 
     Attributes:
-        open: its sequences that have come in and not ended, by handle.
-        held: those of them that wait for a place among `max_running`, in order.
+        open: its accepted sequences that have not ended, by handle.
+        held: those of them that wait for a slot of `max_running`, in order.
         charged: tokens charged for each of them, by handle.
     """
 
@@ -110,14 +110,14 @@ class _Use:
         self.tokens = _changed(None, quota.tokens_per_minute, at_ps)
 
     def change(self, quota: Quota, at_ps: int) -> None:
-        """Go by another quota from now on: the file of keys has changed."""
+        """Apply another quota from now on: the file of keys has changed."""
         if quota != self.quota:
             self.requests = _changed(self.requests, quota.requests_per_minute, at_ps)
             self.tokens = _changed(self.tokens, quota.tokens_per_minute, at_ps)
         self.quota = quota
 
     def has_room(self) -> bool:
-        """Return whether one more may go to a worker."""
+        """Return whether one more sequence may go to a worker."""
         most = self.quota.max_running
         return not most or len(self.open) - len(self.held) < most
 
@@ -132,20 +132,20 @@ class Quotas:
 
     @property
     def num_held(self) -> int:
-        """Sequences that wait for a place among their key's `max_running`; linear in keys."""
+        """Sequences that wait for a slot of their key's `max_running`; linear in keys."""
         return sum([len(use.held) for use in self._by_key.values()])
 
     def held(self) -> list[Sequence]:
-        """Return the sequences that wait for a place among their key's `max_running`."""
+        """Return the sequences that wait for a slot of their key's `max_running`."""
         return [sequence for use in self._by_key.values() for sequence in use.held.values()]
 
     @property
     def any_to_release(self) -> bool:
-        """Whether `release` has something to look at."""
+        """Whether `release` may have something to do."""
         return bool(self._may_release)
 
     def refuse(self, sequence: Sequence, quota: Quota, at_ps: int) -> Refusal | None:
-        """Return why a key may send no such request now; None: it may. Counts nothing."""
+        """Return why a key may not send this request now; None: it may. Counts nothing."""
         use = self._use(quota, at_ps)
         if quota.max_waiting and len(use.open) >= quota.max_waiting:
             num_waiting = sum([one.admitted_ps is None for one in use.open.values()])
@@ -167,7 +167,7 @@ class Quotas:
             sequence: not refused.
             quota: of its key.
             at_ps: now.
-            charge: whether it is new. One that comes again was charged before, and has its place.
+            charge: whether it is new. A returning one was charged before, and keeps its slot.
         """
         use = self._use(quota, at_ps)
         handle = sequence.handle
@@ -189,11 +189,11 @@ class Quotas:
         return None if use is None else use.held.pop(handle, None)
 
     def end(self, sequence: Sequence, output_tokens: int, at_ps: int) -> None:
-        """Count no longer a sequence that has ended; others' are ignored.
+        """Stop counting a sequence that has ended; one that is not counted is ignored.
 
         Args:
             sequence: wherever it was.
-            output_tokens: all that it has produced.
+            output_tokens: all that it produced.
             at_ps: now.
         """
         use = self._by_handle.pop(sequence.handle, None)
@@ -208,7 +208,7 @@ class Quotas:
             self._may_release[use.quota.key] = use
 
     def release(self) -> list[Sequence]:
-        """Let go of those held for which there is room now, in order; they count as being on workers from here on."""
+        """Release the held sequences for which there is a slot now, in order; they count as being on workers."""
         released: list[Sequence] = []
         for use in self._may_release.values():
             while use.held and use.has_room():

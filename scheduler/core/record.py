@@ -1,8 +1,8 @@
-"""What plans and steps did, in plain numbers and names: the words of the scheduler's journal.
+"""Decisions and steps as plain numbers and names: the vocabulary of the scheduler's journal.
 
 Live and simulated, the same functions describe what happened, so two runs are equal if their records are. A plan that
-goes on with what ran before says nothing new, and how often one is made depends on when the messages of a live cluster
-come; the law of the core makes it a no-op. So such a plan has no record.
+continues the previous one changes nothing (the core's contract makes it a no-op), and how often one is made depends on
+message timing in a live cluster. So such a plan has no record.
 """
 
 from collections.abc import Iterable
@@ -26,13 +26,13 @@ from lorrery.scheduler.core.plan import (
 )
 
 FORMAT_VERSION = 8
-"""Of the journal. Since 2 a `placed` line says what the placement read; since 3 adapters have versions, their loads
-overlap as the settings say, and what waits may be recalled for another worker; since 4 an operator may set faults,
-since 5 add to them; since 6 whatever finishes says where its time went; since 7 a hello has the settings of its
-worker's device; since 8 workers let go of adapters that are out of use."""
+"""Of the journal. Since 2 a `placed` line has what the placement read; since 3 adapters have versions, their loads
+overlap as the settings say, and waiting requests may be recalled for another worker; since 4 an operator may set
+faults, since 5 add to them; since 6 finishes have their phases; since 7 a hello has the settings of its worker's
+device; since 8 workers retire adapters that are out of use."""
 
 Record = dict[str, Any]
-"""Names and values as JSON has them; what is empty is left out."""
+"""Names and values as JSON has them; empty ones are left out."""
 
 
 DescribedEvent = Admitted | AdaptersKept | Cancelled | Dropped | Failed | Finished | FirstToken | Preempted | Recalled
@@ -42,7 +42,7 @@ class Decisions:
     """Describes one replica's decisions, in order.
 
     Args:
-        phases: whether they say where the time of what finishes went; see `describe_events`.
+        phases: whether finishes have their phases; see `describe_events`.
     """
 
     def __init__(self, *, phases: bool = True) -> None:
@@ -59,7 +59,7 @@ class Decisions:
         mode: tuple[bool, bool] | str | None = "idle"
         if isinstance(decision, Plan):
             _describe_work(decision, said)
-            # Chunks and waits belong to one step; the plan after it is another one.
+            # Chunks and waits belong to one step; the next plan differs.
             mode = None if decision.prefills or decision.wait_ps else (decision.decode, decision.hold)
         if not said and mode is not None and mode == self._mode:
             return None
@@ -83,11 +83,11 @@ def _describe_work(plan: Plan, said: Record) -> None:
 
 
 def describe_events(events: Iterable[Event], *, phases: bool = True) -> Record:
-    """Return the events by kind, in order, each at the time of the decision or step that brought it.
+    """Return the events by kind, in order, each at the time of its decision or step.
 
     Args:
         events: of that decision or step.
-        phases: whether to say where the time of what finishes went; journals before format 6 do not.
+        phases: whether to add the phases of finishes; journals before format 6 do not have them.
     """
     said: Record = {}
     for event in events:

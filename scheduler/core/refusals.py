@@ -1,7 +1,7 @@
-"""Why a request ends without (further) tokens, and the words in which its client reads it.
+"""Why a request ends without (further) tokens, and the message for its client.
 
-The reasons are the scheduler's; a service maps them to status codes. A text says what is wrong, the limit, and what to
-do.
+The reasons are the scheduler's; a service maps them to status codes. A message says what is wrong, the limit, and what
+to do.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class RefusalReason(Enum):
 
 
 class Scope(Enum):
-    """For whom else a refusal holds at that time."""
+    """Which other requests the same refusal would hit at that time."""
 
     REQUEST = auto()
     TENANT = auto()
@@ -40,14 +40,14 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why, in words for the client, and what the words say for its programs.
+    """A refusal: message for people, facts for programs.
 
     Attributes:
         message: what is wrong, the limit, what to do.
         facts: by name: the field, its value, its limit.
-        retry_ps: after how long the same request may come in; None: not known.
-        scope: who else would be refused until then.
-        retry_step_ps: how much later than the one before it each of those may come in.
+        retry_ps: after how long the same request may be accepted; None: unknown.
+        scope: which other requests would be refused until then.
+        retry_step_ps: further delay of each of those after the one before it.
     """
 
     reason: RefusalReason
@@ -59,7 +59,7 @@ class Refusal:
 
 
 def draining() -> Refusal:
-    """The scheduler takes nothing new."""
+    """The scheduler accepts nothing new."""
     return Refusal(RefusalReason.DRAINING, "the scheduler is about to stop")
 
 
@@ -70,7 +70,7 @@ def unknown_adapter(adapter_id: str) -> Refusal:
 
 
 def malformed(why: str) -> Refusal:
-    """A request cannot be read: what sent it is of another version, or broken."""
+    """A request cannot be read: its sender has another version, or is broken."""
     return Refusal(RefusalReason.INVALID, f"the scheduler cannot read the request: {why}")
 
 
@@ -84,7 +84,7 @@ def nothing_to_do(sequence: Sequence) -> Refusal:
 
 
 def too_long(wrong: str, sequence: Sequence, limits: Limits) -> Refusal:
-    """A request is over a limit on lengths; `wrong` is what `check_lengths` found."""
+    """A request exceeds a limit on lengths; `wrong` is the result of `check_lengths`."""
     message = (
         f"{wrong} (prompt has {sequence.prompt_tokens} tokens, max_new_tokens is {sequence.max_new_tokens};"
         f" max_req_input_len is {limits.max_req_input_len}, max_req_total_len is {limits.max_req_total_len})"
@@ -123,9 +123,9 @@ def too_late(wait_ps: int, left_ps: int, retry_ps: int | None, step_ps: int, *, 
     Args:
         wait_ps: until it would start.
         left_ps: until its deadline.
-        retry_ps: until it may be different.
+        retry_ps: until a retry may succeed.
         step_ps: between two places.
-        all_alike: whether it is the deadline that all have.
+        all_alike: whether all requests have this deadline.
     """
     wait, left = _seconds(wait_ps), _seconds(max(left_ps, 0))
     return Refusal(
@@ -139,7 +139,7 @@ def too_late(wait_ps: int, left_ps: int, retry_ps: int | None, step_ps: int, *, 
 
 
 def waited_too_long(waited_ps: int, retry_ps: int | None) -> Refusal:
-    """A request still waits at its deadline; `retry_ps`: until another one may come in."""
+    """A request still waits at its deadline; `retry_ps`: until another one may be accepted."""
     waited = _seconds(waited_ps)
     return Refusal(
         RefusalReason.SLO_UNATTAINABLE,
@@ -159,7 +159,7 @@ def too_many_waiting(num_waiting: int, max_waiting: int) -> Refusal:
 
 
 def over_rate(name: str, amount: int, per_minute: int, retry_ps: int) -> Refusal:
-    """A key has used up its share of a minute; `retry_ps`: until there is enough again for this request."""
+    """A key has used up its share of a minute; `retry_ps`: until enough is left for this request."""
     return Refusal(
         RefusalReason.QUOTA_EXCEEDED,
         f"{name} of this key is {per_minute}, of which too little is left for {amount} now; try again in"
@@ -170,12 +170,12 @@ def over_rate(name: str, amount: int, per_minute: int, retry_ps: int) -> Refusal
 
 
 def never_fits(sequence: Sequence, why: str) -> Refusal:
-    """Every attached worker is too small; `why` the first of them is."""
+    """Every attached worker is too small; `why`: the reason of the first of them."""
     return Refusal(RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {why}", _lengths(sequence))
 
 
 def no_worker(worker_wait_seconds: float | None, why_not_the_others: str | None = None) -> Refusal:
-    """The wait for a worker is over, or, None, none is to come; others are attached if it says why not those."""
+    """The wait for a worker is over (None: none will come); `why_not_the_others`: why attached ones cannot take it."""
     if worker_wait_seconds is None:
         which = "" if why_not_the_others is None else f" that can take it: {why_not_the_others}"
         return Refusal(RefusalReason.NO_WORKER, f"the last worker has ended, and none is to come{which}")
@@ -187,7 +187,7 @@ def no_worker(worker_wait_seconds: float | None, why_not_the_others: str | None 
 
 
 def given_up(num_losses: int, max_worker_losses: int) -> Refusal:
-    """Worker after worker was lost with the request in its batch, which may be no accident."""
+    """Several workers in a row were lost with the request in their batch, which may be no accident."""
     return Refusal(
         RefusalReason.WORKERS_LOST,
         f"{num_losses} workers were lost while they ran this request; max_worker_losses is {max_worker_losses}; it may"
@@ -211,7 +211,7 @@ def raised(message: str) -> Refusal:
 
 
 def withheld(refusal: Refusal) -> Refusal:
-    """Return a refusal as a client may see it: nothing of what a policy raised."""
+    """Return a refusal as a client may see it: without what a policy raised."""
     if refusal.reason is not RefusalReason.INTERNAL:
         return refusal
     return Refusal(refusal.reason, "internal error; the scheduler's log says more")

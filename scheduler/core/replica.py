@@ -1,9 +1,9 @@
-"""One worker as the scheduler sees it: its share of the queue, its batch, its memory, its adapters, its prefix cache.
+"""One worker as the scheduler sees it: its queue, its batch, its memory, its adapters, its prefix cache.
 
 `submit` and `cancel` put an event into an inbox and nothing else. `plan` applies the events stamped at or before the
 boundary, in (time, sequence number) order, and then decides (`core.planner`): admission, eviction, preemption and batch
-choice happen there and nowhere else. `commit` notes what the device did (`core.batch`). `lose` gives back what is
-unfinished when the worker is gone.
+choice happen there and nowhere else. `commit` records what the device did (`core.batch`). `lose` returns the unfinished
+sequences of a worker that is gone.
 
 No clock here: every time comes in as an argument, in device picoseconds.
 """
@@ -46,17 +46,17 @@ from lorrery.vocabulary.finish_reason import FinishReason
 class Replica:
     """A worker's batch and queue.
 
-    What its queue and its way to batch raise comes out of `plan`, whenever they raised it. The replica can go on then,
-    without the sequences that it is told to `give_up`.
+    An exception of the queue or the way to batch comes out of `plan`, whenever it was raised. The replica can go on
+    afterwards, without the sequences passed to `give_up`.
 
     Args:
-        queue: who waits, and in which order they are tried.
+        queue: waiting sequences, and the order in which they are tried.
         batching: chooses each next step.
-        memory: what fits.
-        prefix_cache: what is computed already; None: nothing.
-        adapters: which ones the GPU holds.
-        options: the rest.
-        on_check: told of every memory test, in order; for validation and study.
+        memory: decides what fits.
+        prefix_cache: KV blocks that are already computed; None: no cache.
+        adapters: adapters on the GPU.
+        options: everything else.
+        on_check: called with every memory test, in order; for validation and study.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Replica:
 
     @property
     def num_queued(self) -> int:
-        """Sequences in the queue; none if it cannot say, which the next plan raises."""
+        """Sequences in the queue; 0 if the queue raised, and the next plan re-raises that error."""
         try:
             return len(self.queue)
         except Exception as error:
@@ -110,10 +110,10 @@ class Replica:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait, in the queue or still in the inbox."""
+        """Waiting sequences, in the queue or still in the inbox."""
         try:
             return len(self.queue) + self._inbox.num_arrivals
-        except Exception as error:  # as for `num_queued`, without the way there: placements ask each worker
+        except Exception as error:  # as `num_queued`, inlined for speed: placements read this of each worker
             self._errors.error = error
             return self._inbox.num_arrivals
 
@@ -124,7 +124,7 @@ class Replica:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether one that waits, if any does, could not start when it was tried, or is not tried while this runs."""
+        """Whether a waiting sequence, if any, did not fit when tried, or is not tried while this batch runs."""
         return self._context.blocked or (self._planner.holds and self.running.num > 0)
 
     @property
@@ -140,7 +140,7 @@ class Replica:
     # --- events in --------------------------------------------------------------------------------------------------
 
     def submit(self, sequence: Sequence, at_ps: int) -> None:
-        """Hand in a sequence; it is seen at the first boundary at or after `at_ps`."""
+        """Hand in a sequence; it takes effect at the first boundary at or after `at_ps`."""
         self._inbox.put(at_ps, sequence)
 
     def cancel(self, handle: int, at_ps: int) -> None:
@@ -148,26 +148,26 @@ class Replica:
         self._inbox.put(at_ps, handle)
 
     def recall(self, handle: int, to: str, at_ps: int) -> None:
-        """Ask for a waiting sequence for another worker; nothing happens if it has been admitted by then."""
+        """Give up a waiting sequence for worker `to`; nothing happens if it has been admitted by then."""
         self._inbox.put(at_ps, Recall(handle, to))
 
     def retire(self, adapter_key: str, at_ps: int) -> None:
-        """Let an adapter go, once nobody here has it; no further request will name it."""
+        """Release an adapter once no sequence here has it; no further request will name it."""
         self._inbox.put(at_ps, Retire(adapter_key))
 
     def headroom(self) -> Headroom:
-        """Return what could enter the batch now; of no use after the next plan or commit."""
+        """Return what could enter the batch now; invalid after the next plan or commit."""
         running = self.running
         seats = 0 if self._planner.holds and running.num else self.batching.limits.max_sequences - running.num
         adapters = None if self.options.no_lora else self.adapters
         return Headroom(running, seats, self.memory.trial(running), adapters)
 
     def arrival_matters(self, adapter: Adapter | None = None, *, again: bool = False) -> bool:
-        """Tell whether an arrival may change the plan that runs; a cancel always may.
+        """Return whether an arrival may change the running plan; a cancel always may.
 
         Args:
-            adapter: that it has; its load may begin at once.
-            again: whether it was queued before (its worker was lost): it may go before those that wait.
+            adapter: of the arrival; its load may begin at once.
+            again: whether it was queued before (its worker was lost): it may go ahead of waiting sequences.
         """
         if again or self.queue.arrivals_read_state or self.batching.arrivals_matter(self._context):
             return True
@@ -179,7 +179,7 @@ class Replica:
             return None
         try:
             limits = self.batching.limits
-        except Exception:  # a decision comes next, where what a policy raises ends whom it concerns
+        except Exception:  # the next decision raises it too, and ends the sequences it concerns
             return None
         if not limits.partial and sequence.input_tokens > limits.max_prompt_tokens:
             return f"prompt has {sequence.input_tokens} tokens; a batch takes at most {limits.max_prompt_tokens}"
@@ -187,9 +187,9 @@ class Replica:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What `never_fits_reason` depends on: replicas of one kind would take the same sequences.
+        """Key that decides `never_fits_reason`: replicas of one kind would take the same sequences.
 
-        One with a way to batch from outside the tree, whose limits may change or raise, is of a kind of its own.
+        A way to batch from outside the tree, whose limits may change or raise, makes a kind of its own.
         """
         if not is_ours(self.batching):
             return (self.options.strict, id(self))
@@ -204,7 +204,7 @@ class Replica:
 
         Raises:
             SequenceError: the queue cannot take a sequence.
-            Exception: whatever else a policy raised, now or since the last plan. Nothing runs before a plan is made.
+            Exception: whatever else a policy raised, now or since the last plan. Nothing runs until a plan succeeds.
         """
         adapters, inbox, context = self.adapters, self._inbox, self._context
         self._errors.raise_again()
@@ -273,7 +273,7 @@ class Replica:
                 self._context.events.append(Recalled(sequence, recall.to))
 
     def _withdrawn(self, handle: int) -> Sequence | None:
-        """Take a sequence out of the queue; None: it does not wait there, or was dropped and kept."""
+        """Take a sequence out of the queue; None: it does not wait there, or the queue has dropped it but keeps it."""
         sequence = self.queue.cancel(handle)
         if sequence is None or sequence.dropped:
             return None
@@ -292,13 +292,13 @@ class Replica:
                 self._turn_away(sequence, error)
 
     def output_tokens(self, sequence: Sequence) -> int:
-        """Return what a sequence of the batch has produced in it; committed steps count."""
+        """Return the tokens that a sequence has produced since it joined the batch, committed steps included."""
         return self._batch.output_tokens(sequence)
 
     # --- what the device did ----------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, ran: Ran) -> list[Event]:
-        """Advance by the steps that ran. Call it once or several times for one plan, in order."""
+        """Advance by the steps that ran. One plan may be committed in several calls, in order."""
         batch = self._batch
         events: list[Event] = []
         ended: dict[int, FinishReason] = {}
@@ -312,8 +312,8 @@ class Replica:
         if plan.chunk_steps > 1:
             batch.advance_chunks(plan, ran.num_steps)
         if plan.decode:
-            # What the last of the steps needed, before anything is added. A step with prompts is the plan's only one,
-            # and what that needs was seen to when it was planned.
+            # Blocks that the last of the steps needed, before anything is added. A step with prompts is the only one of
+            # its plan, and its blocks were freed when it was planned.
             if self.prefix_cache is not None and not plan.prefills:
                 batch.shrink_cache(ran.num_steps - 1)
             self._decode(ran.num_steps, decoded_ended)
@@ -350,9 +350,9 @@ class Replica:
         self._batch.aborted.clear()
 
     def make_room(self) -> None:
-        """Let the prefix cache give up the blocks that the next step of a plan takes; `plan` does so for the first.
+        """Evict the prefix cache blocks that the next step of a plan needs; `plan` does so for the first step.
 
-        For a driver that has committed some steps of a plan, and lets others look while the next one runs.
+        For a driver that has committed some steps of a plan, and lets others read the replica while the next one runs.
         """
         self._batch.shrink_cache(0)
 
@@ -364,7 +364,7 @@ class Replica:
                 self._context.events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
     def _put_out_retired(self, at_ps: int) -> None:
-        """Put out what is retiring, and neither in use nor waited for. Cost: one pass of the queue at most."""
+        """Unload retiring adapters that no sequence runs with or waits for. Cost: at most one pass of the queue."""
         pins = self.running.adapter_use.pins
         unused = {key: None for key in self.adapters.retiring if key not in pins}
         if not unused:
@@ -380,14 +380,14 @@ class Replica:
     # --- policies that raise ----------------------------------------------------------------------------------------
 
     def clear_waiting(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Empty the queue, which has raised; return who was in it, and who was let in by a decision that then raised.
+        """Empty a queue that has raised; return its sequences and those admitted by a decision that then raised.
 
         Args:
-            sequences: all that this replica has. A queue that has raised is not asked what it holds.
+            sequences: all that this replica has. A queue that has raised is not read.
         """
         try:
             self.queue.clear()
-        except Exception as error:  # what it may still hold must never run, so it is not asked again
+        except Exception as error:  # what the queue may still hold must never run, so it is not used again
             self._errors.error, self._errors.queue_is_broken = error, True
             self._inbox.clear()
         to_come = self._inbox.arrivals()
@@ -397,7 +397,7 @@ class Replica:
         return self.running.get(sequence.handle) is not None and sequence not in self._context.admitted
 
     def give_up(self, sequences: Iterable[Sequence], message: str, error: Exception) -> None:
-        """End sequences because of an error, wherever they are but in the queue; the next decision says so."""
+        """End sequences, not in the queue any more, because of an error; the next decision carries the events."""
         events = self._context.events
         events.append(Raised(message, error))
         for sequence in sequences:
@@ -410,7 +410,7 @@ class Replica:
         self._context.admitted.clear()
 
     def idle(self) -> Idle:
-        """Decide that nothing runs before something comes, without asking any policy."""
+        """Return a decision to run nothing before the next event, without calling any policy."""
         idle = Idle(self._inbox.next_ps, self._batch.leaves, self.adapters.take_evicted(), self._context.events)
         self._batch.leaves, self._context.events = [], []
         return idle
@@ -418,14 +418,14 @@ class Replica:
     # --- leaving ----------------------------------------------------------------------------------------------------
 
     def withdraw_waiting(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
-        """Give back what waits, in order of arrival, and keep what runs (a worker that drains)."""
+        """Return the waiting sequences, in order of arrival, and keep the running ones (a worker that drains)."""
         return self._inbox.give_back(self._clear_queue(at_ps))
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
-        """Forget the worker: give back the unfinished sequences in order of arrival, ready to be queued elsewhere.
+        """Empty the replica of a lost worker: return its unfinished sequences in order of arrival, ready to requeue.
 
-        Cancels that were still in the inbox take effect (the events tell); the replica is empty afterwards. What had
-        ended but was held (static batching) has ended.
+        Cancels still in the inbox take effect (see the events). A sequence that had ended but was held (static
+        batching) counts as ended.
         """
         unfinished = self._clear_queue(at_ps)
         from_batch, ended = self._batch.lose(at_ps)
@@ -437,7 +437,7 @@ class Replica:
         return left, [*ended, *cancelled]
 
     def _clear_queue(self, at_ps: int) -> dict[int, Sequence]:
-        """Empty the queue; what a queue has dropped and kept, or strict S-LoRA not swept yet, was told of then."""
+        """Empty the queue; sequences it dropped but kept, or strict S-LoRA has not swept, were reported before."""
         waiting = {one.handle: one for one in self.queue.clear() if not (one.aborted or one.dropped)}
         for sequence in waiting.values():
             sequence.leave_load(at_ps)

@@ -1,18 +1,18 @@
-"""How a replica behaves beside its policy."""
+"""Options of a replica that do not belong to its policy."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """How a replica behaves beside its policy.
+    """Options of a replica that do not belong to its policy.
 
     Attributes:
-        strict: S-LoRA's way with a cancelled running request: one more step, then out.
+        strict: S-LoRA's handling of a cancelled running request: one more step, then out.
         no_lora: serve every request from the base model and move no adapter (S-LoRA's `--no-lora`).
         min_computed_tokens: prompt tokens that are computed even if the whole prompt is cached: 1, or 0 as in llm-mock.
-        max_overtakes: so many sequences may enter past one that waits for its adapter, where the queue lets them.
-        look_ahead: of so many waiting sequences, the first in queue order, adapters are loaded ahead.
+        max_overtakes: how many sequences may overtake one that waits for its adapter, if the queue allows it.
+        look_ahead: number of waiting sequences, first in queue order, whose adapters are loaded ahead.
     """
 
     strict: bool = False
@@ -23,4 +23,4 @@ class ReplicaOptions:
 
 
 PLAIN = ReplicaOptions()
-"""Of a replica that says nothing else."""
+"""The defaults."""

@@ -1,4 +1,4 @@
-"""What a replica is built from, and the two families of limits that bound its batches."""
+"""Settings of a replica, and the two families of limits that bound its batches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.queues.profile import Profile
 
 MAX_NUM_BATCHED_TOKENS = 8192
-"""The token budget of a step where none is set; a way to batch that computes whole prompts may need more."""
+"""Default token budget of a step; a way to batch that computes whole prompts may need more."""
 LOOK_AHEAD = 16
 """Waiting sequences whose adapters are loaded ahead: four times as many as load at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """What a replica is built from. Names as in S-LoRA and vLLM; `limits` is a key of `LIMITS`.
+    """Settings of a replica. Names as in S-LoRA and vLLM; `limits` is a key of `LIMITS`.
 
     Attributes:
-        memory_tokens: tokens of KV that fit into the memory beside the weights, where the pool takes less of it.
+        memory_tokens: tokens of KV that fit into the memory beside the weights, if the pool takes less of it.
     """
 
     policy: str
@@ -70,28 +70,28 @@ class ReplicaSettings:
 
     @property
     def adapter_slots(self) -> int:
-        """Slots that adapters on the GPU may have together where `max_loras` is not set.
+        """Slots that adapters on the GPU may take together if `max_loras` is not set.
 
-        The memory beside the weights holds them and the pool, which the adapters in use take their slots from. They may
-        fill it but for what the longest request needs, and an eighth of it where requests may be as long as the pool.
+        The memory beside the weights holds them and the pool, from which adapters in use take their slots. They may
+        fill it except for what the longest request needs, and an eighth of it if requests may be as long as the pool.
         """
         most = max(self.memory_tokens, self.max_total_token_num)
         return max(most - self.max_req_total_len, most // 8)
 
     @property
     def step_tokens(self) -> int:
-        """The token budget of a step that computes prompts in pieces."""
+        """The token budget of a step that computes prompts in chunks."""
         return self.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsFamily:
-    """Whose limits bound a batch.
+    """The limits of S-LoRA or vLLM on a batch.
 
     Attributes:
-        of: makes the limits.
+        of: makes the limits from settings.
         prompt_limit: the setting that bounds the prompt tokens of one prefill.
-        exact_memory: whether `memory = 'peak'` charges exactly what a sequence takes, or S-LoRA's token more.
+        exact_memory: whether `memory = 'peak'` charges exactly what a sequence takes, not one token more as in S-LoRA.
     """
 
     of: Callable[[ReplicaSettings], BatchLimits]

@@ -19,13 +19,13 @@ class Running:
     """The batch: sequences in prefill, in order of admission, and decoding ones, in order of joining.
 
     Attributes:
-        prefilling: by handle; what they need is reserved, but they have no token yet.
+        prefilling: by handle; their memory is reserved, but they have no token yet.
         held: by handle; they have ended, but keep what they hold until all have (static batching).
-        num: of sequences, those in prefill and held ones included.
+        num: number of sequences, those in prefill and held ones included.
         decode_step: counts the decode steps of this batch.
-        adapter_use: which adapters they use.
-        version: changes whenever a sequence comes, joins or goes.
-        reserved_tokens: what all would hold in the end, if none left before; no peak is higher.
+        adapter_use: the adapters in use.
+        version: changes whenever a sequence enters, joins or leaves.
+        reserved_tokens: tokens at the end of all sequences if none left earlier; no peak is higher.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class Running:
         self._decoding: dict[int, Sequence] = {}
         self.held: dict[int, Sequence] = {}
         self._kv_tokens = 0
-        self._finish_steps: list[i64] = []  # when the budget of each decoding sequence is used up; ascending
-        self._first_finish_step = 0  # of those, which every boundary asks for; 0: none decodes
+        self._finish_steps: list[i64] = []  # finish step of each decoding sequence's budget; ascending
+        self._first_finish_step = 0  # the first of those, read at every boundary; 0: none decodes
         self.adapter_use = AdapterUse()
         self._by_tenant: dict[str | None, int] = {}
         self._by_tenant_version = -1
@@ -48,7 +48,7 @@ class Running:
 
     @property
     def prompt_tokens_left(self) -> int:
-        """Tokens that those in prefill have still to compute."""
+        """Prompt tokens still to compute of sequences in prefill."""
         return sum([sequence.input_tokens - sequence.computed_tokens for sequence in self.prefilling.values()])
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -61,7 +61,7 @@ class Running:
         return len(self._decoding)
 
     def decoding_by_adapter(self) -> dict[str | None, int]:
-        """Return how many sequences decode with each adapter, by its id; None: with the base model."""
+        """Return how many sequences decode with each adapter, by adapter id; None: with the base model."""
         numbers: dict[str | None, int] = dict(self.adapter_use.pins.items())
         for key, name in self.adapter_use.names.items():
             numbers[name] = numbers.get(name, 0) + numbers.pop(key)
@@ -74,7 +74,7 @@ class Running:
         return numbers
 
     def decoding_by_tenant(self) -> dict[str | None, int]:
-        """Return how many sequences decode for each tenant; not to be changed. Linear in them when they change."""
+        """Return how many sequences decode for each tenant; read-only. Rebuilt in linear time after a change."""
         if self._by_tenant_version != self.version:
             numbers: dict[str | None, int] = {}
             for sequence in self._decoding.values():
@@ -84,7 +84,7 @@ class Running:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens in the KV cache, or reserved there: inputs, whole also while in prefill, and outputs.
+        """Tokens in the KV cache, or reserved there: inputs, in full also during prefill, and outputs.
 
         The newest token of a sequence enters the cache with its next step, and the last one never does.
         """
@@ -111,7 +111,7 @@ class Running:
 
     @property
     def adapter_ids(self) -> tuple[str, ...]:
-        """Their ids; versions of one name are one."""
+        """Ids of those adapters; versions of one name count as one."""
         names = self.adapter_use.names
         return tuple(dict.fromkeys([names.get(key, key) for key in self.adapter_use.pins]))
 
@@ -126,7 +126,7 @@ class Running:
         return self.adapter_use.slots
 
     def uses(self, adapter_key: str) -> bool:
-        """Tell whether a sequence has this adapter."""
+        """Return whether a sequence has this adapter."""
         return adapter_key in self.adapter_use.pins
 
     def adapter_slots_with(self, adapter: Adapter | None) -> int:
@@ -137,12 +137,12 @@ class Running:
     # --- coming and going -------------------------------------------------------------------------------------------
 
     def admit(self, sequence: Sequence) -> None:
-        """Take a sequence in; its prefill begins."""
+        """Add a sequence; its prefill begins."""
         self.prefilling[sequence.handle] = sequence
         self._enter(sequence)
 
     def join(self, sequence: Sequence) -> None:
-        """Let a sequence decode that has just got the token of its prefill."""
+        """Move a sequence that has got its first token from prefill to decoding."""
         if sequence.handle in self.prefilling:
             del self.prefilling[sequence.handle]
         else:
@@ -186,7 +186,7 @@ class Running:
         self._first_finish_step = steps[0] if steps else 0
 
     def hold(self, sequence: Sequence) -> None:
-        """Let a decoding sequence that has ended keep what it holds, and grow no more."""
+        """Let a decoding sequence that has ended keep its memory without growing further."""
         del self._decoding[sequence.handle]
         self._forget_finish(sequence)
         sequence.held_output_tokens = sequence.output_tokens_at(self.decode_step)
@@ -195,7 +195,7 @@ class Running:
         self.version += 1
 
     def advance(self, num_steps: int) -> None:
-        """Let every decoding sequence get `num_steps` tokens."""
+        """Give every decoding sequence `num_steps` tokens."""
         self.decode_step += num_steps
 
     def steps_to_length(self) -> int:

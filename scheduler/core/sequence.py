@@ -1,8 +1,8 @@
-"""One request as the scheduler sees it, and where it stands.
+"""One request as the scheduler sees it, and its progress.
 
 A sequence never learns its true output length: an admission rule must not profit from knowing the future. Its current
-length is derived from the batch's decode-step counter (`decode_step`), never counted up: a sequence stores the counter
-at which it had no output yet (`base_step`).
+length is derived from the batch's decode-step counter (`decode_step`), never counted up: a sequence stores the
+counter's value at which it had no output yet (`base_step`).
 
 A sequence that lost its worker (or was preempted) starts again as if its output so far were part of its prompt:
 `input_tokens = prompt + produced`, `budget_tokens = max_new_tokens - produced`. It keeps its arrival.
@@ -18,22 +18,22 @@ from lorrery.vocabulary.compiling import mypyc_attr
 
 
 class Adapter:
-    """A LoRA adapter; equal ones are the same, and nobody changes one.
+    """A LoRA adapter. Adapters compare by value and must not be changed.
 
-    No dataclass and no named tuple: a replica reads `key` and `slots` some fifty times a request, and there they would
-    be calls, also compiled.
+    Neither dataclass nor named tuple: a replica reads `key` and `slots` some fifty times a request, and there each read
+    would be a call, even if compiled.
 
     Args:
-        adapter_id: its name towards clients.
+        adapter_id: its name in the API.
         rank: of its matrices.
         exact_slots: pool slots of its weights by their true size; None: S-LoRA's rule, 4 x rank, which is right for
             four adapted projections without grouped-query attention.
-        version: of what the name stands for; 0: as the settings list it, else the number of the load at run time that
-            brought it. What was computed or loaded for one version is of no use to another.
+        version: 0: as listed in the settings; otherwise the number of the run-time load that brought it. Nothing
+            computed or loaded for one version is valid for another.
 
     Attributes:
-        key: name and version in one: what residency, pins and caches go by.
-        slots: that its weights take from the KV pool.
+        key: name and version in one: the key of residency, pins and caches.
+        slots: KV pool slots that its weights take.
     """
 
     __slots__ = ("adapter_id", "exact_slots", "key", "rank", "slots", "version")
@@ -66,13 +66,13 @@ class Adapter:
 
 @mypyc_attr(acyclic=True)
 class Content:
-    """An input as prefix caches compare it, see `prefix_cache.content`.
+    """An input in the form that prefix caches compare, see `prefix_cache.content`.
 
     Attributes:
-        data: what is known of it, unit by unit.
-        unit_tokens: tokens that a unit stands for.
-        unit_bytes: that it takes in `data`.
-        num_tokens: that are known.
+        data: the known input, unit by unit.
+        unit_tokens: tokens per unit.
+        unit_bytes: bytes per unit in `data`.
+        num_tokens: known tokens.
     """
 
     __slots__ = ("data", "num_tokens", "unit_bytes", "unit_tokens")
@@ -90,37 +90,37 @@ class Sequence:
     """A request in a scheduler.
 
     Attributes:
-        handle: its name towards workers; unique in one scheduler.
+        handle: its id towards workers; unique in one scheduler.
         arrived_ps: first arrival, device picoseconds; orders the queue, also after a loss.
         adapter: None is the base model, which counts as rank 0.
-        prompt_token_ids: what prefix caches look at; may be empty where no cache does.
-        output_token_ids: a view of the whole output, as it grows (or as it will be: it is read for tokens already
-            produced only); may be empty where no prefix cache keeps output.
-        content: what prefix caches compare of its input; None: not looked at yet. A driver that knows more than tokens
-            sets it.
-        produced_tokens: output made before this sequence was last queued.
-        input_tokens: what its next prefill has to hold: prompt + produced. Kept, since it is read a dozen times in a
+        prompt_token_ids: compared by prefix caches; may be empty without one.
+        output_token_ids: a view of the whole output, as it grows (or the complete output: only tokens already produced
+            are read); may be empty if no prefix cache keeps output.
+        content: the input as prefix caches compare it; None: not built yet. A driver that knows more than tokens sets
+            it.
+        produced_tokens: output produced before this sequence was last queued.
+        input_tokens: tokens of its next prefill: prompt + produced. Stored, since it is read a dozen times in a
             sequence's life; only `requeue` changes these three.
-        budget_tokens: what it may still produce: maximum - produced.
+        budget_tokens: tokens it may still produce: maximum - produced.
         base_step: the decode-step counter at which it had no output in this batch; set when it joins.
         cached_tokens: leading input tokens that a prefix cache already held when it was admitted.
-        computed_tokens: input tokens in the cache while it is in prefill.
+        computed_tokens: input tokens in the KV cache while it is in prefill.
         held_output_tokens: its output in this batch, once it has ended and is held (static batching).
         admitted_ps: last admission into a batch, or None while it waits.
         first_admitted_ps: its first admission; `first_cached_tokens` are the prompt tokens that were cached then. Both
             stay as they are when it is queued again.
-        first_token_ps: its first token.
-        load_end: while it waits for its adapter, and `load_wait_ps` since when: the end of that load. Where its prefill
-            step waits, it stays.
-        queue_load_ps: waits for its adapter that are over, before its first admission.
-        prefill_load_ps: the same, from then to its first token.
+        first_token_ps: time of its first token.
+        load_end: the end of the adapter load that it waits for; `load_wait_ps` is when that wait began. Kept during a
+            prefill step that waits for the load.
+        queue_load_ps: completed waits for its adapter before its first admission.
+        prefill_load_ps: completed waits for its adapter from first admission to first token.
         num_losses: workers that were lost with it in their batch.
-        weight: its tenant's under a policy that is fair between tenants; None: as the settings say.
-        deadline_ps: who still waits for its first admission then has waited in vain; None: nobody has said.
-        num_overtaken: sequences that have entered past it while it waited for its adapter.
-        worker: name of the one that got it last, which may have lost it since; empty: none has.
+        weight: its tenant's weight under a policy that is fair between tenants; None: that of the settings.
+        deadline_ps: it is refused if it still waits for its first admission at this time; None: no deadline.
+        num_overtaken: sequences that have overtaken it while it waited for its adapter.
+        worker: name of the worker that got it last, which may be lost since; empty: none so far.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
-        dropped: its queue has dropped it, which ends it; a queue that has it nevertheless is wrong.
+        dropped: its queue has dropped it, which ends it; a queue that still has it is wrong.
     """
 
     handle: int
@@ -192,7 +192,7 @@ class Sequence:
 
     @property
     def finish_step(self) -> int:
-        """The decode-step counter at which its budget is used up, if nothing ends it before."""
+        """The decode-step counter at which its budget is used up, if nothing ends it earlier."""
         return self.base_step + self.budget_tokens
 
     def output_tokens_at(self, decode_step: int) -> int:
@@ -200,7 +200,7 @@ class Sequence:
         return decode_step - self.base_step
 
     def await_adapter(self, load_end: LoadEnd, at_ps: int) -> None:
-        """Begin to wait for its adapter, unless it waits for that load already or has its first token."""
+        """Begin to wait for the adapter's load, unless it already does or has its first token."""
         if load_end is self.load_end:
             return
         self.leave_load(at_ps)
@@ -208,7 +208,7 @@ class Sequence:
             self.load_end, self.load_wait_ps = load_end, at_ps
 
     def leave_load(self, at_ps: int) -> None:
-        """Wait for its adapter no longer."""
+        """Stop waiting for the adapter."""
         if self.load_end is None:
             return
         waited_ps = self._load_waited_ps(at_ps)
@@ -225,7 +225,7 @@ class Sequence:
         return max(0, (at_ps if end_ps is None else min(at_ps, end_ps)) - self.load_wait_ps)
 
     def phases(self, end_ps: int) -> Phases:
-        """Return where its time goes that ends then; see `core.phases`."""
+        """Return how the time until `end_ps` divides into phases; see `core.phases`."""
         admitted_ps, first_token_ps = self.first_admitted_ps, self.first_token_ps
         waited_ps = self._load_waited_ps(end_ps)
         if admitted_ps is None:
@@ -237,7 +237,7 @@ class Sequence:
         )
 
     def requeue(self, output_tokens: int, at_ps: int) -> None:
-        """Turn what it has produced in its last batch into input, and wait again."""
+        """Turn the output of its last batch into input, and wait again."""
         self.leave_load(at_ps)
         self.produced_tokens += output_tokens
         self.input_tokens += output_tokens

@@ -1,7 +1,7 @@
-"""What a scheduler has at a moment, for those who watch: a pure function of its core's state.
+"""The state of a scheduler at one moment, for watchers: a pure function of its core's state.
 
-It costs a look at every request that is open, and nothing while nobody asks. Adapters and tenants are numbers in tables
-of names that the caller keeps, so that a name travels once.
+Cost: one visit per open request, and nothing without watchers. Adapters and tenants are numbers in tables of names that
+the caller keeps, so that each name is sent once.
 """
 
 from collections.abc import Container
@@ -14,11 +14,11 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 BASE_MODEL = -1
-"""Stands for an adapter where the base model is asked for."""
+"""Adapter number of requests for the base model."""
 MAX_NAMES = 10_000
-"""Names that a table has; clients may name any tenant where there are no API keys."""
+"""Most names in a table; clients may name any tenant if there are no API keys."""
 OTHERS = "(others)"
-"""Stands for all names that came later."""
+"""Stands for all later names."""
 ON_GPU, IN_USE, LOADING = 0, 1, 2
 """States of an adapter on a worker."""
 
@@ -33,7 +33,7 @@ class Names:
         self._new: list[str] = []
 
     def number(self, name: str) -> int:
-        """Return a name's number; it gets one if it has none."""
+        """Return a name's number, a new one if needed."""
         number = self._number.get(name)
         return self._add(name) if number is None else number
 
@@ -51,7 +51,7 @@ class Names:
         return number
 
     def take_new(self) -> list[str]:
-        """Return, once, the names that have come since the last call."""
+        """Return, once, the names added since the last call."""
         new, self._new = self._new, []
         return new
 
@@ -72,9 +72,10 @@ class Tables:
 
 @dataclass(slots=True)
 class Use:
-    """Requests of an adapter or a tenant: in batches, waiting, how long the one that came first has waited, and output.
+    """Requests of an adapter or a tenant: running, waiting, longest wait, and output.
 
     Attributes:
+        oldest_ps: how long the earliest arrival among the waiting ones has waited.
         output_tokens: of all of them so far.
     """
 
@@ -86,7 +87,7 @@ class Use:
 
 @dataclass(slots=True)
 class ResidentAdapter:
-    """An adapter on a GPU, or on its way there; `left_ps` is how long its load still takes."""
+    """An adapter on a GPU, or being loaded; `left_ps` is the rest of its load time."""
 
     adapter: int
     state: int
@@ -100,7 +101,7 @@ class WorkerSnapshot:
 
     Attributes:
         handles: of the sequences in its batch; the next four lists have a value for each.
-        num_waiting: those that wait for its batch; `oldest_ps` is how long the one that came first has waited.
+        num_waiting: sequences that wait for its batch; `oldest_ps`: how long the earliest arrival of them has waited.
         num_host: adapters in host memory.
     """
 
@@ -121,7 +122,7 @@ class WorkerSnapshot:
 
 @dataclass(slots=True)
 class ClusterSnapshot:
-    """One scheduler; `num_unplaced` requests wait for a worker, `num_held` for a place among their key's."""
+    """One scheduler; `num_unplaced` requests wait for a worker, `num_held` for a slot of their API key."""
 
     at_ps: int
     workers: list[WorkerSnapshot]
@@ -132,11 +133,11 @@ class ClusterSnapshot:
 
 
 def snapshot(core: ClusterCore, tables: Tables, at_ps: int) -> ClusterSnapshot:
-    """Return the state of now, as far as steps are committed.
+    """Return the current state, as far as steps are committed.
 
     Args:
         core: of the scheduler.
-        tables: of the watcher; they get the names that are new.
+        tables: of the watcher; new names are added.
         at_ps: now.
     """
     uses = _Uses(tables, at_ps)
@@ -158,7 +159,7 @@ class _Uses:
         self.adapters: dict[int, Use] = {}
 
     def waits(self, sequence: Sequence) -> int:
-        """Count a sequence that waits; return for how long it has."""
+        """Count a waiting sequence; return for how long it has waited."""
         waited_ps = max(0, self.at_ps - sequence.arrived_ps)
         adapter, tenant = self.numbers(sequence)
         for use in (_of(self.adapters, adapter), _of(self.tenants, tenant)):
@@ -168,7 +169,7 @@ class _Uses:
         return waited_ps
 
     def runs(self, adapter: int, tenant: int, output_tokens: int) -> None:
-        """Count a sequence of a batch."""
+        """Count a running sequence."""
         for use in (_of(self.adapters, adapter), _of(self.tenants, tenant)):
             use.num_running += 1
             use.output_tokens += output_tokens

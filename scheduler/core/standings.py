@@ -1,34 +1,34 @@
-"""How many wait and run at each worker of a scheduler, in order, without looking at all of them.
+"""Number of waiting and running sequences at each worker of a scheduler, ordered, without a scan of all.
 
-A member says so itself whenever it may have changed (`Member`), and who cannot start what waits is then known at once.
-Who has the fewest waiting is asked for only where somebody cannot: then those that have changed since come into a heap,
-for a logarithm each. It has entries that are out of date, which are passed over when they come to its top.
+Each member reports possible changes (`Member`), so the workers that cannot start their waiting sequences are known at
+once. The order is needed only when there is such a worker: then workers changed since go into a heap, for a logarithm
+each. Stale heap entries are skipped when they reach its top.
 """
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 Standing = tuple[int, int, int]
-"""Sequences that wait at a worker, sequences that run there, and its number, in order of attaching."""
+"""Waiting sequences at a worker, running sequences there, and its number, in order of attaching."""
 
 
 class Standings:
     """The workers of one scheduler, by number.
 
     Attributes:
-        current: by number.
-        blocked: numbers of workers whose waiting sequences, if they have any, could not start when they were tried.
+        current: the standing of each worker.
+        blocked: numbers of workers whose waiting sequences, if any, could not start when tried.
     """
 
     def __init__(self) -> None:
         self.blocked: set[int] = set()
         self.current: dict[int, Standing] = {}
         self._heap: list[Standing] = []
-        self._changed: set[int] = set()  # and not in the heap yet
+        self._changed: set[int] = set()  # not in the heap yet
         self._next_number = 0
 
     def enter(self) -> int:
-        """Take in a worker without anything; return its number."""
+        """Add an empty worker; return its number."""
         number = self._next_number
         self._next_number += 1
         self.current[number] = (0, 0, number)
@@ -36,13 +36,13 @@ class Standings:
         return number
 
     def leave(self, number: int) -> None:
-        """Forget a worker; noting it has no effect then."""
+        """Remove a worker; `note` has no effect for it afterwards."""
         self.current.pop(number, None)
         self.blocked.discard(number)
         self._changed.discard(number)
 
     def note(self, number: int, num_waiting: int, num_running: int, *, is_blocked: bool) -> None:
-        """Take note of how a worker stands now."""
+        """Record a worker's current standing."""
         current = self.current
         before = current.get(number)
         if before is None:
@@ -59,7 +59,7 @@ class Standings:
     def first(self, suits: Callable[[int], bool]) -> Standing | None:
         """Return the least standing of a worker that suits; None: there is none.
 
-        Cost: a logarithm for each that comes before it.
+        Cost: a logarithm for each worker skipped before it.
         """
         current = self.current
         heap = self._in_order()

@@ -1,7 +1,7 @@
-"""Requests that no worker has: those that none can take now, and those that are about to be given to one.
+"""Sequences without a worker: those that none can take now, and those about to be placed.
 
-Whenever workers come, or sequences come back from one, the room's are tried in order. That may be ten thousand, so a
-caller tries as many at a time as it likes; meanwhile they can be cancelled, and further ones come.
+When a worker attaches, or sequences come back from one, waiting sequences are tried in order. There may be ten thousand
+of them, so a caller tries as many at a time as it likes; meanwhile they can be cancelled, and others can arrive.
 """
 
 from collections import OrderedDict, deque
@@ -10,60 +10,60 @@ from lorrery.scheduler.core.sequence import Sequence
 
 
 class WaitingRoom:
-    """Sequences in the order in which their waits end, which is that of coming in."""
+    """Sequences in the order in which their waits end, which is the order of arrival here."""
 
     __slots__ = ("_untried", "_waits")
 
     def __init__(self) -> None:
         self._waits: OrderedDict[int, tuple[int, Sequence]] = OrderedDict()  # by handle: (end of the wait, sequence)
-        self._untried: deque[int] = deque()  # handles, of some that have left too
+        self._untried: deque[int] = deque()  # handles; may include some that have left
 
     def __len__(self) -> int:
         return len(self._waits)
 
     @property
     def until_ps(self) -> int | None:
-        """When the first wait is over; None: nobody waits."""
+        """When the first wait is over; None: nothing waits."""
         for until_ps, _ in self._waits.values():
             return until_ps
         return None
 
     @property
     def has_untried(self) -> bool:
-        """Whether one is still to be tried."""
+        """Whether a sequence is still to be tried."""
         untried = self._untried
         while untried and untried[0] not in self._waits:
             untried.popleft()
         return len(untried) > 0
 
     def waiting(self) -> list[Sequence]:
-        """Return all, in order."""
+        """Return all sequences, in order."""
         return [sequence for _, sequence in self._waits.values()]
 
     def put(self, sequence: Sequence, until_ps: int) -> None:
-        """Let a sequence wait until then, no earlier than the last one that came."""
+        """Add a sequence that waits until `until_ps`, which is no earlier than that of the last one added."""
         self._waits[sequence.handle] = until_ps, sequence
 
     def put_untried(self, sequence: Sequence, until_ps: int) -> None:
-        """Let a sequence wait that is to be tried."""
+        """Add a sequence that is to be tried."""
         self.put(sequence, until_ps)
         self._untried.append(sequence.handle)
 
     def wait_until(self, until_ps: int) -> None:
-        """Let the waits of all who are here end at one time, which may be now."""
+        """Let all current waits end at this time, which may be now."""
         for handle, (_, sequence) in self._waits.items():
             self._waits[handle] = until_ps, sequence
 
     def try_all(self) -> None:
-        """Let all be tried, since there is another worker."""
+        """Mark all to be tried, after a worker attached."""
         self._untried = deque(self._waits)
 
     def try_none(self) -> None:
-        """Let nobody be tried, since there is no worker."""
+        """Mark none to be tried, while there is no worker."""
         self._untried.clear()
 
     def next_untried(self) -> Sequence | None:
-        """Return the next that is to be tried; it stays, as tried."""
+        """Return the next sequence to be tried, and count it as tried; it stays here."""
         return self._waits[self._untried.popleft()][1] if self.has_untried else None
 
     def take(self, handle: int) -> Sequence | None:
@@ -72,7 +72,7 @@ class WaitingRoom:
         return None if wait is None else wait[1]
 
     def take_over(self, at_ps: int, most: int) -> list[Sequence]:
-        """Remove and return the first whose waits are over, so many at most."""
+        """Remove and return the first sequences whose waits are over, at most `most`."""
         over: list[Sequence] = []
         while len(over) < most and (until_ps := self.until_ps) is not None and until_ps <= at_ps:
             over.append(self._waits.popitem(last=False)[1][1])

@@ -1,6 +1,6 @@
-"""A candidate that notes which of its figures are read.
+"""A candidate that records which of its figures are read.
 
-A scheduler that keeps a journal notes what a placement read, so that its choice can be derived again
+A scheduler that keeps a journal records what a placement read, so that its choice can be derived again
 (`simulator.placements`).
 """
 
@@ -9,14 +9,14 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.worker.device.pace import Pace
 
 Figures = dict[str, int]
-"""The figures of one candidate by name, as far as they were read; a truth value counts as 0 or 1."""
+"""The figures of one candidate by name, as far as they were read; booleans count as 0 or 1."""
 
 
 class WatchedCandidate(Candidate):
     """See the module.
 
     Attributes:
-        read: the figures, as they were when read last.
+        read: the figures, with the values last read.
     """
 
     __slots__ = ("_candidate", "read")
@@ -47,11 +47,11 @@ class WatchedCandidate(Candidate):
         return self._note("kv_tokens", self._candidate.kv_tokens)
 
     def has_adapter(self, adapter: Adapter) -> bool:
-        """See `Candidate`; of several adapters each has a figure of its own."""
+        """See `Candidate`; each adapter has a figure of its own."""
         return bool(self._note(f"has_adapter {adapter.key}", int(self._candidate.has_adapter(adapter))))
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """See `Candidate`; asked of the sequence that is to be placed."""
+        """See `Candidate`; called with the sequence that is to be placed."""
         return self._note("cached_tokens", self._candidate.cached_tokens(sequence))
 
     @property
@@ -60,7 +60,7 @@ class WatchedCandidate(Candidate):
         return bool(self._note("is_blocked", int(self._candidate.is_blocked)))
 
     def load_ps(self, adapter: Adapter) -> int:
-        """See `Candidate`; asked of the adapter of the sequence that is to be placed."""
+        """See `Candidate`; called with the adapter of the sequence that is to be placed."""
         return self._note("load_ps", self._candidate.load_ps(adapter))
 
     @property

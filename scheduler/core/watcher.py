@@ -1,6 +1,6 @@
-"""Somebody who watches a scheduler: takes frames, each its state and what has happened since the one before.
+"""A watcher of a scheduler: takes frames, each with the current state and what happened since the one before.
 
-A driver adds what only it knows: times of steps, and what a worker is.
+A driver adds what only it knows: step times, and properties of a worker.
 """
 
 from collections.abc import Container
@@ -11,12 +11,12 @@ from lorrery.scheduler.core.history import AdapterCounts, Ended, Happened, Histo
 from lorrery.scheduler.core.snapshot import ClusterSnapshot, Tables, Use, snapshot
 
 MAX_ROWS = 1_000
-"""Tenants and adapters that a frame lists: where there are more, those that have most."""
+"""Most tenants and adapters in a frame: the busiest ones, if there are more."""
 
 
 @dataclass(slots=True)
 class TenantRow:
-    """A tenant: what it has, and what it has had."""
+    """A tenant: current use and totals."""
 
     tenant: int
     use: Use
@@ -26,7 +26,7 @@ class TenantRow:
 
 @dataclass(slots=True)
 class AdapterRow:
-    """An adapter: what it has, and what it has had; whether it has been unloaded, so that no request may name it."""
+    """An adapter: current use and totals; `unloaded`: no request may name it any more."""
 
     adapter: int
     use: Use
@@ -45,13 +45,13 @@ class EndedRow:
 
 @dataclass(slots=True)
 class CoreFrame:
-    """What a watcher gets; `totals.output_tokens` are of all requests.
+    """One frame of a watcher; `totals.output_tokens` counts all requests.
 
     Attributes:
         adapters_new: names that are new to the watcher, in order of their numbers.
         preempted: preemptions by worker.
-        num_more_ended: requests that have ended beside those listed.
-        num_more_events: events beside those listed.
+        num_more_ended: ended requests that are not listed.
+        num_more_events: events that are not listed.
     """
 
     now: ClusterSnapshot
@@ -71,8 +71,8 @@ class Watcher:
     """See the module.
 
     Args:
-        history: of the scheduler, which goes on with it.
-        tables: that it shares with watchers of other schedulers; None: its own.
+        history: of the scheduler, which keeps updating it.
+        tables: shared with watchers of other schedulers; None: its own.
         known: names of the adapters that are loaded now; None: none is ever unloaded.
     """
 
@@ -93,7 +93,7 @@ class Watcher:
         rows = [EndedRow(one, tables.adapter(one.adapter_id), tables.tenants.number(one.tenant_id)) for one in ended]
         events, num_more_events = history.take_events(self._seen)
         open_tokens = sum([use.output_tokens for use in now.adapters.values()])
-        # Never less than before: who is cancelled may leave a step later with what its client did not get.
+        # Never less than before: a cancelled sequence may leave a step later, with tokens that its client did not get.
         self._output_tokens = max(self._output_tokens, history.totals.output_tokens + open_tokens)
         totals = replace(history.totals, output_tokens=self._output_tokens)
         return CoreFrame(

@@ -1,1 +1,1 @@
-"""Frames of a scheduler, for whoever watches it."""
+"""Frames of a scheduler, for watchers."""

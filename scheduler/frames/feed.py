@@ -1,4 +1,4 @@
-"""Who watches a scheduler, and the history that is kept while anybody does."""
+"""The watchers of a scheduler, and the history that is kept while there is one."""
 
 import asyncio
 import time
@@ -16,12 +16,12 @@ class Feed:
     """Frames of one scheduler.
 
     Args:
-        core: of it.
+        core: of the scheduler.
         workers: attached, by name.
-        clock: of the devices.
+        clock: device clock.
 
     Attributes:
-        history: what has happened since somebody watches; None: nobody does.
+        history: of the time since the first watcher began; None: there is no watcher.
     """
 
     def __init__(self, core: ClusterCore, workers: Mapping[str, WorkerRuns], clock: DeviceClock) -> None:
@@ -32,10 +32,10 @@ class Feed:
         self._num_watchers = 0
 
     async def frames(self, hz: float) -> AsyncGenerator[FrameMessage]:
-        """Yield frames so many times a second; none is made before the one before is taken.
+        """Yield frames at `hz` per second; none is made before the previous one is taken.
 
         Raises:
-            InvalidRequest: too seldom, or too often.
+            InvalidRequest: `hz` is too low or too high.
         """
         seconds = 1 / checked_hz(hz)
         history = self._begin()

@@ -1,4 +1,4 @@
-"""From the core's frames to the wire's."""
+"""Conversion of the core's frames to wire messages."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -17,7 +17,7 @@ _MAX_U32 = 2**32 - 1
 
 
 class WorkerRuns(Protocol):
-    """What a driver knows of a worker."""
+    """What a driver knows of a worker's execution."""
 
     hello: WorkerHello
 
@@ -28,7 +28,7 @@ class WorkerRuns(Protocol):
 
     @property
     def computes(self) -> tuple[bool, bool]:
-        """Whether the step under way computes prompts, and whether it decodes."""
+        """Whether the current step computes prompts, and whether it decodes."""
         ...
 
     @property

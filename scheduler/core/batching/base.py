@@ -1,4 +1,4 @@
-"""What the next step may be, and what is known to who chooses it."""
+"""What the next step may be, and what a way to batch knows when it chooses one."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
@@ -19,12 +19,12 @@ class Step:
     """Something to run.
 
     Attributes:
-        chunks: prompt pieces to compute, in the first step.
+        chunks: prompt chunks to compute, in the first step.
         decode: whether every sequence past its prompt gets a token in each step.
-        max_steps: how many steps this choice holds without events; 1 with chunks.
-        chunk_steps: see `Plan`; how many steps without events go on with the one chunk's prompt.
+        max_steps: number of steps for which this choice holds without events; 1 with chunks.
+        chunk_steps: see `Plan`; number of steps without events that continue the one chunk's prompt.
         prefetch: adapters to load meanwhile.
-        hold: sequences that end stay in the batch until all have ended (static batching).
+        hold: whether sequences that end stay in the batch until all have ended (static batching).
     """
 
     chunks: Many[Chunk]
@@ -57,8 +57,8 @@ class Wait:
     """Nothing runs.
 
     Args:
-        until_ps: when to ask again, in whole picoseconds; None: when something arrives. Nor is anything asked before,
-            where nobody waits and nobody runs.
+        until_ps: when to choose again, in whole picoseconds; None: when something arrives. If nothing waits and nothing
+            runs, an arrival is awaited in any case.
 
     Raises:
         TypeError: a time that is no whole number.
@@ -77,9 +77,9 @@ class Wait:
 class BatchContext:
     """What a way to batch sees of its replica, and what it may do there.
 
-    A base class and no protocol, so that compiled code calls its methods without looking them up: a context of one's
-    own (a test's, one that wraps another) derives from it. Not abstract by `abc`: mypyc gives the instances of such a
-    class weak references that outlive them.
+    A base class and not a protocol, so that compiled code calls its methods without a lookup: any other context (a
+    test's, a wrapper) derives from it. Not abstract by `abc`: mypyc gives the instances of such a class weak references
+    that outlive them.
     """
 
     running: Running
@@ -88,35 +88,35 @@ class BatchContext:
         """Admit waiting sequences within these limits; they are in prefill afterwards.
 
         Args:
-            limits: of the walk.
+            limits: of the admission pass.
             at_ps: the boundary.
-            max_prompt_tokens: in place of the limits' own, where a step has used up some of it.
+            max_prompt_tokens: replaces that of `limits`, if a step has used up part of it.
         """
         raise NotImplementedError
 
     def steps_blocked(self, limit: int) -> int:
-        """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
+        """Return for how many decode steps `admit`, which has just admitted nothing, would still admit nothing."""
         raise NotImplementedError
 
     def has_no_candidates(self) -> bool:
-        """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
+        """Return whether `admit` would admit nothing, and change nothing, until something arrives."""
         raise NotImplementedError
 
     def arrivals_matter(self) -> bool:
-        """Tell whether an arrival could change what `admit` has just answered."""
+        """Return whether an arrival could change the result of the last `admit`."""
         raise NotImplementedError
 
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
-        """Return who would be admitted next if only the prompt limit counted."""
+        """Return the sequences that would be admitted next if only the prompt limit counted."""
         raise NotImplementedError
 
 
 def decodes_on(batching: object) -> bool:
-    """Tell whether a way to batch says, by a true `decodes_on`, what it does while nobody could enter.
+    """Return whether a way to batch declares, by a true `decodes_on`, what it does while no sequence could enter.
 
-    That is: it has no state, and its limits stay; with a sequence past its prompt, none in prefill and none that waits,
-    its choice is to decode until the first one reaches its length. Then it need not be asked, nor told of steps. The
-    attribute speaks for the class that defines it: one that defines any other part anew has to say so again.
+    That is: it has no state, and its limits are constant; with a sequence past its prompt, none in prefill and none
+    waiting, its choice is to decode until the first one reaches its length. Then it need not be called, nor notified of
+    steps. The attribute holds for the class that defines it: one that redefines any other part has to repeat it.
     """
     for cls in type(batching).__mro__:
         if "decodes_on" in vars(cls):
@@ -127,11 +127,11 @@ def decodes_on(batching: object) -> bool:
 
 
 _PARTS = frozenset({"limits", "choose", "advanced", "emptied"})
-"""Of a way to batch: what `decodes_on` speaks of."""
+"""Parts of a way to batch that `decodes_on` covers."""
 
 
 def whole(sequences: Iterable[Sequence]) -> list[Chunk]:
-    """Return what is left of these sequences' inputs, each in one piece."""
+    """Return the rest of each sequence's input as one chunk."""
     return [
         Chunk(sequence, sequence.input_tokens - sequence.computed_tokens, sequence.computed_tokens, samples=True)
         for sequence in sequences

@@ -1,9 +1,9 @@
 """Chunked prefill: decode first, then as much of the prompts as the step's token budget leaves.
 
 Sarathi-Serve (OSDI 2024), DeepSpeed-FastGen's SplitFuse (2024), vLLM's `enable_chunked_prefill`. Every decoding
-sequence gets its token in every step; a long prompt is computed over several steps and never stalls anybody for longer
-than one step of `max_num_batched_tokens`. The oldest prompt under way comes first; new ones enter only where budget is
-left.
+sequence gets its token in every step; a long prompt is computed over several steps and never stalls another sequence
+for longer than one step of `max_num_batched_tokens`. The oldest prompt in prefill comes first; new ones enter only if
+budget is left.
 """
 
 from dataclasses import replace
@@ -19,8 +19,8 @@ class Chunked:
     """Split prompts over steps.
 
     Args:
-        limits: `max_prompt_tokens` is the token budget of a step; more than `max_sequences`, so that decoding leaves
-            room for a prompt.
+        limits: `max_prompt_tokens` is the token budget of a step; it must exceed `max_sequences`, so that decoding
+            leaves room for a prompt.
     """
 
     decodes_on: ClassVar[bool] = True
@@ -49,12 +49,12 @@ class Chunked:
         """Nothing depends on how long the batch has been empty."""
 
     def arrivals_matter(self, context: BatchContext) -> bool:
-        """Tell whether an arrival may matter before the last choice is through."""
+        """Return whether an arrival may matter before the last choice has run out."""
         return context.arrivals_matter()
 
 
 def chunks_within(context: BatchContext, limits: BatchLimits, at_ps: int, budget: int) -> list[Chunk]:
-    """Return what a budget of tokens computes of prompts: those under way, then those who may enter for the rest."""
+    """Return the chunks that a token budget pays for: prompts in prefill first, then newly admitted ones."""
     chunks: list[Chunk] = []
     for sequence in context.running.prefilling.values():
         budget = add_chunk(chunks, sequence, budget)
@@ -65,10 +65,10 @@ def chunks_within(context: BatchContext, limits: BatchLimits, at_ps: int, budget
 
 
 def steps_alike(chunks: list[Chunk]) -> int:
-    """Return how many steps, from the one with these chunks on, compute a piece of the same prompt and nothing else.
+    """Return how many steps, from the one with these chunks on, compute a chunk of the same prompt and nothing else.
 
-    One that is alone and does not end its prompt takes the whole budget; so do the next ones, as long as the budget
-    stays and the prompt goes on. The step that ends it may have room for others.
+    A single chunk that does not finish its prompt takes the whole budget; so do the next ones, as long as the budget is
+    the same and the prompt goes on. The step that finishes it may have room for others.
     """
     if len(chunks) > 1 or chunks[0].samples:
         return 1
@@ -77,7 +77,7 @@ def steps_alike(chunks: list[Chunk]) -> int:
 
 
 def add_chunk(chunks: list[Chunk], sequence: Sequence, budget: int) -> int:
-    """Add a chunk of this sequence as far as the budget goes, and return what is left of it."""
+    """Add a chunk of this sequence as far as the budget goes, and return the rest of the budget."""
     left = sequence.input_tokens - sequence.computed_tokens
     new_tokens = min(left, budget)
     if new_tokens > 0 or not left:

@@ -1,6 +1,6 @@
 """Continuous batching with separate prefill: iteration-level scheduling (Orca, OSDI 2022) as in vLLM's first scheduler.
 
-At every boundary whoever may enter enters, in a prefill of their own that the running sequences wait for; otherwise
+At every boundary the sequences that fit enter, in a prefill of their own that the running ones wait for; otherwise
 every running sequence decodes. A sequence leaves in the step that ends it.
 """
 
@@ -14,7 +14,7 @@ class Continuous:
     """Admit at every boundary, prefill first.
 
     Args:
-        limits: of one prefill and of the whole batch.
+        limits: of one prefill and of the batch.
     """
 
     decodes_on: ClassVar[bool] = True
@@ -38,5 +38,5 @@ class Continuous:
         """Nothing depends on how long the batch has been empty."""
 
     def arrivals_matter(self, context: BatchContext) -> bool:
-        """Tell whether an arrival may matter before the last choice is through."""
+        """Return whether an arrival may matter before the last choice has run out."""
         return context.arrivals_matter()

@@ -1,9 +1,9 @@
-"""llm-mock's way to batch (github.com/dongmingli-Ben/llm-mock, commit f07dd39): mixed steps, places by number.
+"""llm-mock's way to batch (github.com/dongmingli-Ben/llm-mock, commit f07dd39): mixed steps, limited by count only.
 
-The first so many requests in order of arrival are the batch; each keeps its place until it has ended, and newcomers
-enter at the start of the next step, with their whole prompt, beside those that decode. Nothing but the number of places
-limits it. An engine whose batch has drained, with nobody waiting, runs one more step that holds nothing, and only then
-sleeps; who arrives during that step waits for its end.
+The first `max_sequences` requests in order of arrival are the batch; each keeps its place until it has ended, and new
+ones enter at the start of the next step, with their whole prompt, beside the decoding ones. Only the number of places
+limits the batch. An engine whose batch has drained with nothing waiting runs one more, empty step before it sleeps; a
+request that arrives during that step waits for its end.
 """
 
 from lorrery.scheduler.core.admission import BatchLimits
@@ -33,9 +33,9 @@ class LlmMock:
         """Nothing depends on the number of steps done."""
 
     def emptied(self, at_ps: int) -> None:
-        """Take note that an empty step is due."""
+        """Note that an empty step is due."""
         self._drained = True
 
     def arrivals_matter(self, context: BatchContext) -> bool:
-        """Tell whether an arrival may matter before the last choice is through."""
+        """Return whether an arrival may matter before the last choice has run out."""
         return context.arrivals_matter()

@@ -1,7 +1,7 @@
-"""Continuous batching with mixed steps: a step prefills newcomers and decodes the rest (Orca, OSDI 2022; llm-mock).
+"""Continuous batching with mixed steps: a step prefills new sequences and decodes the rest (Orca, OSDI 2022; llm-mock).
 
-No step is given to prefill alone, but every running sequence waits for the whole of a newcomer's prompt. The tokens of
-a step, one per decoding sequence and the newcomers' prompts, stay within the prompt limit.
+No step is spent on prefill alone, but every running sequence waits for the whole of a new one's prompt. The tokens of a
+step, one per decoding sequence and the new prompts, stay within the prompt limit.
 """
 
 from typing import ClassVar
@@ -39,5 +39,5 @@ class Mixed:
         """Nothing depends on how long the batch has been empty."""
 
     def arrivals_matter(self, context: BatchContext) -> bool:
-        """Tell whether an arrival may matter before the last choice is through."""
+        """Return whether an arrival may matter before the last choice has run out."""
         return context.arrivals_matter()

@@ -1,8 +1,8 @@
 """Prefill first, in chunks: SGLang's way to batch (sgl-project/sglang, srt/managers/scheduler.py).
 
-While prompts are under way or may enter, a step computes prompts alone, as many as its token budget holds
-(`chunked_prefill_size`); the last one is cut where the budget ends and goes on first in the next step. Only when nobody
-may enter does everyone decode. So a wave of prompts holds up all who decode, until all of it is computed.
+While prompts are in prefill or may enter, a step computes prompts alone, as many as its token budget holds
+(`chunked_prefill_size`); the last one is cut where the budget ends and continues first in the next step. Decode steps
+run only when no sequence may enter. So a wave of prompts stalls all decoding sequences until all of it is computed.
 
 `continuous` is the same with whole prompts, `chunked` lets decodes run beside the chunks.
 """
@@ -16,7 +16,7 @@ from lorrery.scheduler.core.batching.chunked import chunks_within, steps_alike
 
 
 class PrefillFirst:
-    """Compute prompts before anyone decodes, in steps of a token budget.
+    """Compute prompts before anything decodes, in steps of a token budget.
 
     Args:
         limits: `max_prompt_tokens` is the token budget of a step with prompts.
@@ -44,5 +44,5 @@ class PrefillFirst:
         """Nothing depends on how long the batch has been empty."""
 
     def arrivals_matter(self, context: BatchContext) -> bool:
-        """Tell whether an arrival may matter before the last choice is through."""
+        """Return whether an arrival may matter before the last choice has run out."""
         return context.arrivals_matter()

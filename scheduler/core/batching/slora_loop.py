@@ -1,11 +1,11 @@
 """S-LoRA's router loop (S-LoRA, slora/server/router/manager.py, commit c1ddf48).
 
 * Nothing runs: try to form a batch; a new batch is prefilled alone.
-* Something runs: decode. A new batch is tried only after `MAX_WAIT_STEPS` decode steps since the last prefill, from
-  then on before every step; a new batch is prefilled alone (the running sequences stall) and joins at the end.
+* Something runs: decode. A new batch is tried only after `MAX_WAIT_STEPS` decode steps since the last prefill, and then
+  before every step; a new batch is prefilled alone (the running sequences stall) and joins at the end.
 * With `prefetch`, the adapters of the next batch are loaded ahead, 5 and 7 steps after a prefill.
 
-`strict` keeps the original's idle poll: after the batch became empty it looks for requests every 10 ms, not when one
+`strict` keeps the original's idle poll: after the batch became empty it checks for requests every 10 ms, not when one
 arrives.
 """
 
@@ -60,12 +60,12 @@ class SloraLoop:
             return Step(whole(admitted))
         if self.strict and context.steps_blocked(2) < 2:  # a queue whose failed try changes what the next one does
             return Wait(at_ps + IDLE_POLL_PS)
-        return Wait()  # with nothing running, only an event can change this answer
+        return Wait()  # with nothing running, only an event can change this choice
 
     def _decode_without_trying(self, context: BatchContext, at_ps: int) -> Step:
         steps = context.running.steps_to_length()
         if context.has_no_candidates():
-            context.admit(self.limits, at_ps)  # so who was refused, and has left since, blocks nobody
+            context.admit(self.limits, at_ps)  # so that `blocked` forgets a refused sequence that has left
         else:
             steps = min(steps, MAX_WAIT_STEPS - self.wait_steps)
         if not self.prefetch:
@@ -88,5 +88,5 @@ class SloraLoop:
         self._poll_ps = at_ps + IDLE_POLL_PS
 
     def arrivals_matter(self, context: BatchContext) -> bool:
-        """Tell whether an arrival may matter before the last choice is through: only if the next step would try it."""
+        """Return whether an arrival may matter before the last choice has run out: only if the next step tries it."""
         return context.has_no_candidates() or (self.wait_steps >= MAX_WAIT_STEPS and context.arrivals_matter())

@@ -1,7 +1,7 @@
 """Static ("naive", synchronous) batching: a batch is formed, runs until its longest sequence has ended, then the next.
 
-Nobody enters a batch that runs, and nobody leaves it: a sequence that has ended keeps its place, its KV tokens and its
-share of every step, as padding does, and its stream ends with the batch. Tokens are streamed as they come.
+Nothing enters a running batch, and nothing leaves it: a sequence that has ended keeps its place, its KV tokens and its
+share of every step, as padding does, and its stream ends with the batch. Tokens are streamed as they are produced.
 """
 
 from lorrery.scheduler.core.admission import BatchLimits
@@ -32,5 +32,5 @@ class Static:
         """Nothing depends on how long the batch has been empty."""
 
     def arrivals_matter(self, context: BatchContext) -> bool:
-        """Tell that no arrival matters while a batch runs."""
+        """Return whether the batch is empty: no arrival matters while one runs."""
         return not len(context.running)

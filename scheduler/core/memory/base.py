@@ -1,7 +1,7 @@
-"""What a memory rule must be able to do.
+"""The interface of a memory rule.
 
-These are base classes and no protocols, so that compiled code calls their methods without looking them up. Not abstract
-by `abc`: mypyc gives the instances of such a class weak references that outlive them.
+These are base classes and not protocols, so that compiled code calls their methods without a lookup. Not abstract by
+`abc`: mypyc gives the instances of such a class weak references that outlive them.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Check:
     """One test of an admission pass; every figure includes the candidate.
 
     Attributes:
-        peak_tokens: what the pool would hold at its worst, or more where the memory rule does not report it exactly.
-        adapter_slots: what the distinct adapters take from it.
-        num_sequences: sequences counted, those running and those taken in this walk.
+        peak_tokens: tokens in the pool at the peak, or more if the memory rule does not report it exactly.
+        adapter_slots: pool slots that the distinct adapters take.
+        num_sequences: sequences counted: running ones, and those taken in this pass.
         fits: whether memory suffices.
     """
 
@@ -41,12 +41,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class BlockUse:
-    """Who has the blocks of a paged pool; `used + cached + free` is all of them.
+    """How the blocks of a paged pool are used; `used + cached + free` is all of them.
 
     Attributes:
-        used: by sequences and adapters; one that several share counts once.
-        cached: kept by a prefix cache, and free for whoever needs them.
-        free: by nobody. Negative where the coming decode step needs more than there are: somebody must go.
+        used: by sequences and adapters; a block that several share counts once.
+        cached: kept by a prefix cache, and available on demand.
+        free: unused. Negative if the coming decode step needs more than there are: then a sequence must be preempted.
     """
 
     used: int
@@ -55,7 +55,7 @@ class BlockUse:
 
 
 class Trial:
-    """Memory as one admission pass sees it: what is in use, and what the pass has taken so far."""
+    """Memory as one admission pass sees it: current use, and what the pass has taken so far."""
 
     def test(self, sequence: Sequence) -> Check:
         """Test one more sequence."""
@@ -71,26 +71,26 @@ class Memory:
     """A replica's KV pool.
 
     Attributes:
-        reserved: whether whoever is admitted has all it will ever need: then nobody is preempted, and no victim asked
-            for.
+        reserved: whether an admitted sequence has reserved all it will ever need: then nothing is preempted, and
+            `victim` is not called.
     """
 
     reserved = False
 
     def trial(self, running: Running) -> Trial:
-        """Begin an admission walk. The pool does not change before `admitted`."""
+        """Begin an admission pass. The pool does not change before `admitted`."""
         raise NotImplementedError
 
     def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
         """Return after how many decode steps a waiting sequence that does not fit now will: 1 to `limit`.
 
-        `limit` is so small that no running sequence ends within it, and nothing prefills. 1 where it cannot be told.
+        `limit` is small enough that no running sequence ends within it, and nothing prefills. 1 if it is unknown.
         """
         raise NotImplementedError
 
     @property
     def capacity(self) -> tuple[int, ...]:
-        """What `can_ever_hold` depends on: memories of one class with equal ones hold the same sequences."""
+        """Key that decides `can_ever_hold`: memories of one class with equal keys hold the same sequences."""
         raise NotImplementedError
 
     def can_ever_hold(self, sequence: Sequence) -> str | None:
@@ -98,32 +98,32 @@ class Memory:
         raise NotImplementedError
 
     def admitted(self, sequence: Sequence) -> None:
-        """Give a sequence what it needs for its prefill."""
+        """Allocate what a sequence needs for its prefill."""
         raise NotImplementedError
 
     def joined(self, sequence: Sequence) -> None:
-        """Take note that a sequence has its first token and will grow by one in every decode step."""
+        """Note that a sequence has its first token and will grow by one in every decode step."""
         raise NotImplementedError
 
     def left(self, sequence: Sequence) -> None:
-        """Take back what a sequence had."""
+        """Free what a sequence had."""
         raise NotImplementedError
 
     def steps_before_full(self, running: Running, limit: int) -> int:
-        """Return how many decode steps the running sequences can surely go on, at most `limit`."""
+        """Return for how many decode steps the running sequences surely have memory, at most `limit`."""
         raise NotImplementedError
 
     def victim(self, running: Running) -> Sequence | None:
-        """Return who must be preempted next so that the coming decode step has room; usually nobody."""
+        """Return the sequence to preempt next so that the coming decode step has room; usually None."""
         raise NotImplementedError
 
     def spare_tokens(self, running: Running, num_steps: int) -> int:
-        """Return the tokens that a decode step leaves which `num_steps` others precede; a prefix cache may keep them.
+        """Return the tokens left free after a decode step that follows `num_steps` others; a prefix cache may use them.
 
-        Blocks that a sequence uses are the sequence's, also where a prefix cache knows them.
+        Blocks in use by a sequence count as its own, even if a prefix cache knows them.
         """
         raise NotImplementedError
 
     def block_use(self, running: Running) -> BlockUse | None:
-        """Return who has the blocks; None where the pool has none."""
+        """Return the use of blocks; None if the pool has none."""
         raise NotImplementedError

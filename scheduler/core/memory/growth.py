@@ -6,9 +6,9 @@ g = G * size + s likewise. Then
 
     sum of blocks = sum(q_i) + n * G + number of sequences with r_i >= size - s
 
-so a count of sequences per residue r is all there is to keep: a step costs nothing, a question O(size), whatever the
-batch. After `size` steps everybody has taken exactly one block more, whence the first step that runs out is whole
-periods and a scan of at most `size` residues.
+so a count of sequences per residue r is all the state: a step costs nothing, a query O(size), whatever the batch. After
+`size` steps every sequence has taken exactly one more block, so the first step that runs out is found by whole periods
+and a scan of at most `size` residues.
 """
 
 from typing import TYPE_CHECKING
@@ -31,14 +31,14 @@ class BlockGrowth:
         self._num_at: list[i64] = [0] * block_size
         self._whole_blocks = 0
         self._num = 0
-        self._known_step = -1  # `blocks` there is `_known_blocks`
+        self._known_step = -1  # the step at which `blocks` returned `_known_blocks`
         self._known_blocks = 0
 
     def __len__(self) -> int:
         return self._num
 
     def add(self, tokens_at_0: int) -> None:
-        """Count a sequence that would hold so many tokens at decode step 0; may be negative."""
+        """Count a sequence that would hold this many tokens at decode step 0; may be negative."""
         tokens = tokens_at_0 + self.block_size - 1
         self._whole_blocks += tokens // self.block_size
         self._num_at[tokens % self.block_size] += 1
@@ -46,7 +46,7 @@ class BlockGrowth:
         self._known_step = -1
 
     def remove(self, tokens_at_0: int) -> None:
-        """Count a sequence no more that was added with the same number."""
+        """Uncount a sequence that was added with the same number."""
         tokens = tokens_at_0 + self.block_size - 1
         self._whole_blocks -= tokens // self.block_size
         self._num_at[tokens % self.block_size] -= 1
@@ -54,7 +54,7 @@ class BlockGrowth:
         self._known_step = -1
 
     def blocks(self, decode_step: int) -> int:
-        """Return the blocks that all need when the decode-step counter is here; asked again, O(1)."""
+        """Return the blocks that all sequences need at this value of the decode-step counter; repeated calls O(1)."""
         if decode_step != self._known_step:
             periods, phase = decode_step // self.block_size, decode_step % self.block_size
             self._known_step = decode_step
@@ -62,16 +62,16 @@ class BlockGrowth:
         return self._known_blocks
 
     def most_blocks(self, decode_step: int) -> int:
-        """Return a number that `blocks` is never above there, nor far below; O(1)."""
+        """Return an upper bound on `blocks`, never far above it; O(1)."""
         return self._whole_blocks + self._num * (decode_step // self.block_size + 1)
 
     def steps_within(self, decode_step: int, spare_blocks: int, limit: int) -> int:
-        """Return for how many further steps all grow by no more than `spare_blocks` (>= 0) blocks together.
+        """Return for how many further steps all sequences together grow by at most `spare_blocks` (>= 0) blocks.
 
         Args:
             decode_step: the counter now.
-            spare_blocks: what they may take.
-            limit: the answer where it is this or more.
+            spare_blocks: blocks that they may take.
+            limit: upper bound on the result.
         """
         size = self.block_size
         if self._num * (limit // size + 1) <= spare_blocks:
@@ -79,7 +79,7 @@ class BlockGrowth:
         periods, spare_blocks = divmod(spare_blocks, self._num)
         steps = periods * size
         for step in range(decode_step, decode_step + size):
-            # From `step` to the next one those cross a border whose residue completes the block.
+            # Between `step` and the next one, sequences with the residue that completes a block take another.
             spare_blocks -= self._num_at[-(step + 1) % size]
             if spare_blocks < 0:
                 break

@@ -1,12 +1,12 @@
-"""Paged KV memory without preemption: a sequence enters when the blocks of all that it may still produce are there.
+"""Paged KV memory without preemption: a sequence enters when there are blocks for all that it may still produce.
 
 TensorRT-LLM's GUARANTEED_NO_EVICT (NVIDIA/TensorRT-LLM, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp): the
 sum of what every admitted sequence needs at its end, in blocks, stays within the pool.
 
     claimed blocks = sum of ceil((input + most output - 1) / block_size) - shared ones counted twice
 
-Blocks are still taken one by one, so what is claimed and not taken yet is room for a prefix cache. `memory = 'peak'`
-claims less: it knows that not all end at the same time.
+Blocks are still taken one by one, so a prefix cache may use those that are claimed and not taken yet. `memory = 'peak'`
+claims less: it takes into account that sequences end at different times.
 """
 
 from lorrery.scheduler.core.memory.paged import PagedMemory
@@ -16,10 +16,10 @@ from lorrery.scheduler.core.sequence import Sequence
 
 
 class NoEvictMemory(PagedMemory):
-    """A pool of blocks in which whoever enters has all it will ever need.
+    """A pool of blocks in which an admitted sequence has all it will ever need.
 
     Args:
-        pool_tokens: size of the pool, adapters included; what is left of the last block is not used.
+        pool_tokens: size of the pool, adapters included; an incomplete last block is not used.
         block_size: tokens in a block.
         shared: blocks that a prefix cache holds in this pool; None: nothing is shared.
     """
@@ -36,20 +36,20 @@ class NoEvictMemory(PagedMemory):
         return self.blocks_for(sequence.input_tokens + sequence.budget_tokens - 1)
 
     def claimed_blocks(self, running: Running) -> int:
-        """Return the blocks that the batch has once everyone has produced all it may."""
+        """Return the blocks that the batch has once every sequence has produced all it may."""
         blocks = self._num_claimed
         if self.shared is not None:
             blocks += self.shared.num_pinned - self.shared.num_pins
         return blocks
 
     def admitted(self, sequence: Sequence) -> None:
-        """Claim the blocks of its end, and take those of its input and of the first token after it."""
+        """Claim the blocks of its end, and allocate those of its input and of the first token after it."""
         super().admitted(sequence)
         self._claims[sequence.handle] = blocks = self.claim_of(sequence)
         self._num_claimed += blocks
 
     def left(self, sequence: Sequence) -> None:
-        """Take back its blocks, and what it claimed."""
+        """Free its blocks, and what it claimed."""
         super().left(sequence)
         self._num_claimed -= self._claims.pop(sequence.handle)
 
@@ -58,5 +58,5 @@ class NoEvictMemory(PagedMemory):
         return limit
 
     def victim(self, running: Running) -> Sequence | None:
-        """Return nobody."""
+        """Return None: nothing is preempted."""
         return None

@@ -1,19 +1,20 @@
 """Paged KV memory: blocks on demand, and preemption when they run out.
 
 vLLM's way (Kwon et al., SOSP 2023; vllm/core/block_manager.py and scheduler.py of its first engine). The pool is cut
-into blocks of `block_size` tokens. A sequence enters when the blocks of its input are there; it takes another block
-when it crosses a block's border. If the next decode step finds none, the sequence that arrived last gives up all it has
-and waits again; what it had produced is input then, and is computed anew ("recompute").
+into blocks of `block_size` tokens. A sequence enters when there are blocks for its input; it takes another one when it
+crosses a block's border. If the next decode step finds none, the sequence that arrived last gives up all its blocks and
+waits again; what it had produced is then part of its input, and is computed anew ("recompute").
 
     needed blocks = sum of ceil(tokens / block_size) - shared ones counted twice
 
 where a sequence's tokens include the one that the coming decode step caches: input + output so far. So a batch whose
-need fits can decode, and admission, which may not bring the need above the pool, leaves decoding its blocks. A
-watermark (a share of the pool) stays free at admission beside what runs, so that the newcomer's first blocks are not
-taken from somebody at once; an empty batch needs none, or one sequence of nearly the pool's size could never come back.
+need fits can decode, and admission, which may not raise the need above the pool, leaves decoding its blocks. A
+watermark (a share of the pool) stays free at admission beside a running batch, so that the first blocks of a new
+sequence are not at once taken from another; an empty batch needs none, or one sequence of nearly the pool's size could
+never come back.
 
-Adapters in use take their slots from the same pool, in whole blocks together. Blocks of a prefix cache that several
-sequences pin count once. Those that nobody pins are free memory: the cache gives them up as they are needed.
+Adapters in use take their slots from the same pool, together rounded up to whole blocks. Blocks of a prefix cache that
+several sequences pin count once. Unpinned ones are free memory: the cache evicts them on demand.
 """
 
 from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
@@ -27,7 +28,7 @@ class PagedMemory(Memory):
     """A pool of blocks.
 
     Args:
-        pool_tokens: size of the pool, adapters included; what is left of the last block is not used.
+        pool_tokens: size of the pool, adapters included; an incomplete last block is not used.
         block_size: tokens in a block.
         watermark: share of the blocks that admission leaves free beside a batch.
         shared: blocks that a prefix cache holds in this pool; None: nothing is shared.
@@ -49,7 +50,7 @@ class PagedMemory(Memory):
     # --- how much is needed -----------------------------------------------------------------------------------------
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that so many tokens or slots take."""
+        """Return the blocks that this many tokens or slots take."""
         return -(-num_tokens // self.block_size)
 
     def newcomer_blocks(self, sequence: Sequence) -> int:
@@ -57,21 +58,21 @@ class PagedMemory(Memory):
         return self.blocks_for(sequence.input_tokens + (sequence.budget_tokens > 1))
 
     def needed_blocks(self, running: Running, num_steps: int = 0) -> int:
-        """Return the blocks that the batch needs for a decode step that `num_steps` others precede; O(block_size)."""
+        """Return the blocks that the batch needs for a decode step that follows `num_steps` others; O(block_size)."""
         blocks = self._growth.blocks(running.decode_step + num_steps) + self._num_prefill_blocks
         shared = self.shared
         return blocks if shared is None else blocks + shared.num_pinned - shared.num_pins
 
     def claim_of(self, sequence: Sequence) -> int:
-        """Return the blocks that a sequence must find to enter."""
+        """Return the blocks that must be free for a sequence to enter."""
         return self.newcomer_blocks(sequence)
 
     def claimed_blocks(self, running: Running) -> int:
-        """Return the blocks that are the batch's when somebody asks to enter."""
+        """Return the blocks that count as the batch's at admission."""
         return self.needed_blocks(running)
 
     def _surely_suffices(self, running: Running, num_steps: int) -> bool:
-        """Tell whether a look at the sums alone shows that the batch has its blocks that far ahead; O(1)."""
+        """Return whether an O(1) upper bound already shows that the batch has its blocks that far ahead."""
         blocks = self._growth.most_blocks(running.decode_step + num_steps) + self._num_prefill_blocks
         return blocks <= self._room(running.adapter_slots)
 
@@ -79,23 +80,23 @@ class PagedMemory(Memory):
         return self.num_blocks - self.blocks_for(adapter_slots) if adapter_slots else self.num_blocks
 
     def block_use(self, running: Running) -> BlockUse:
-        """Return who has the blocks, those counted that the coming decode step takes."""
+        """Return the use of blocks, including those that the coming decode step takes."""
         used = self.blocks_for(running.adapter_slots) + self.needed_blocks(running)
         cached = self.shared.num_unpinned if self.shared is not None else 0
         return BlockUse(used, cached, self.num_blocks - used - cached)
 
     def spare_tokens(self, running: Running, num_steps: int) -> int:
-        """Return the tokens of whole blocks that a decode step leaves which `num_steps` others precede."""
+        """Return the tokens of whole blocks left free after a decode step that follows `num_steps` others."""
         return (self._room(running.adapter_slots) - self.needed_blocks(running, num_steps)) * self.block_size
 
-    # --- who may enter ----------------------------------------------------------------------------------------------
+    # --- admission --------------------------------------------------------------------------------------------------
 
     def trial(self, running: Running) -> Trial:
-        """Begin an admission walk. Cost: O(block_size)."""
+        """Begin an admission pass. Cost: O(block_size)."""
         return _PagedTrial(self, running)
 
     def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
-        """Return `limit`: while nobody leaves, the batch only grows."""
+        """Return `limit`: while nothing leaves, the batch only grows."""
         return limit
 
     @property
@@ -117,19 +118,19 @@ class PagedMemory(Memory):
     # --- coming and going -------------------------------------------------------------------------------------------
 
     def admitted(self, sequence: Sequence) -> None:
-        """Take the blocks of its input and of the first token after it."""
+        """Allocate the blocks of its input and of the first token after it."""
         blocks = self.newcomer_blocks(sequence)
         self._prefill_blocks[sequence.handle] = blocks
         self._num_prefill_blocks += blocks
 
     def joined(self, sequence: Sequence) -> None:
-        """Let it grow by a token in every decode step."""
+        """Count its growth by a token in every decode step."""
         self._forget_prefill(sequence.handle)
         self._tokens_at_0[sequence.handle] = tokens_at_0 = sequence.input_tokens - sequence.base_step
         self._growth.add(tokens_at_0)
 
     def left(self, sequence: Sequence) -> None:
-        """Take back its blocks."""
+        """Free its blocks."""
         tokens_at_0 = self._tokens_at_0.get(sequence.handle)
         if tokens_at_0 is None:
             self._forget_prefill(sequence.handle)
@@ -144,7 +145,7 @@ class PagedMemory(Memory):
     # --- running out ------------------------------------------------------------------------------------------------
 
     def steps_before_full(self, running: Running, limit: int) -> int:
-        """Return how many decode steps have their blocks; exact, at least 1 where `victim` has found nobody."""
+        """Return how many decode steps have their blocks; exact, at least 1 if `victim` has returned None."""
         if limit <= 1 or self._surely_suffices(running, limit - 1):
             return limit
         spare = self._room(running.adapter_slots) - self.needed_blocks(running)
@@ -153,24 +154,24 @@ class PagedMemory(Memory):
     def victim(self, running: Running) -> Sequence | None:
         """Return the sequence that arrived last, if the next decode step lacks blocks; never the only one.
 
-        Cost: O(block_size) where nothing lacks, else O(batch).
+        Cost: O(block_size) if no block is missing, else O(batch).
         """
         if self._surely_suffices(running, 0):
             return None
         if self.needed_blocks(running) <= self._room(running.adapter_slots) or len(running) == 1:
-            return None  # alone it has its blocks to the end, see `can_ever_hold`
+            return None  # a single sequence has its blocks to the end, see `can_ever_hold`
         present: list[Sequence] = [*running, *running.prefilling.values()]
         return max(present, key=lambda sequence: (sequence.arrived_ps, sequence.handle))
 
 
 class _PagedTrial(Trial):
-    """One pass over candidates. What it takes is not in the memory's counts yet, but pins its shared blocks already."""
+    """One pass over candidates. What it takes is not in the memory's counts yet, but already pins its shared blocks."""
 
     def __init__(self, memory: PagedMemory, running: Running) -> None:
         self._memory = memory
         self._running = running
         self._num_sequences = len(running)
-        # What is shared changes as sequences of this pass pin it; what they need of their own is taken at its end.
+        # Shared blocks change as sequences of this pass pin them; own blocks are allocated at its end.
         self._claimed_blocks = memory.claimed_blocks(running) if memory.shared is None else None
         self._taken_blocks = 0
         self._new_adapters: set[str] = set()

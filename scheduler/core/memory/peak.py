@@ -1,14 +1,14 @@
-"""S-LoRA's memory rule: admit only who fits with everybody at the worst moment, so that nobody is ever preempted.
+"""S-LoRA's memory rule: admit only sequences that fit beside all others at the peak, so that none is ever preempted.
 
 The pool also holds the weights of the adapters in use; `Adapter.slots` says how many of its slots each takes.
 
     peak(running + new) < pool - slots of the distinct adapters             S-LoRA (strictly below)
     peak(running + new) <= pool - slots of the distinct adapters            exact
 
-Chunked prefill lets others decode while a prompt is computed in pieces, so that its sequence ends later than S-LoRA's
-formula has it: by as many steps as the pieces may take. It is charged for these too, unless everybody's end fits.
+Chunked prefill lets others decode while a prompt is computed in chunks, so that its sequence ends later than S-LoRA's
+formula has it: by as many steps as the chunks may take. It is charged for these too, unless all ends together fit.
 
-S-LoRA charges a newcomer (input + 1 held, max_new_tokens - 1 left), one token more than the same sequence after its
+S-LoRA charges a new sequence (input + 1 held, max_new_tokens - 1 left), one token more than the same sequence after its
 prefill; `exact` charges it (input + 1, max_new_tokens - 2), since the last token produced is never cached.
 """
 
@@ -24,11 +24,11 @@ class PeakMemory(Memory):
 
     Args:
         pool_tokens: size of the pool, adapters included.
-        exact: mend S-LoRA's charge of one token too many and its strict comparison.
-        together: nobody leaves before all have ended (static batching), so the peak is everybody's end.
+        exact: correct S-LoRA's charge of one token too many and its strict comparison.
+        together: no sequence leaves before all have ended (static batching), so the peak is the sum of all ends.
         keep_refused: a refused candidate stays counted for the rest of the pass, as S-LoRA's cluster policy has it.
         report_peaks: let checks carry the exact peak, not only whether the candidate fits.
-        least_chunk: fewest prompt tokens of a step in which others decode, while prompts are computed in pieces; None:
+        least_chunk: fewest prompt tokens of a step in which others decode, while prompts are computed in chunks; None:
             a prompt takes one step.
     """
 
@@ -53,15 +53,15 @@ class PeakMemory(Memory):
         self.running_peak = RunningPeak()
 
     def charge(self, sequence: Sequence) -> tuple[int, int]:
-        """Return what a newcomer is charged: (tokens held, tokens left after the next)."""
+        """Return the charge of a new sequence: (tokens held, tokens left after the next)."""
         return sequence.input_tokens + 1, sequence.budget_tokens - (2 if self.exact else 1)
 
     def most_tokens(self, adapter_slots: int) -> int:
-        """Return the highest peak that is let in beside these adapters."""
+        """Return the highest peak that is admitted beside these adapters."""
         return self.pool_tokens - adapter_slots - (0 if self.exact else 1)
 
     def trial(self, running: Running) -> Trial:
-        """Begin an admission walk. Cost: O(batch)."""
+        """Begin an admission pass. Cost: O(batch)."""
         return _PeakTrial(self, running)
 
     def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
@@ -89,26 +89,26 @@ class PeakMemory(Memory):
         )
 
     def admitted(self, sequence: Sequence) -> None:
-        """Reserve nothing: the next pass counts whoever runs."""
+        """Reserve nothing: the next pass counts all running sequences."""
 
     def joined(self, sequence: Sequence) -> None:
         """Count it in the batch's peak."""
         self.running_peak.joined(sequence)
 
     def left(self, sequence: Sequence) -> None:
-        """Count it no more in the batch's peak."""
+        """Uncount it in the batch's peak."""
         self.running_peak.left(sequence)
 
     def steps_before_full(self, running: Running, limit: int) -> int:
-        """Return `limit`: everybody's peak is reserved."""
+        """Return `limit`: the peak is reserved."""
         return limit
 
     def victim(self, running: Running) -> Sequence | None:
-        """Return nobody: everybody's peak is reserved."""
+        """Return None: the peak is reserved."""
         return None
 
     def spare_tokens(self, running: Running, num_steps: int) -> int:
-        """Return what sequences and adapters do not hold after that step; what is reserved is free until then."""
+        """Return the tokens not held by sequences and adapters after that step; reserved ones are free till used."""
         held = running.kv_tokens + (num_steps + 1) * running.num_decoding + running.adapter_slots
         return max(0, self.pool_tokens - held)
 
@@ -120,8 +120,8 @@ class PeakMemory(Memory):
 class _PeakTrial(Trial):
     """One pass over candidates.
 
-    No peak is higher than what all hold together in the end. As long as that fits, it costs one addition a candidate;
-    only then the reservation is asked.
+    No peak is higher than the sum of all ends. As long as that fits, a candidate costs one addition; only otherwise is
+    the reservation evaluated.
     """
 
     def __init__(self, memory: PeakMemory, running: Running) -> None:
@@ -131,7 +131,7 @@ class _PeakTrial(Trial):
         self._total_tokens = 0 if memory.together else running.reserved_tokens
         self._prompt_tokens = 0 if memory.least_chunk is None else running.prompt_tokens_left
         self._reservation: PeakReservation | None = None
-        self._num_reserved = 0  # of those taken, in a reservation of its own
+        self._num_reserved = 0  # taken ones already in the copied reservation
         self._num_present = 0 if memory.together else len(running)
         self._new_adapters: set[str] = set()
         self._adapter_slots = running.adapter_slots
@@ -162,7 +162,7 @@ class _PeakTrial(Trial):
             self._add(sequence)
 
     def _reserved(self) -> PeakReservation:
-        """Return the reservation of those that run and those taken."""
+        """Return the reservation of running and taken sequences."""
         if self._reservation is None:
             self._reservation = self._memory.running_peak.of(self._running, self._memory.least_chunk)
         if self._num_reserved < len(self._taken):

@@ -8,11 +8,11 @@ with left_i more tokens than now, so the pool then holds
 and the peak is the greatest of these (S-LoRA, router/req_queue.py, `_can_add_new_req`; LightLLM has the same).
 
 Under decode left falls by one a step and held rises by one: with F_i the decode step at which sequence i has nothing
-left after the next token, and h_i what it held at decode step 0, left_i = F_i - g and held_i = h_i + g at step g. So
-the i-th value, v_i = F_i * i + sum(h_1 ... h_i), does not change with the steps. It changes as sequences come and go:
-one that comes at place p moves those from p one place on, so that each of their values grows by F_i + h.
+nothing left after the next token, and h_i what it held at decode step 0, left_i = F_i - g and held_i = h_i + g at step
+g. So the i-th value, v_i = F_i * i + sum(h_1 ... h_i), does not change with the steps. It changes as sequences come and
+go: one that enters at place p moves those from p by one place, so that each of their values grows by F_i + h.
 
-A candidate that waits does not change with the steps, though, so the peak *with* the candidate does, and a blocked head
+A waiting candidate does not change with the steps, though, so the peak *with* the candidate does, and a blocked head
 may become admissible without any event. At step g it stands behind the p sequences that have as much left or more, and
 
     peak = max(v before p,  left * (p + 1) + sum(h_1 ... h_p) + g * p + held,  max(v + F, from p) - g + held)
@@ -21,19 +21,19 @@ For as long as p stays, the second term rises with g and the third falls, so the
 found by going through the few values that p takes.
 
 The sequences are cut into blocks of some `WIDTH`. A block counts as if it were alone, u_i = F_i * i + sum(h ... h_i)
-from its own first, so a change touches one block, whose values are worked out again when somebody asks next. With k
-sequences before the block, which hold H together, v_i = u_i + k F_i + H. With U the greatest u of a block, none of its
-v is above U + k * (its greatest F) + H, which is off by at most k times the range of F in the block, some dozen tokens
-in a pool of many thousands; a block where that is too high is gone through. So a change costs O(WIDTH), a question
-O(n / WIDTH), and O(WIDTH) for each block that has changed or comes near the limit: the one with the peak, as a rule.
+from its own first, so a change touches one block, whose values are recomputed at the next query. With k sequences
+before the block, which hold H together, v_i = u_i + k F_i + H. With U the greatest u of a block, none of its v is above
+U + k * (its greatest F) + H, which is off by at most k times the range of F in the block, some dozen tokens in a pool
+of many thousands; a block where that bound is too high is scanned. So a change costs O(WIDTH), a query O(n / WIDTH),
+and O(WIDTH) for each block that has changed or comes near the limit: usually just the one with the peak.
 
 A block keeps s = F + h of each in place of h: what the sequence holds in the end. Like F that is never negative.
 
 Invariants: `finishes` (F) descend, within a block and from one to the next; `sizes` (s) are in the same order;
-`greatest` is U while `is_known`; no block is empty; of equal F the order is that of coming, and no peak depends on it.
+`greatest` is U while `is_known`; no block is empty; equal F are in order of arrival, on which no peak depends.
 
-`i64` is a machine's integer where this is compiled (mypyc), and an `int` where not; a list's small positive numbers are
-read fastest there. Products of two numbers of tokens or steps are far below its limit.
+`i64` is a machine integer if this is compiled (mypyc), and an `int` if not; small positive numbers of a list are read
+fastest there. Products of two numbers of tokens or steps are far below its limit.
 """
 
 from collections.abc import Sequence as Many
@@ -45,20 +45,20 @@ if TYPE_CHECKING:
     from mypy_extensions import i64
 
 WIDTH = 32
-"""Sequences in a block as it is made; it is cut in two when it has more than twice as many."""
+"""Sequences in a new block; a block is split when it has more than twice as many."""
 
 _LEAST: Final = -(1 << 62)
 
 
 @mypyc_attr(acyclic=True)
 class _Block:
-    """Sequences that follow each other.
+    """Consecutive sequences.
 
     Attributes:
         finishes: F of each.
         sizes: s of each.
         held: the sum of their h.
-        greatest: of their u, if `is_known`.
+        greatest: the greatest of their u, if `is_known`.
     """
 
     __slots__ = ("finishes", "greatest", "held", "is_known", "sizes")
@@ -83,7 +83,7 @@ class _Block:
         self.is_known = False
 
     def delete(self, place: "i64") -> None:
-        """Take out the sequence at a place."""
+        """Remove the sequence at a place."""
         self.held -= self.sizes[place] - self.finishes[place]
         del self.finishes[place], self.sizes[place]
         self.is_known = False
@@ -103,7 +103,7 @@ class _Block:
         self.greatest, self.is_known = greatest, True
 
     def place_of(self, finish: "i64") -> "i64":
-        """Return the place behind those that have as much left or more."""
+        """Return the place behind the sequences that have as much left or more."""
         finishes = self.finishes
         first: i64 = 0
         end: i64 = len(finishes)
@@ -131,7 +131,7 @@ class _Block:
         Args:
             num_before: sequences before the block.
             held_before: the sum of their h.
-            least: what is not to be gone through for less.
+            least: if the block's bound is not above this, it is not scanned.
             first: the first place in the block.
             end: the place after the last one.
         """
@@ -176,7 +176,7 @@ class PeakReservation:
         return self._num
 
     def copy(self) -> "PeakReservation":
-        """Return one that changes by itself."""
+        """Return an independent copy."""
         other = PeakReservation()
         other._num, other._blocks = self._num, [block.copy() for block in self._blocks]
         return other
@@ -208,7 +208,7 @@ class PeakReservation:
             ]
 
     def remove(self, finish: int, held: int) -> None:
-        """Take out a sequence that was added with these.
+        """Remove a sequence that was added with these values.
 
         Raises:
             ValueError: there is none.
@@ -239,11 +239,11 @@ class PeakReservation:
             blocks[index - 1 : index + 1] = [together]
 
     def _find(self, finish: "i64") -> "tuple[i64, i64, i64, i64]":
-        """Find the place behind those that have as much left or more.
+        """Find the place behind the sequences that have as much left or more.
 
         Returns:
-            The block, which may be one behind the last, the place in it, how many are before it in all, and the sum of
-            their h.
+            Index of the block (one past the last if there is none), the place in it, the number of sequences before it
+            in total, and the sum of their h.
         """
         num_before: i64 = 0
         held_before: i64 = 0
@@ -260,7 +260,7 @@ class PeakReservation:
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def peak_with(self, held: int, left: int, step: int) -> int:
-        """Return the peak, in tokens, if one more sequence were there at this decode step. Cost: O(n).
+        """Return the peak, in tokens, with one more sequence at this decode step. Cost: O(n).
 
         Args:
             held: tokens that it would hold.
@@ -273,12 +273,12 @@ class PeakReservation:
         return max(before, after - step + held)
 
     def has_room(self, held: int, left: int, most: int, step: int) -> bool:
-        """Tell whether `peak_with` is at most `most`.
+        """Return whether `peak_with` is at most `most`.
 
         Args:
             held: as in `peak_with`.
             left: as in `peak_with`.
-            most: tokens that the pool offers.
+            most: tokens in the pool.
             step: the decode-step counter.
         """
         index, place, num_before, held_before = self._find(left + step)
@@ -302,7 +302,7 @@ class PeakReservation:
         return self._blocks[index].peak(num_before, held_before, least, 0, place) if place else least
 
     def _greatest_after(self, index: "i64", place: "i64", least: "i64") -> "i64":
-        """Return the greatest v + F from a place, or `least` if that is more: v with one more before it."""
+        """Return the greatest v + F (v with one more sequence before it) from a place, or `least` if that is more."""
         num_before: i64 = 1
         held_before: i64 = 0
         for block in self._blocks:
@@ -321,9 +321,9 @@ class PeakReservation:
         Args:
             held: as in `peak_with`.
             left: as in `peak_with`.
-            most: tokens that the pool offers.
+            most: tokens in the pool.
             step: the decode-step counter now; none of the set may end within `limit` steps.
-            limit: the answer where it is this or more.
+            limit: upper bound on the result.
 
         Returns:
             At least 1, at most `limit`.
@@ -331,7 +331,7 @@ class PeakReservation:
         blocks, last, at = self._blocks, step + limit - 1, step + 1
         index, place, num_before, held_before = self._find(left + at)
         while at <= last:
-            # The steps up to `same` have this place; of them those fit that are within [first, until].
+            # Up to step `same` the candidate has this place; of these steps, those within [first, until] fit.
             same = self._finish_before(index, place) - left if num_before else last
             own = left * (num_before + 1) + held_before + held
             until = min(same, last, (most - own) // num_before if num_before else (last if own <= most else step))
@@ -350,5 +350,5 @@ class PeakReservation:
         return limit
 
     def _finish_before(self, index: "i64", place: "i64") -> "i64":
-        """Return the F of the one before a place."""
+        """Return the F of the sequence before a place."""
         return self._blocks[index].finishes[place - 1] if place else self._blocks[index - 1].finishes[-1]

@@ -1,7 +1,7 @@
-"""The peak reservation of a batch, kept up as sequences come and go for as long as somebody asks.
+"""The peak reservation of a batch, updated as sequences come and go for as long as it is used.
 
-Where memory is no limit nobody asks, so after `MOST_UNASKED` changes without a question it is let go, and a change
-costs nothing until the next question, which makes it anew.
+If memory is no limit nothing reads it, so after `MOST_UNASKED` changes without a query it is discarded, and a change
+costs nothing until the next query, which rebuilds it.
 """
 
 from typing import Final
@@ -11,7 +11,7 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 MOST_UNASKED: Final = 64
-"""More than a batch turns over between two tries; to make it anew costs about as much as so many changes."""
+"""More changes than a batch has between two admission tries; a rebuild costs about as much as this many changes."""
 
 
 class RunningPeak:
@@ -19,23 +19,23 @@ class RunningPeak:
 
     def __init__(self) -> None:
         self._reservation = PeakReservation()
-        self._entries: dict[int, tuple[int, int]] = {}  # by handle: F and h of those in the reservation
+        self._entries: dict[int, tuple[int, int]] = {}  # F and h of sequences in the reservation, by handle
         self._is_kept = False
         self._num_unasked = 0
 
     def of(self, running: Running, least_chunk: int | None) -> PeakReservation:
-        """Return the reservation, good for any decode step unless a sequence is in prefill; not to be changed.
+        """Return the reservation, valid for any decode step unless a sequence is in prefill; read-only.
 
         Args:
             running: the batch.
             least_chunk: see `PeakMemory`.
         """
         self._num_unasked = 0
-        if not self._is_kept or len(self._entries) != running.num_decoding:  # those that are held grow no more
+        if not self._is_kept or len(self._entries) != running.num_decoding:  # held ones grow no more
             self._make(running)
         if not running.prefilling:
             return self._reservation
-        # They count as if they had their first token, and do not decode, so what is left to them falls at no step.
+        # They count as if they had their first token; as they do not decode, their tokens left do not fall with steps.
         step, with_newcomers, prompt_tokens = running.decode_step, self._reservation.copy(), 0
         for sequence in running.prefilling.values():
             prompt_tokens += sequence.input_tokens - sequence.computed_tokens
@@ -50,20 +50,20 @@ class RunningPeak:
         self._is_kept = True
 
     def joined(self, sequence: Sequence) -> None:
-        """Take note that a sequence decodes from now on."""
+        """Note that a sequence decodes from now on."""
         if self._is_changed():
             self._entries[sequence.handle] = entry = _entry(sequence)
             self._reservation.add(entry[0], entry[1])
 
     def left(self, sequence: Sequence) -> None:
-        """Take note that a sequence is gone."""
+        """Note that a sequence has left."""
         if self._is_kept:
             entry = self._entries.pop(sequence.handle, None)
             if entry is not None and self._is_changed():
                 self._reservation.remove(entry[0], entry[1])
 
     def _is_changed(self) -> bool:
-        """Count a change, and tell whether it is to be made."""
+        """Count a change, and return whether it has to be applied."""
         self._num_unasked += 1
         if self._num_unasked > MOST_UNASKED:
             self._is_kept = False
@@ -71,10 +71,10 @@ class RunningPeak:
 
 
 def steps_late(prompt_tokens: int, least_chunk: int | None) -> int:
-    """Return how many steps others may decode before so many prompt tokens, those ahead included, are computed.
+    """Return how many steps others may decode before this many prompt tokens, those ahead included, are computed.
 
-    Who is in prefill meanwhile holds its prompt and ends so much later. To count it as if it decoded all the while, and
-    then for as long as it may, is never too little.
+    A sequence in prefill meanwhile holds its prompt and ends that much later. Counting it as if it decoded all the
+    while, and then for as long as it may, never underestimates it.
     """
     return 0 if least_chunk is None else max(0, -(-prompt_tokens // least_chunk) - 1)
 

@@ -1,4 +1,4 @@
-"""No memory rule: whoever the count lets in fits (llm-mock, which knows no memory)."""
+"""No memory rule: whatever the count limit admits fits (llm-mock, which models no memory)."""
 
 from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
 from lorrery.scheduler.core.running import Running
@@ -9,25 +9,25 @@ from lorrery.vocabulary.units import NEVER
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class UnlimitedMemory(Memory):
-    """A pool without end."""
+    """A pool without limit."""
 
     reserved = True
 
     def trial(self, running: Running) -> "_UnlimitedTrial":
-        """Begin an admission walk."""
+        """Begin an admission pass."""
         return _UnlimitedTrial(running)
 
     def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
-        """Return 1: memory refuses nobody."""
+        """Return 1: memory refuses nothing."""
         return 1
 
     @property
     def capacity(self) -> tuple[int, ...]:
-        """Nothing: everybody fits."""
+        """Empty: every sequence fits."""
         return ()
 
     def can_ever_hold(self, sequence: Sequence) -> str | None:
-        """Return None: everybody fits."""
+        """Return None: every sequence fits."""
         return None
 
     def admitted(self, sequence: Sequence) -> None:
@@ -44,11 +44,11 @@ class UnlimitedMemory(Memory):
         return limit
 
     def victim(self, running: Running) -> Sequence | None:
-        """Return nobody."""
+        """Return None: nothing is preempted."""
         return None
 
     def spare_tokens(self, running: Running, num_steps: int) -> int:
-        """Return more than anybody has."""
+        """Return more than any cache holds."""
         return NEVER
 
     def block_use(self, running: Running) -> BlockUse | None:
@@ -57,7 +57,7 @@ class UnlimitedMemory(Memory):
 
 
 class _UnlimitedTrial(Trial):
-    """One pass; it counts sequences and tokens for whoever listens to the checks."""
+    """One pass; it counts sequences and tokens for readers of the checks."""
 
     def __init__(self, running: Running) -> None:
         self._num_sequences = len(running)
@@ -65,7 +65,7 @@ class _UnlimitedTrial(Trial):
         self._adapter_slots = running.adapter_slots
 
     def test(self, sequence: Sequence) -> Check:
-        """Let a sequence pass."""
+        """Pass every sequence."""
         tokens = self._tokens + _most_tokens(sequence)
         return Check(sequence, tokens, self._adapter_slots, self._num_sequences + 1, fits=True)
 

@@ -3,8 +3,8 @@
 Each adapter ranks the workers by a hash of its name and theirs (Thaler and Ravishankar, 1998), and its sequences go to
 the first in its ranking that has room: load at most `LOAD_FACTOR` times the mean (consistent hashing with bounded
 loads; Mirrokni, Thorup and Zadimoghaddam, SODA 2018). So an adapter is resident on few workers, each worker serves few
-adapters, and when a worker comes or goes only the adapters that ranked it first move. Sequences of the base model go to
-the least loaded worker.
+adapters, and when a worker attaches or leaves only the adapters that ranked it first move. Sequences of the base model
+go to the least loaded worker.
 """
 
 from collections.abc import Sequence as Many
@@ -15,7 +15,7 @@ from lorrery.scheduler.core.sequence import Sequence
 
 LOAD_FACTOR = 1.25
 KEPT = 8
-"""How many workers of each ranking are kept; room is seldom looked for beyond."""
+"""Workers kept of each ranking; a search for room rarely goes further."""
 
 
 class AdapterHash:

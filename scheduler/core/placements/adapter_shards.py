@@ -1,7 +1,7 @@
 """Adapters sharded over k workers each: the less loaded of an adapter's homes, within a bound.
 
-Homes, the bound and what is drawn are `homes`'. With two homes this is the power of two choices among them. A request
-whose homes have no room goes to the least loaded of the workers drawn, as those of the base model do.
+`homes` gives the homes, the bound and the workers drawn. With two homes this is the power of two choices among them. A
+request whose homes have no room goes to the least loaded of the workers drawn, as requests for the base model do.
 """
 
 from collections.abc import Sequence as Many
@@ -19,7 +19,7 @@ class AdapterShards:
 
     Args:
         rng: draws workers.
-        options: how many homes, and how many are drawn.
+        options: how many homes, and how many workers to draw.
     """
 
     moves_waiting = True

@@ -1,4 +1,4 @@
-"""What a placement rule sees and answers."""
+"""What a placement rule sees and returns."""
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a placement that scores workers makes of one of them.
+    """The score of one worker under a placement that scores workers.
 
     Attributes:
         name: the worker's.
         total: the sum of weight x term.
-        load: of the worker then.
+        load: the worker's at that time.
         terms: by name, each from 0 to 1.
     """
 
@@ -42,8 +42,8 @@ class Choice:
 
     Args:
         candidate: chosen.
-        why: in words.
-        scores: of all workers that were looked at, by a placement that scores them.
+        why: the reason, as text.
+        scores: of all workers that were considered, if the placement scores them.
 
     Attributes:
         candidate: as given.
@@ -60,8 +60,8 @@ class Choice:
 
 
 def kept_of(candidates: Many[Candidate]) -> ManyWorkers | None:
-    """Return what is kept of these workers, up to date, if they are all of many; None: look at each of them."""
-    many = getattr(candidates[0], "many", None)  # a replica's candidate has it, no other kind
+    """Return the index of these workers, up to date, if they are many and all of them; None: look at each of them."""
+    many = getattr(candidates[0], "many", None)  # only a replica's candidate has it
     if not isinstance(many, ManyWorkers) or many.candidates is not candidates:
         return None
     many.refresh()
@@ -83,7 +83,7 @@ def least_loaded(candidates: Many[Candidate]) -> Candidate:
 
 
 def least_of(candidates: Many[Candidate], loads: list[int]) -> Candidate:
-    """Return the same, given the loads."""
+    """Return `least_loaded`, given the loads."""
     least = min(loads)
     chosen, fewest_tokens = candidates[loads.index(least)], -1
     if loads.count(least) > 1:
@@ -97,7 +97,7 @@ def least_of(candidates: Many[Candidate], loads: list[int]) -> Candidate:
 
 
 def load_bound(candidates: Many[Candidate], factor: float, extra: int = 1) -> int:
-    """Return the load that a preferred worker may have at most before it takes another sequence.
+    """Return the load up to which a preferred worker takes another sequence.
 
     It is the mean load, the new sequence included, times `factor`, and at least `extra` above the least.
     """
@@ -105,10 +105,10 @@ def load_bound(candidates: Many[Candidate], factor: float, extra: int = 1) -> in
 
 
 def bound_of(loads: list[int], factor: float, extra: int = 1) -> int:
-    """Return the same, given the loads."""
+    """Return `load_bound`, given the loads."""
     return bound_given(sum(loads), min(loads), len(loads), factor, extra)
 
 
 def bound_given(total: int, least: int, num: int, factor: float, extra: int = 1) -> int:
-    """Return the same, given the sum of so many loads, and the least of them."""
+    """Return `load_bound`, given the sum of the `num` loads, and the least of them."""
     return max(ceil(factor * (total + 1) / num) - 1, least + extra)

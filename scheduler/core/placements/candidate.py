@@ -11,16 +11,16 @@ PREDICTED: Final = ("pace", "slowdown", "usual_slowdown", "prompt_share", "waiti
 
 
 def not_kept(name: str) -> AttributeError:
-    """Return the error of a placement that reads one of them, and does not say that it predicts."""
+    """Return the error for reading one of them in a placement that does not declare that it predicts."""
     return AttributeError(f"{name} is kept only for a placement that predicts; give its class `predicts = True`")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Candidate:
-    """A worker that could take the sequence: figures of the present, read when they are asked for.
+    """A worker that could take the sequence: current figures, computed when read.
 
-    A base class and no protocol, so that compiled code reads them without looking them up: a candidate of one's own
-    derives from it. Not abstract by `abc`: mypyc gives the instances of such a class weak references that outlive them.
+    A base class and not a protocol, so that compiled code reads them without a lookup: any other candidate derives from
+    it. Not abstract by `abc`: mypyc gives the instances of such a class weak references that outlive them.
 
     Attributes:
         name: the worker's id; the same for as long as it is attached.
@@ -52,7 +52,7 @@ class Candidate:
         raise NotImplementedError
 
     def has_adapter(self, adapter: Adapter) -> bool:
-        """Tell whether an adapter is on its GPU in this version, usable now."""
+        """Return whether an adapter is on its GPU in this version, usable now."""
         raise NotImplementedError
 
     def cached_tokens(self, sequence: Sequence) -> int:
@@ -61,26 +61,26 @@ class Candidate:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether those that wait, if any do, could not start when they were tried."""
+        """Whether its waiting sequences, if any, could not start when they were tried."""
         raise NotImplementedError
 
     def load_ps(self, adapter: Adapter) -> int:
-        """Return how long the load of an adapter takes there, by itself: 0 if it is there, half if it is under way."""
+        """Return how long the load of an adapter takes there alone: 0 if it is on the GPU, half if it is loading."""
         raise NotImplementedError
 
     @property
     def pace(self) -> Pace:
-        """What its steps take, as announced; see `core.forecast` for this and what follows."""
+        """Its step times as announced; see `core.forecast` for this and what follows."""
         raise NotImplementedError
 
     @property
     def slowdown(self) -> int:
-        """What its last steps took, in thousandths of what its pace says."""
+        """Duration of its last steps, in thousandths of what its pace says."""
         raise NotImplementedError
 
     @property
     def usual_slowdown(self) -> int:
-        """The same for all its steps."""
+        """Duration of all its steps so far, in thousandths of what its pace says."""
         raise NotImplementedError
 
     @property
@@ -95,5 +95,5 @@ class Candidate:
 
     @property
     def output_ratio(self) -> int:
-        """How much of what they may produce requests do produce lately, in thousandths; the same of all workers."""
+        """Recent ratio of produced to allowed output tokens, in thousandths; the same for all workers."""
         raise NotImplementedError

@@ -1,17 +1,17 @@
-"""Some workers at random, for placements that do not look at all of them."""
+"""Random choice of some workers, for placements that do not look at all of them."""
 
 import numpy as np
 
 _BLOCK = 4096
 _FEW = 16
-"""Drawn one by one, however few are left: at most some sixty draws."""
+"""Up to this many are drawn one by one, however few are left over: at most some sixty draws."""
 
 
 class Draw:
-    """Draws indices, without an order to expect.
+    """Draws distinct indices; their order has no meaning.
 
     Args:
-        rng: what it draws from; in blocks, since a draw by itself takes numpy ten times as long.
+        rng: source; used in blocks, since a single draw takes numpy ten times as long.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -19,7 +19,7 @@ class Draw:
         self._shares: list[float] = []
 
     def some(self, count: int, total: int) -> list[int]:
-        """Return different indices below `total`: `count` of them, or all if there are no more. Cost: O(count)."""
+        """Return distinct indices below `total`: `count` of them, or all if there are no more. Cost: O(count)."""
         if count >= total:
             return list(range(total))
         if count > max(_FEW, total // 2):
@@ -28,7 +28,7 @@ class Draw:
         return list(self._different(count, total))
 
     def _different(self, count: int, total: int) -> dict[int, None]:
-        """Draw indices, as keys in the order in which they come."""
+        """Draw indices, as keys in drawing order."""
         drawn: dict[int, None] = {}
         while len(drawn) < count:
             if not self._shares:

@@ -1,10 +1,10 @@
 """The few workers that a placement looks at: an adapter's homes, and some drawn at random.
 
-An adapter's homes are the first `num_homes` of its ranking by rendezvous hash. Where none of them has room, that is a
-load of at most `LOAD_FACTOR` times the mean (consistent hashing with bounded loads; Mirrokni, Thorup and Zadimoghaddam,
-SODA 2018), the next in the ranking that has is one too: so a popular adapter has as many homes as it needs, always the
-same ones, up to `MOST_HOMES`; beyond, its requests go to workers drawn. The mean is estimated from the workers drawn,
-over the last `MEMORY` requests or so. So the cost of a placement grows neither with workers nor with adapters.
+An adapter's homes are the first `num_homes` of its ranking by rendezvous hash. If none of them has room, that is a load
+of at most `LOAD_FACTOR` times the mean (consistent hashing with bounded loads; Mirrokni, Thorup and Zadimoghaddam, SODA
+2018), the next in the ranking that has room is one too: so a popular adapter has as many homes as it needs, always the
+same ones, up to `MOST_HOMES`; beyond, its requests go to the workers drawn. The mean is estimated from the workers
+drawn, over about the last `MEMORY` requests. So the cost of a placement grows neither with workers nor with adapters.
 """
 
 from collections.abc import Sequence as Many
@@ -21,15 +21,15 @@ from lorrery.scheduler.core.sequence import Adapter
 LOAD_FACTOR = 1.25
 MEMORY = 32
 MOST_HOMES = 32
-"""How far down a ranking room is looked for."""
+"""Depth in a ranking to which room is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """What is looked at for one request.
+    """The workers to consider for one request.
 
     Attributes:
-        homes: of its adapter, in order of its ranking; none for the base model.
+        homes: of its adapter, in order of its ranking; empty for the base model.
         drawn: at random.
         most: the load up to which a worker has room.
     """
@@ -44,7 +44,7 @@ class Homes:
 
     Args:
         rng: draws workers.
-        options: how many homes, and how many are drawn.
+        options: how many homes, and how many workers to draw.
     """
 
     def __init__(self, rng: np.random.Generator, options: PlacementOptions) -> None:
@@ -56,7 +56,7 @@ class Homes:
         self._num_sampled = 0
 
     def look(self, adapter: Adapter | None, candidates: Many[Candidate]) -> LookedAt:
-        """Return the workers to look at for a request with this adapter."""
+        """Return the workers to consider for a request with this adapter."""
         drawn = [candidates[index] for index in self._draw.some(self._num_drawn, len(candidates))]
         sampled = sum([candidate.load for candidate in drawn]) / len(drawn)
         self._num_sampled += 1

@@ -1,6 +1,6 @@
 """Least loaded, with adapter affinity.
 
-The worker with the fewest sequences, unless one where the sequence's adapter is on the GPU is not much fuller: at most
+The worker with the fewest sequences, unless one with the sequence's adapter on its GPU is not much fuller: at most
 `MAX_EXTRA_SEQUENCES` more, or `MAX_LOAD_RATIO` times as many. Adapters take memory on each worker that runs them, so
 keeping the requests of one adapter together leaves more of it for sequences; the bound keeps a popular adapter from
 filling one worker while others idle.

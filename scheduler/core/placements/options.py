@@ -1,4 +1,4 @@
-"""What settings say of the placements that can be tuned."""
+"""Settings of the placements that can be tuned."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -6,7 +6,7 @@ from math import inf
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How much each score of `weighted` counts; 0: not at all, and what it needs is not looked up."""
+    """Weight of each score of `weighted`; 0: the score is not used, and its figures are not read."""
 
     queue: float = 2.0
     load: float = 2.0
@@ -16,13 +16,13 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """Of `adapter_shards` and `weighted`.
+    """Options of `adapter_shards` and `weighted`.
 
     Attributes:
         num_homes: workers that an adapter is sharded over.
         num_drawn: workers drawn at random for each request.
-        weights: of scores.
-        max_load: times the mean that a worker's load may be so that its scores count.
+        weights: of the scores.
+        max_load: load of a worker, as a multiple of the mean, above which its scores do not count.
     """
 
     num_homes: int = 2

@@ -1,7 +1,7 @@
-"""Power of two choices: two workers at random, the less loaded of them (Mitzenmacher, 1996).
+"""Power of two choices: draw two workers at random, take the less loaded one (Mitzenmacher, 1996).
 
-Nearly as even as looking at all of them, for the price of looking at two; and several schedulers that do it do not all
-run to the same worker.
+Nearly as even as looking at all workers, at the price of looking at two; and several schedulers that do this do not all
+flood the same worker.
 """
 
 from collections.abc import Sequence as Many

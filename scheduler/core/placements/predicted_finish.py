@@ -1,23 +1,23 @@
-"""Predicted finish: where the request would end first, as far as can be told; for workers of different speed.
+"""Predicted finish: the worker where the request is expected to end first; for workers of different speed.
 
-    input   = computed tokens of the prompt, those that a worker's prefix cache holds left out
-    output  = what it may produce x the share of that which requests produce lately
-    step(b) = base + sequence x b + kv_token x KV tokens          of all that run and wait there, and this one
-    queue   = base + prompt_token x input tokens of those that wait
-    blocked = (waiting + 1) x output x step / running             where those that wait could not start
+    input   = tokens of the prompt to compute, without those in a worker's prefix cache
+    output  = its output budget x the share of theirs that requests used lately
+    step(b) = base + sequence x b + kv_token x KV tokens          of all running and waiting there, and this one
+    queue   = base + prompt_token x input tokens of the waiting ones
+    blocked = (waiting + 1) x output x step / running             if waiting ones could not start
     first   = max(queue, blocked, load of its adapter) + base + prompt_token x input
     finish  = (first + (output - 1) x step / (1 - prompts)) x slowdown
 
-The coefficients are those that the worker announced, the slowdown what its steps took beside them, and prompts the
-share of its last steps' time in which running sequences waited for the prompts of others (`core.forecast`). Left out
-is what comes later: those that end meanwhile, adapters put out, and what the request costs the others.
+The coefficients are announced by the worker, the slowdown is the ratio of its measured step times to them, and prompts
+is the share of its last steps' time in which running sequences waited for the prompts of others (`core.forecast`).
+Later events are left out: sequences that end meanwhile, evicted adapters, and what the request costs the others.
 
-A worker that became slow and has no new requests shows no new steps, whether or not it is fast again. So its slowdown
-counts half as much beyond the usual with every `HALVING` (`core.expected_finish`) requests that go elsewhere, until one
-goes there and tells.
+A worker that became slow and gets no new requests shows no new steps, even if it is fast again. So its slowdown beyond
+the usual one counts half as much after every `HALVING` (`core.expected_finish`) requests that go elsewhere, until one
+goes there and its steps are measured.
 
-Cost: some sums per worker, and a look-up where there are prefix caches; of many workers only those are looked at that
-might be the first (`core.first_finish`).
+Cost: some additions per worker, and a look-up if there are prefix caches; of many workers only those that might be the
+first are evaluated (`core.first_finish`).
 """
 
 from collections.abc import Sequence as Many
@@ -31,8 +31,8 @@ from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 MOST_NAMES: Final = 2 * FORGIVEN
-"""Workers whose last placement is remembered, at most; beyond it those are forgotten that have had none for so long
-that it makes no difference, so nobody needs to know which workers are gone."""
+"""Most workers whose last placement is remembered; beyond it, those without a placement for so long that it makes no
+difference are forgotten, so departures of workers need not be reported."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -57,7 +57,7 @@ class PredictedFinish:
         chosen = candidates[index]
         self._num_placed += 1
         self._last_placed[chosen.name] = self._num_placed
-        if len(self._last_placed) > MOST_NAMES:  # workers come and go
+        if len(self._last_placed) > MOST_NAMES:  # workers attach and leave
             oldest = self._num_placed - FORGIVEN
             self._last_placed = {name: number for name, number in self._last_placed.items() if number > oldest}
         why = f"would end in {first_ps / PS_PER_SECOND:.3f} s"
@@ -65,7 +65,7 @@ class PredictedFinish:
 
 
 def _first(ends: list[int], candidates: Many[Candidate]) -> tuple[int, int, int]:
-    """Return the index of the earliest of all finishes, that finish, and the next; `NEVER`: there is no other."""
+    """Return the index of the earliest finish, that finish, and the next one; `NEVER`: there is no other."""
     first_ps = min(ends)
     index = ends.index(first_ps)
     if ends.count(first_ps) > 1:

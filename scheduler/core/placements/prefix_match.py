@@ -1,10 +1,10 @@
-"""Prefix match: where most of the prompt is cached already, unless that worker is much fuller than the others.
+"""Prefix match: the worker with most of the prompt cached, unless it is much fuller than the others.
 
 As in cache-aware routers (SGLang's, llm-d's): the worker whose prefix cache holds the longest prefix of the prompt, if
 its load is at most `LOAD_FACTOR` times the mean and the hit is at least `MIN_HIT_RATIO` of the prompt; otherwise the
 least loaded one.
 
-Cost: one look-up per worker; of many workers one in what is kept of all (`core.many_workers`), and at the one chosen.
+Cost: one look-up per worker; of many workers one in their common index (`core.many_workers`), and one at the chosen.
 """
 
 from collections.abc import Sequence as Many
@@ -67,7 +67,7 @@ def _least(chosen: Candidate, longest: int) -> Choice:
 
 
 def _choose_of_many(sequence: Sequence, many: ManyWorkers) -> Choice | None:
-    """Choose without a look at each; None: their prefix caches are not of one kind."""
+    """Choose by the index of many workers; None: their prefix caches are not of one kind."""
     loads = many.loads
     most = bound_given(loads.total, loads.least_load, len(many.candidates), LOAD_FACTOR)
     within = loads.with_at_most(most)
@@ -89,5 +89,5 @@ def _choose_of_many(sequence: Sequence, many: ManyWorkers) -> Choice | None:
             if longest >= MIN_HIT_RATIO * sequence.input_tokens:
                 return _matched(chosen, sequence, longest, most)
             return _least(many.least(), longest)
-        # Its cache has given blocks up in steps that are committed only now, and has said so.
+        # Its cache has evicted blocks in steps that were committed only now, and has updated the index.
     return None

@@ -1,8 +1,8 @@
 """Rendezvous hashing: each adapter ranks the workers by a hash of its name and theirs (Thaler and Ravishankar, 1998).
 
-When a worker comes or goes, an adapter's ranking of the others stays as it is: of the first k places a share of k / n
-changes with n workers, and no other. A ranking's head is kept for some sets of workers, so that a request costs no
-hash, though requests alternate between those that any worker can hold and those that only the large ones can.
+When a worker attaches or leaves, an adapter's ranking of the others stays as it is: with n workers, a share of k / n of
+the first k places changes, and no other. The heads of rankings are kept for some sets of workers, so that a request
+costs no hash, even if requests alternate between those that any worker can hold and those that only large ones can.
 """
 
 from collections.abc import Sequence as Many
@@ -12,13 +12,13 @@ from heapq import nlargest
 from lorrery.scheduler.core.placements.base import Candidate
 
 MOST_KEPT = 65_536
-"""Rankings kept; beyond, all are made anew as they are asked for."""
+"""Rankings kept; beyond this, all are recomputed on demand."""
 MOST_LISTS = 8
-"""Sets of workers whose rankings are kept; beyond, those of the oldest are dropped."""
+"""Sets of workers whose rankings are kept; beyond this, those of the oldest are dropped."""
 
 
 def weight(adapter_id: str, worker_id: str) -> bytes:
-    """Return what an adapter ranks a worker by; the greatest is the first."""
+    """Return the weight by which an adapter ranks a worker; the greatest comes first."""
     return blake2b(f"{worker_id}\0{adapter_id}".encode(), digest_size=8).digest()
 
 
@@ -36,20 +36,20 @@ class Rankings:
     """The heads of adapters' rankings.
 
     Args:
-        depth: how many workers of each.
+        depth: number of workers kept of each.
     """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._num_kept = 0
         self._by_names: dict[tuple[str, ...], _Ranked] = {}
-        self._by_list: dict[int, tuple[Many[Candidate], _Ranked]] = {}  # which it keeps, so that its id stays its own
+        self._by_list: dict[int, tuple[Many[Candidate], _Ranked]] = {}  # holds the sequence, so its id is not reused
 
     def head(self, adapter_id: str, candidates: Many[Candidate]) -> list[int]:
         """Return the indices of an adapter's first workers, in order.
 
-        Cost: two look-ups where `candidates` is one of the last `MOST_LISTS` sequences, which must not change then; a
-        look at all names where it is another; O(workers) hashes for each adapter once the names are others.
+        Cost: two look-ups if `candidates` is one of the last `MOST_LISTS` sequences, which must not be changed; a pass
+        over all names if it is another; O(workers) hashes for each adapter when the names are new.
         """
         known = self._by_list.get(id(candidates))
         ranked = self._take_in(candidates) if known is None else known[1]

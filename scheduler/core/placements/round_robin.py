@@ -1,4 +1,4 @@
-"""Round robin: each worker in turn, in order of attaching, whatever it has to do."""
+"""Round robin: each worker in turn, in order of attaching, whatever its load."""
 
 from collections.abc import Sequence as Many
 

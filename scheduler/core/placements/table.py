@@ -1,4 +1,4 @@
-"""Placements by the names that settings use, and what builds each from a generator of chance and the options."""
+"""Placements by the names that settings use, with their builders."""
 
 from typing import Protocol
 
@@ -20,7 +20,7 @@ class MakePlacement(Protocol):
     """Builds a placement."""
 
     def __call__(self, rng: np.random.Generator, options: PlacementOptions = DEFAULT_OPTIONS) -> Placement:
-        """Return a new one that draws from `rng`; most have no options."""
+        """Return a new placement that draws from `rng`; most have no options."""
         ...
 
 

@@ -1,20 +1,20 @@
-"""Weighted scores, as the endpoint pickers of Kubernetes' Gateway API inference extension and of llm-d add them up.
+"""Weighted scores, summed as by the endpoint pickers of Kubernetes' Gateway API inference extension and of llm-d.
 
 Each score is from 0 to 1, and a worker's total is the sum of weight x score; the greatest is chosen, then the least
-load, then the first that was looked at (`homes`: an adapter's homes, and some drawn at random).
+load, then the first considered (`homes`: an adapter's homes, and some drawn at random).
 
-    queue    1 where the fewest wait, 0 where the most do, linear between; 1 if all are alike   (queue-scorer)
-    load     m / (m + load), m = 1 + the mean load of those looked at: 1 if idle, some half at the mean
+    queue    1 for the fewest waiting, 0 for the most, linear between; 1 if all are equal   (queue-scorer)
+    load     m / (m + load), m = 1 + the mean load of those considered: 1 if idle, about half at the mean
     adapter  1 on the GPU, else IN_REACH x u / (u + the time that its load takes there), u = USUAL_LOAD_PS
     prefix   share of the prompt that the worker's prefix cache holds      (prefix-cache-scorer)
 
-No score outweighs a load over `max_load` times the mean of those looked at, the new request included, or two above the
-least, whichever is more: a worker that has more is passed over, as in hashing with bounded loads (arXiv:1608.01350).
+No score outweighs a load over `max_load` times the mean of those considered, the new request included, or two above the
+least, whichever is more: a worker with more is skipped, as in hashing with bounded loads (arXiv:1608.01350).
 
-Where it differs from the endpoint picker: `lora-affinity-scorer` gives 1 where an adapter is active, 0.8 where there is
-a place for it, 0.6 where it waits for its load and else 0, since it does not know how long a load takes; here a worker
-says so. `running-requests-size-scorer` spreads any difference of load over 0 to 1, so that one request more may weigh
-as much as a hundred; `load` is relative to the mean. And an endpoint picker scores all workers for each request.
+Differences from the endpoint picker: `lora-affinity-scorer` gives 1 if an adapter is active, 0.8 if there is a place
+for it, 0.6 if it waits for its load and else 0, since it does not know how long a load takes; here a worker reports it.
+`running-requests-size-scorer` spreads any difference of load over 0 to 1, so that one more request may weigh as much as
+a hundred; `load` is relative to the mean. And an endpoint picker scores all workers for each request.
 """
 
 from collections.abc import Sequence as Many
@@ -37,7 +37,7 @@ class Weighted:
 
     Args:
         rng: draws workers.
-        options: how many are looked at, and the weights.
+        options: how many workers are considered, and the weights.
     """
 
     moves_waiting = True
@@ -77,7 +77,7 @@ class Weighted:
         return tuple(scores)
 
     def _within_bound(self, scores: tuple[Score, ...]) -> list[Score]:
-        """Return those whose load is within the bound; the least loaded always is."""
+        """Return the scores of workers whose load is within the bound; the least loaded always is."""
         loads = [score.load for score in scores]
         if isinf(self._max_load):
             return list(scores)

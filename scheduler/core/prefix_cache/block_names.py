@@ -1,6 +1,6 @@
-"""The hashes by which the blocks of extents are known elsewhere, and what is told of them.
+"""Hashes by which other processes know the blocks of extents, and the notes about them.
 
-A cache whose changes somebody notes keeps, for each extent, the hashes of its blocks in order (`Extent.hashes`).
+A cache whose changes are noted keeps, for each extent, the hashes of its blocks in order (`Extent.hashes`).
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
 
 
 def name_tree(root: Root) -> None:
-    """Give every block below a root its hash."""
+    """Compute the hash of every block below a root."""
     root.hashes = [root_hash(root.place[0])]
     for extent in extents.below(root):
         extent.hashes = []
@@ -19,7 +19,7 @@ def name_tree(root: Root) -> None:
 
 
 def name_blocks(extent: Extent, first: int) -> None:
-    """Give the blocks of an extent from this one on their hashes; those before it have theirs."""
+    """Compute the hashes of an extent's blocks from `first` on; those before it have theirs."""
     assert extent.parent is not None
     above = extent.hashes[-1] if extent.hashes else extent.parent.hashes[-1]
     for block in range(first, extent.end):
@@ -28,7 +28,7 @@ def name_blocks(extent: Extent, first: int) -> None:
 
 
 def note_stored(notes: BlockNotes, extent: Extent, first: int) -> None:
-    """Note that the blocks of an extent from this one on can be found."""
+    """Note that an extent's blocks from `first` on can be found."""
     parent, root = extent.parent, extent.root
     assert parent is not None
     assert root is not None
@@ -41,7 +41,7 @@ def note_stored(notes: BlockNotes, extent: Extent, first: int) -> None:
 
 
 def mark_computed(notes: BlockNotes | None, last: Extent) -> None:
-    """Mark the blocks of a path as computed, from the root down, which may have been shown ahead of their step."""
+    """Mark the blocks of a path, from the root down, as computed; they may have been published before their step."""
     shown: list[Extent] = []
     extent: Extent | None = last
     while extent is not None and not extent.computed:
@@ -64,7 +64,7 @@ def stored_below(roots: Iterable[Root]) -> list[BlockChange]:
 
 
 def forget_last(notes: BlockNotes, extent: Extent, num_blocks: int) -> None:
-    """Note that the last blocks of an extent are gone, and take their hashes away."""
+    """Note that the last blocks of an extent are gone, and remove their hashes."""
     if extent.computed:
         for number in range(1, num_blocks + 1):
             notes.removed(extent.hashes[-number])

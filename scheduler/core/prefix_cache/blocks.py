@@ -1,20 +1,20 @@
 """A prefix cache of KV blocks that grows and shrinks with what a worker computes.
 
 vLLM's automatic prefix caching (docs/design/prefix_caching.md), kept as a radix tree as in SGLang's RadixAttention
-(Zheng et al., 2024): below a root, each full block of tokens comes after all the blocks above it. Each adapter, in each
+(Zheng et al., 2024): below a root, each full block of tokens follows all the blocks above it. Each adapter, in each
 version, has its own root, so two never share, whatever their tokens. The tree's edges are runs of blocks (`extents`);
-what is said here of blocks is true of each of them, and holds to the block.
+what is said here of blocks is true of each block of a run.
 
 * A sequence that enters pins the blocks it finds. What a step has computed of its prompt becomes visible, and pinned,
-  when that step is committed. Output becomes visible when the sequence leaves or is preempted: few ever ask for it
-  before, and between two decode steps nothing changes.
-* Two sequences that one plan admits both compute what they have in common; then the second's copies are given back and
-  it uses the first's. With `share_within_plan` the second finds the first's blocks at once, as vLLM allows, since
-  a step writes a layer's KV before any sequence reads it.
-* What nobody pins is kept until its place is needed, and goes leaf by leaf, the least recently used first.
+  when that step is committed. Output becomes visible when the sequence leaves or is preempted: few would look for it
+  earlier, and between two decode steps nothing changes.
+* Two sequences that one plan admits both compute what they have in common; then the second's copies are freed and it
+  uses the first's. With `share_within_plan` the second finds the first's blocks at once, as vLLM allows, since a step
+  writes a layer's KV before any sequence reads it.
+* Unpinned blocks are kept until their place is needed, and are evicted leaf by leaf, least recently used first.
 
-Whoever pins a block pins all above it, and whoever lets go does so from the leaf up. So the order in which blocks were
-let go is the order in which they may be evicted, and a leaf always comes before its parent: no search, no heap.
+A sequence that pins a block pins all above it, and unpins from the leaf up. So the order in which blocks were unpinned
+is the order in which they may be evicted, and a leaf always comes before its parent: no search, no heap.
 """
 
 from collections import OrderedDict
@@ -35,7 +35,7 @@ class BlockCache(SharedBlocks):
 
     Args:
         block_size: tokens in a block.
-        share_within_plan: let a sequence use blocks that another one computes in the same step.
+        share_within_plan: whether a sequence may use blocks that another one computes in the same step.
         min_computed_tokens: tokens of an input that are computed even if all are cached.
     """
 
@@ -44,7 +44,7 @@ class BlockCache(SharedBlocks):
         self.block_size = block_size
         self.min_computed_tokens = min_computed_tokens
         self._roots: dict[tuple[str | None, int], Root] = {}
-        """By adapter, and by how many tokens a unit of the content stands for."""
+        """By adapter, and by tokens per unit of the content."""
         self._uses: dict[int, Use] = {}
         self._unpinned: OrderedDict[Extent, None] = OrderedDict()
         """Least recently used first; children before their parents."""
@@ -53,11 +53,11 @@ class BlockCache(SharedBlocks):
         self._found: Found | None = None
         self._notes: BlockNotes | None = None
         self._holders: PrefixHolders | None = None
-        self._number = -1  # there
+        self._number = -1  # in `_holders`
 
     @property
     def num_extents(self) -> int:
-        """Runs of blocks that the tree is made of; counts them."""
+        """Number of extents in the tree; counts them."""
         return sum([1 for root in self._roots.values() for _ in extents.below(root)])
 
     # --- looking ----------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class BlockCache(SharedBlocks):
         """Count the leading input tokens of a waiting sequence that it could take over, whole blocks."""
         found = self._found
         if found is None or found.sequence is not sequence:
-            # Every arrival asks every worker; few have seen its prompt's beginning, and nothing is noted of the others.
+            # Every arrival looks up at every worker; few have its prompt's first block, and nothing is kept for others.
             content, adapter = content_of(sequence), sequence.adapter
             root = self._roots.get((None if adapter is None else adapter.key, content.unit_tokens))
             if root is None or content.data[: root.key_bytes] not in root.children:
@@ -78,7 +78,7 @@ class BlockCache(SharedBlocks):
         return self._find(sequence).num_blocks * self.block_size
 
     def num_shareable(self, sequence: Sequence) -> int:
-        """Count the blocks that a waiting sequence would find, and that others pin already."""
+        """Count the blocks that a waiting sequence would find and that others already pin."""
         found = self._find(sequence)
         num = 0
         for extent in found.extents:
@@ -88,7 +88,7 @@ class BlockCache(SharedBlocks):
         return min(num, found.num_blocks)
 
     def _find(self, sequence: Sequence) -> Found:
-        """Look up a sequence's input, or remember: a blocked head of line is asked for again and again."""
+        """Look up a sequence's input; the last result is kept: a blocked head of line is looked up again and again."""
         found, input_tokens = self._found, sequence.input_tokens
         if (
             found is not None
@@ -104,7 +104,7 @@ class BlockCache(SharedBlocks):
         return found
 
     def _walk(self, adapter_key: str | None, content: Content, way: list[Extent]) -> int:
-        """Follow a content, as far as its leading blocks are there; return how many, and note the way."""
+        """Follow a content as far as its leading blocks are cached; return their number, and append to `way`."""
         root = self._roots.get((adapter_key, content.unit_tokens))
         return 0 if root is None else extents.follow(root, content, way)
 
@@ -124,7 +124,7 @@ class BlockCache(SharedBlocks):
             self._show(use, use.content, sequence.input_tokens, computed=False)
 
     def commit(self, sequence: Sequence) -> None:
-        """Let others see the full blocks among the first `computed_tokens` of a sequence's input."""
+        """Make visible the full blocks among the first `computed_tokens` of a sequence's input."""
         use = self._uses[sequence.handle]
         if self.share_within_plan:
             self._take_back(use, sequence.computed_tokens // self.block_size)
@@ -132,24 +132,24 @@ class BlockCache(SharedBlocks):
         self._show(use, use.content, sequence.computed_tokens, computed=True)
 
     def shows_alone(self, sequence: Sequence) -> bool:
-        """Whether a sequence's next blocks make its own extent longer, and nobody takes note of their order.
+        """Return whether a sequence's next blocks extend its own extent, and their order is not noted.
 
-        Nobody else's path ends in that extent or goes on below it, so whatever is evicted meanwhile lies elsewhere, and
-        what it makes is pinned at once: neither changes the other.
+        No other path ends in that extent or goes on below it, so evictions meanwhile happen elsewhere, and its new
+        blocks are pinned at once: neither affects the other.
         """
         extent = self._uses[sequence.handle].last
         alone = extent.pins == 1 and extent.computed and not extent.children
         return alone and self._notes is None and not self.share_within_plan
 
     def release(self, sequence: Sequence, output_tokens: int) -> None:
-        """Unpin what a sequence used that leaves the batch; its full blocks stay, its last used."""
+        """Unpin the blocks of a sequence that leaves the batch; its full blocks stay, as most recently used."""
         use = self._uses.pop(sequence.handle)
         content = use.content
         cached_tokens = sequence.computed_tokens + max(0, output_tokens - 1)
         if cached_tokens > sequence.input_tokens:
             produced = sequence.produced_tokens
             content = with_output(content, sequence, produced, produced + output_tokens - 1)
-        if self.share_within_plan:  # one that is cancelled before its first step ended has computed nothing
+        if self.share_within_plan:  # if cancelled before its first step ended, it has computed nothing
             self._take_back(use, sequence.computed_tokens // self.block_size)
             block_names.mark_computed(self._notes, use.last)
         self._show(use, content, cached_tokens, computed=True)
@@ -158,7 +158,7 @@ class BlockCache(SharedBlocks):
         self._drop_if_unused(use.root)
 
     def _let_go(self, use: Use) -> None:
-        """Unpin a path from its end up; what nobody pins any more has been used last."""
+        """Unpin a path from its end up; blocks without pins become the most recently used."""
         root, unpinned = use.root, self._unpinned
         extent, child = use.last, None
         while extent.parent is not None:
@@ -180,10 +180,10 @@ class BlockCache(SharedBlocks):
             extent = extent.parent
 
     def _take_back(self, use: Use, num_blocks: int) -> None:
-        """Hide again what a sequence showed ahead of its step, and the step did not get to (a long prompt's chunk).
+        """Hide blocks again that were published before their step, and not reached by it (a long prompt's chunk).
 
-        Nobody has found it meanwhile: who does not get all of its prompt into a step is the last that enters with it.
-        One that was in prefill before may have computed the same in this very step; then it stays.
+        No other sequence has found them meanwhile: one whose prompt does not fit into a step is the last that enters
+        with it. A sequence that was in prefill before may have computed the same in this very step; then they stay.
         """
         while use.last.end > num_blocks:
             extent = use.last
@@ -210,13 +210,13 @@ class BlockCache(SharedBlocks):
                 self._remove(extent, size)
 
     def _show(self, use: Use, content: Content, num_tokens: int, *, computed: bool) -> None:
-        """Pin the full blocks among the first tokens of a content; make those that are not there."""
+        """Pin the full blocks among the first tokens of a content; create missing ones."""
         num_blocks = min(num_tokens, content.num_tokens) // self.block_size
         above = extent = use.last
         if extent.end >= num_blocks:
             return
         if extent.pins == 1 and not extent.children and extent.computed == computed:
-            # Nobody else's path ends here.
+            # No other path ends here.
             size, old_end = num_blocks - extent.end, extent.end
             extents.grow(use.root, extent, content, num_blocks)
             if (holders := self._holders) is not None:
@@ -253,7 +253,7 @@ class BlockCache(SharedBlocks):
         use.last = extent
 
     def _pin(self, extent: Extent, above: Extent) -> None:
-        """Pin a path from its end up to what is pinned already."""
+        """Pin a path from its end up to `above`, which is already pinned."""
         while extent is not above:
             num_blocks = extent.end - extent.start
             if not extent.pins:
@@ -276,12 +276,12 @@ class BlockCache(SharedBlocks):
         return root
 
     def _drop_if_unused(self, root: Root) -> None:
-        """Forget a root below which there is nothing: of adapters, in each of their versions, many may come and go."""
+        """Forget a root without children: many adapters, in each of their versions, may come and go."""
         if not root.children and not root.num_uses:
             del self._roots[root.place]
 
     def _split(self, extent: Extent, at: int) -> Extent:
-        """Cut an extent before a block; return what is above. If nobody pins it, the caller does so next."""
+        """Split an extent before a block; return the upper part. If it is unpinned, the caller pins it next."""
         assert extent.root is not None
         above = extents.split(extent.root, extent, at)
         if self._holders is not None:
@@ -292,7 +292,7 @@ class BlockCache(SharedBlocks):
         return above
 
     def _made(self, extent: Extent, first: int) -> None:
-        """Take note that an extent has new blocks, from the block `first` on."""
+        """Note that an extent has new blocks, from `first` on."""
         self._version += 1
         if self._notes is not None:
             assert extent.parent is not None
@@ -303,7 +303,7 @@ class BlockCache(SharedBlocks):
     # --- giving up --------------------------------------------------------------------------------------------------
 
     def shrink(self, spare_tokens: int) -> None:
-        """Evict unpinned leaves, the least recently used first, until what is left takes at most so many tokens."""
+        """Evict unpinned leaves, least recently used first, until the rest takes at most this many tokens."""
         excess = self.num_unpinned - max(0, spare_tokens) // self.block_size
         while excess > 0:
             extent = next(iter(self._unpinned))
@@ -316,7 +316,7 @@ class BlockCache(SharedBlocks):
             self.num_evictions += num_blocks
 
     def _remove(self, extent: Extent, num_blocks: int) -> None:
-        """Remove the last so many blocks of a leaf, or all of it."""
+        """Remove the last blocks of a leaf, or all of it."""
         assert extent.parent is not None, "a root has no blocks"
         assert not extent.children, "a block is evicted before the blocks that follow it"
         self._version += 1
@@ -348,7 +348,7 @@ class BlockCache(SharedBlocks):
     # --- copies elsewhere -------------------------------------------------------------------------------------------
 
     def tell(self, holders: PrefixHolders | None, number: int) -> None:
-        """Say there from now on, under this number, what can be found here; None: nowhere."""
+        """Report what can be found here to `holders` from now on, under this number; None: to nothing."""
         if holders is None and self._holders is None:
             return
         self._holders, self._number = holders, number
@@ -362,7 +362,7 @@ class BlockCache(SharedBlocks):
                     extent.run = holders.came(number, above, extent.label, root.first_byte(extent.start), extent.end)
 
     def note_changes(self, on: bool = True) -> None:
-        """Note from now on what happens to blocks, for `take_changes`, or stop that. Takes a look at every block."""
+        """Note changes of blocks from now on, for `take_changes`, or stop that. Visits every block."""
         if on and self._notes is None:
             self._notes = BlockNotes()
             for root in self._roots.values():
@@ -371,7 +371,7 @@ class BlockCache(SharedBlocks):
             self._notes = None
 
     def take_changes(self) -> list[BlockChange]:
-        """Return what has happened to blocks since the last call, in order; nothing unless it is noted."""
+        """Return the changes of blocks since the last call, in order; empty unless they are noted."""
         return [] if self._notes is None else self._notes.take()
 
     def contents(self) -> list[BlockChange]:
@@ -384,7 +384,7 @@ class BlockCache(SharedBlocks):
     def paths(self) -> list[tuple[str | None, tuple[int, ...], int]]:
         """List every block: its adapter, all tokens from the root to its end, and its pins.
 
-        Those that somebody pins come first, in order of tokens; then the others, in the order in which they would go.
+        Pinned ones come first, in order of tokens; then the others, in the order in which they would be evicted.
         """
         pinned: list[tuple[str | None, tuple[int, ...], int]] = []
         for root in self._roots.values():

@@ -1,4 +1,4 @@
-"""What happens to the blocks of a prefix cache, for whoever keeps a copy of its contents elsewhere.
+"""Changes of a prefix cache's blocks, for a reader that keeps a copy of its contents elsewhere.
 
 A block is named by a hash of 64 bits that covers its tokens, all the blocks above it and the adapter in its version:
 
@@ -6,7 +6,7 @@ A block is named by a hash of 64 bits that covers its tokens, all the blocks abo
     hash(block) = blake2b-64(hash of its parent, its tokens as 32-bit numbers)
 
 so equal blocks have equal names on every worker and after every restart, and those of two adapters never do. The cache
-itself compares tokens and needs no hash; without notes none is computed.
+itself compares tokens and needs no hash; none is computed unless changes are noted.
 """
 
 from array import array
@@ -19,13 +19,13 @@ HASH_BYTES = 8
 
 
 class BlocksStored:
-    """Blocks can be found from now on, each the child of the one before.
+    """Blocks can be found from now on, each following the one before.
 
     Attributes:
-        adapter: that they were computed with; None: the base model.
-        parent_hash: of the block that the first one follows; None: it is the beginning of a prompt.
+        adapter: used to compute them; None: the base model.
+        parent_hash: of the block that the first one follows; None: it begins a prompt.
         hashes: of the blocks.
-        keys: the tokens of each, as an `array("I")` has them.
+        keys: the tokens of each, as the bytes of an `array("I")`.
     """
 
     __slots__ = ("adapter", "hashes", "keys", "parent_hash")
@@ -38,7 +38,7 @@ class BlocksStored:
 
 
 class BlocksRemoved:
-    """Blocks cannot be found any more; a block goes before the one that it follows.
+    """Blocks cannot be found any more; a block is removed before the one that it follows.
 
     Attributes:
         hashes: of the blocks.
@@ -54,7 +54,7 @@ BlockChange = BlocksStored | BlocksRemoved
 
 
 class BlockNotes:
-    """Changes in their order; neighbours that can be told as one are."""
+    """Changes in order; adjacent ones of one kind are merged."""
 
     def __init__(self) -> None:
         self._changes: list[BlockChange] = []
@@ -62,7 +62,7 @@ class BlockNotes:
         self._removed: BlocksRemoved | None = None
 
     def stored(self, adapter: Adapter | None, parent_hash: int | None, block_hash: int, key: bytes) -> None:
-        """Note a block that can be found now."""
+        """Note a block that can be found from now on."""
         stored = self._stored
         if stored is None or stored.hashes[-1] != parent_hash:
             stored = self._stored = BlocksStored(adapter, parent_hash)
@@ -88,12 +88,12 @@ class BlockNotes:
 
 
 def root_hash(adapter_key: str | None) -> int:
-    """Return what the hashes of an adapter's first blocks begin with."""
+    """Return the hash that the first blocks of an adapter follow."""
     return _hash((adapter_key or "").encode())
 
 
 def block_hash(parent_hash: int, key: bytes) -> int:
-    """Return the hash of a block; `key` has its tokens as an `array("I")` has them."""
+    """Return the hash of a block; `key` has its tokens as the bytes of an `array("I")`."""
     return _hash(parent_hash.to_bytes(HASH_BYTES, "little") + u32.pack(array("I", key)))
 
 

@@ -1,9 +1,9 @@
-"""What prefix caches compare of an input: its tokens, or the ids that a trace gives for runs of them.
+"""The form of an input that prefix caches compare: its tokens, or the ids that a trace gives to runs of them.
 
-A trace such as Mooncake's says of each 512 tokens only which other prompts have the same, by an id. There the ids are
-enough: nobody makes 512 tokens to find that they are equal. Otherwise the tokens themselves are compared, so there is
-no hash that could collide. Both are one `bytes`, since that is what the machine compares fastest; two inputs agree in
-as many leading tokens as their leading units of equal kind do.
+A trace such as Mooncake's only gives an id for each 512 tokens, which says what other prompts have the same tokens.
+Comparing ids is enough then, without making 512 tokens of each. Otherwise the tokens themselves are compared, so there
+is no hash that could collide. Both are one `bytes`, which machines compare fastest; two inputs agree in as many leading
+tokens as their leading units of equal kind do.
 """
 
 from array import array
@@ -31,9 +31,9 @@ def of_u32(data: bytes) -> Content:
 
 
 def of_runs(run_ids: Tokens[int], run_tokens: int, num_tokens: int) -> Content:
-    """Return the content of an input of so many tokens, given an id for each run of `run_tokens`, the last cut short.
+    """Return the content of an input of `num_tokens`, given an id for each run of `run_tokens`, the last cut short.
 
-    Equal ids mean equal tokens after equal ones, different ids different tokens from the first on.
+    Equal ids mean equal tokens after equal ones, different ids mean tokens that differ from the first on.
     """
     ids = run_ids if isinstance(run_ids, array) and run_ids.typecode == "Q" else array("Q", run_ids)
     assert len(ids) == -(-num_tokens // run_tokens), "a run without an id"
@@ -41,7 +41,7 @@ def of_runs(run_ids: Tokens[int], run_tokens: int, num_tokens: int) -> Content:
 
 
 def content_of(sequence: Sequence) -> Content:
-    """Return what is known of a sequence's input; it is kept there until the input changes."""
+    """Return a sequence's content; it is cached there until the input changes."""
     content = sequence.content
     if content is None:
         content = of_tokens(sequence.prompt_token_ids)
@@ -52,7 +52,7 @@ def content_of(sequence: Sequence) -> Content:
 
 
 def with_output(content: Content, sequence: Sequence, first: int, end: int) -> Content:
-    """Return a content that goes on with the tokens of a sequence's output from `first` to `end`, as far as known."""
+    """Return a content extended by a sequence's output tokens from `first` to `end`, as far as they are known."""
     if content.unit_tokens != 1 or len(sequence.prompt_token_ids) < sequence.prompt_tokens:
         return content
     output = of_tokens(sequence.output_token_ids[first:end])

@@ -1,25 +1,26 @@
 """The tree that `BlockCache` keeps: a radix tree whose edges are runs of blocks.
 
-Prompts are long and part seldom. A node for each block of 16 tokens makes a prompt of 16,000 tokens cost a thousand
-nodes to find, to pin, to let go and to evict. Here an *extent* is a run of consecutive blocks of one path that have all
-in common: who pins them, whether they are computed, and when somebody last let go of them. So what a sequence costs
-follows from how often its path parts from others', and comparing is a `memcmp`.
+Prompts are long and rarely branch. A node for each block of 16 tokens makes a prompt of 16,000 tokens cost a thousand
+nodes to find, to pin, to unpin and to evict. Here an *extent* is a run of consecutive blocks of one path with the same
+pins, the same `computed` and the same time of last use. So the cost of a sequence depends on how often its path
+branches off from others, and comparing is a `memcmp`.
 
     root
      +-- blocks 0 .. 311                 a shared beginning; 3 pins
           +-- blocks 312 .. 990          one prompt's own; 1 pin
           +-- blocks 312 .. 342          another's; 2 pins
-               +-- blocks 343 .. 700     who has the same beginning, and goes on; 1 pin
+               +-- blocks 343 .. 700     a prompt with the same beginning that goes on; 1 pin
 
 * An extent starts where its parent ends. Its children differ in their first block, which is their key.
-* Where a sequence's path ends, an extent ends: it is split there when somebody pins or leaves a part of it.
-* Pins never grow on the way down, nor does `computed` come after what is not: both hold for a path's beginning.
-* What nobody pins is trimmed from its end, or goes whole; the part that is left stays where it is in every order.
-* Extents that one sequence lets go of together, one the only child of the other, become one again.
+* Where a sequence's path ends, an extent ends: it is split there when a part of it is pinned or unpinned.
+* Pins never grow on the way down, and `computed` never follows what is not: both hold for a path's beginning.
+* Unpinned blocks are trimmed from an extent's end, or it goes whole; the rest keeps its place in every order.
+* Extents that one sequence unpins together, one the only child of the other, are merged again.
 
 Cost: a look-up takes a dictionary look-up and a comparison for each extent on the way, and O(log n) comparisons of
-halves where it parts from the last one; a split copies the extent's label. Memory: the label, which is what the blocks
-hold (`content`), and some 300 bytes for each extent; there are at most two extents for each sequence that left blocks.
+halves where it branches off from the last one; a split copies the extent's label. Memory: the label, which has the
+blocks' content (`content`), and some 300 bytes per extent; there are at most two extents for each sequence that left
+blocks.
 """
 
 from collections.abc import Iterator
@@ -36,12 +37,12 @@ class Extent:
         start: number of its first block, counted from the root.
         end: number after its last block.
         key: content of its first block.
-        label: content of its blocks; it may hold more than them, which means nothing.
+        label: content of its blocks; bytes beyond them have no meaning.
         children: by key.
         pins: sequences that use it.
-        computed: whether its blocks are computed; kept up for `share_within_plan`, true otherwise.
+        computed: whether its blocks are computed; maintained for `share_within_plan`, true otherwise.
         hashes: of its blocks, while changes are noted.
-        run: in which it ends, of the tree of all workers (`holders`), while there is one.
+        run: the run of the tree of all workers (`holders`) in which it ends, if there is such a tree.
     """
 
     __slots__ = ("children", "computed", "end", "hashes", "key", "label", "parent", "pins", "root", "run", "start")
@@ -70,18 +71,18 @@ class Extent:
 
 
 class Root(Extent):
-    """The extents of an adapter, and of one kind of content, hang under it; itself it has no blocks.
+    """The root of the extents of one adapter and one kind of content; it has no blocks itself.
 
-    Where a unit stands for more than a block (the id of a run of tokens), blocks have the unit that they lie in, and
-    where blocks are larger all the units that they touch: two blocks in one place are equal if these are.
+    If a unit stands for more than a block (the id of a run of tokens), a block has the unit that it lies in; if blocks
+    are larger, a block has all the units that it touches: two blocks in one place are equal if these are.
 
     Attributes:
         adapter: None: the base model.
         block_size: tokens in a block.
-        unit_tokens: tokens that a unit of the content stands for.
-        unit_bytes: of the content.
-        key_bytes: of a first block.
-        place: what it is found by among the roots of its tree.
+        unit_tokens: tokens per unit of the content.
+        unit_bytes: bytes per unit of the content.
+        key_bytes: bytes of a first block's key.
+        place: its key among the roots of its tree.
         num_uses: sequences of the batch that begin here.
     """
 
@@ -98,23 +99,23 @@ class Root(Extent):
         self.num_uses = 0
 
     def first_byte(self, block: int) -> int:
-        """Return where a content's first unit of this block begins."""
+        """Return the byte offset in a content at which the first unit of this block begins."""
         return block * self.block_size // self.unit_tokens * self.unit_bytes
 
     def end_byte(self, block: int) -> int:
-        """Return where a content's last unit before this block ends."""
+        """Return the byte offset in a content at which the last unit before this block ends."""
         return (block * self.block_size + self.unit_tokens - 1) // self.unit_tokens * self.unit_bytes
 
     def key_of(self, data: bytes, block: int) -> bytes:
-        """Return what a block of a content is looked up by."""
+        """Return the key by which a block of a content is looked up."""
         return data[self.first_byte(block) : self.end_byte(block + 1)]
 
 
 def num_common(root: Root, extent: Extent, data: bytes, most: int, base: int = 0) -> int:
-    """Return at which block the way of a content leaves an extent: at most its end, and `most`.
+    """Return the block at which the path of a content leaves an extent: at most its end, and `most`.
 
-    The content has `most` blocks, and agrees with the extent in all before it and in its first block; its first so many
-    bytes (`base`), of blocks before the extent, need not be there.
+    The content has `most` blocks, and agrees with the extent in all before it and in its first block; `data` is the
+    content from byte `base` on, of a block no later than the extent's first.
     """
     label, first = extent.label, root.first_byte(extent.start) - base
     most = min(most, extent.end)
@@ -123,7 +124,7 @@ def num_common(root: Root, extent: Extent, data: bytes, most: int, base: int = 0
     end = root.end_byte(most) - base
     if data[first:end] == label[: end - first]:
         return most
-    # They part somewhere between the units `equal` and `unequal`, from the extent's first.
+    # They differ first somewhere between the units `equal` and `unequal`, counted from the extent's first.
     equal, unequal, size = 0, (end - first) // root.unit_bytes, root.unit_bytes
     while unequal - equal > 1:
         middle = (equal + unequal) // 2
@@ -135,8 +136,8 @@ def num_common(root: Root, extent: Extent, data: bytes, most: int, base: int = 0
 
 
 def follow(root: Root, content: Content, way: list[Extent]) -> int:
-    """Follow a content below a root, as far as its leading blocks are there; return how many, and note the way."""
-    # Every arrival asks every worker, so what `Root` and `num_common` do is written out.
+    """Follow a content below a root as far as its leading blocks are there; return how many, and append to `way`."""
+    # Every arrival looks up at every worker, so `Root` and `num_common` are inlined here.
     size, unit_tokens, unit_bytes = root.block_size, content.unit_tokens, content.unit_bytes
     data, most = content.data, content.num_tokens // size
     children, end = root.children, 0
@@ -158,7 +159,7 @@ def follow(root: Root, content: Content, way: list[Extent]) -> int:
 
 
 def split(root: Root, extent: Extent, at: int) -> Extent:
-    """Cut an extent before a block; return the new one, which has the blocks above. The old one keeps its identity."""
+    """Split an extent before a block; return the new one, with the upper blocks. The old one keeps its identity."""
     parent = extent.parent
     assert parent is not None
     assert extent.start < at < extent.end
@@ -177,7 +178,7 @@ def split(root: Root, extent: Extent, at: int) -> Extent:
 
 
 def merge(root: Root, above: Extent, extent: Extent) -> None:
-    """Put the blocks of an extent's parent before its own; it is the only child, and keeps its identity."""
+    """Prepend the blocks of an extent's parent to its own; it is the only child, and keeps its identity."""
     parent = above.parent
     assert parent is not None
     assert len(above.children) == 1
@@ -190,24 +191,24 @@ def merge(root: Root, above: Extent, extent: Extent) -> None:
 
 
 def trim_label(root: Root, extent: Extent) -> None:
-    """Forget what the label has beside the extent's blocks."""
+    """Remove the bytes of the label beyond the extent's blocks."""
     num_bytes = root.end_byte(extent.end) - root.first_byte(extent.start)
     if num_bytes < len(extent.label):
         extent.label = extent.label[:num_bytes]
 
 
 def grow(root: Root, extent: Extent, content: Content, num_blocks: int) -> None:
-    """Let an extent without children go on along a content to this block."""
+    """Extend an extent without children along a content up to this block."""
     first, old_end = root.first_byte(extent.start), root.first_byte(extent.end)
     new_end = root.end_byte(num_blocks)
     if extent.label[old_end - first : new_end - first] != content.data[old_end:new_end]:
-        # The rest of the content comes with it: whoever grows by chunks copies once.
+        # The rest of the content is included: a prompt that grows by chunks is copied once.
         extent.label = extent.label[: old_end - first] + content.data[old_end:]
     extent.end = num_blocks
 
 
 def below(root: Root) -> Iterator[Extent]:
-    """Yield the extents below a root: each after the one that it follows, a chain without branches in one go."""
+    """Yield the extents below a root: each after its parent, a chain without branches in one go."""
     extents: list[Extent] = list(root.children.values())
     while extents:
         extent = extents.pop()

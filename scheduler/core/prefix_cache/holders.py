@@ -1,40 +1,40 @@
-"""Which of many workers hold which prefix: one tree of all that their block caches have (`blocks`).
+"""Which of many workers hold which prefix: one tree over the contents of all their block caches (`blocks`).
 
-The tree's edges are runs of blocks, as in `extents`, and each knows who has all of its blocks, as the bits of an
-integer. Whoever has a run has all above it, so along a prompt the holders only become fewer, and one walk says of each
-worker how much of it is there.
+The tree's edges are runs of blocks, as in `extents`, and each has the workers with all of its blocks, as the bits of an
+integer. A worker with a run has all runs above it, so along a prompt the set of holders only shrinks, and one walk
+gives each worker's share of it.
 
     root of an adapter
       +-- blocks 0 .. 343       workers 0, 3, 7
             +-- blocks 343 .. 512     worker 3
             +-- blocks 343 .. 700     workers 0, 7
 
-A cache says what comes and goes as it happens. Each of its extents has its end where one of the tree's runs ends, and
-refers to it, so what goes is found without a search. A run that nobody has goes, and with the last below it the root; a
-run in which no extent ends any more becomes one again with the one below, if the same workers have that.
+A cache reports changes as they happen. Each of its extents ends where one of the tree's runs ends, and refers to it, so
+removals need no search. A run without workers is removed, and the root with the last run below it; a run in which no
+extent ends any more is merged with the one below, if that has the same workers.
 
-What is said here is what the caches show now. A driver that commits steps late has caches that are behind: they may
-show less soon (blocks given up for what decodes), or more (`ManyWorkers.in_pieces`); so who is chosen by it is brought
-up to date, and asked.
+The tree shows what the caches have now. A driver that commits steps late has caches that are behind: they may have less
+soon (blocks evicted for decoding sequences), or more (`ManyWorkers.note_chunking`); so the worker chosen by the tree is
+brought up to date, and looked up again.
 
-Cost: for what comes as much as in the cache itself, for what goes a step up for each run. Memory: the blocks' content
-once more for all workers together, and some 300 bytes for each run. When a worker comes or goes the tree is made anew
-from all caches, in O(extents): some tenths of a second where 512 caches are full.
+Cost: additions as much as in the cache itself, removals a step up for each run. Memory: the blocks' content once more
+for all workers together, and some 300 bytes per run. When a worker attaches or leaves, the tree is rebuilt from all
+caches, in O(extents): some tenths of a second for 512 full caches.
 """
 
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Root, num_common
 from lorrery.scheduler.core.sequence import Content
 
 Way = list[tuple[int, int]]
-"""Along a prompt: so many leading tokens, and who has them, as bits; ascending, ever fewer workers."""
+"""Along a prompt: leading tokens, and the workers that have them, as bits; ascending, with ever fewer workers."""
 
 
 class Run(Extent):
-    """Blocks in their place, and who has all of them.
+    """Consecutive blocks, and the workers that have all of them.
 
     Attributes:
-        workers: their numbers are the bits that are set.
-        num_ends: how many extents of caches end where it does.
+        workers: their numbers, as bits.
+        num_ends: number of cache extents that end where it does.
     """
 
     __slots__ = ("num_ends", "workers")
@@ -61,7 +61,7 @@ class PrefixHolders:
     # --- what caches say --------------------------------------------------------------------------------------------
 
     def root_like(self, theirs: Root) -> Root:
-        """Return the root that stands for one of a cache's."""
+        """Return the counterpart of a cache's root."""
         root = self._roots.get(theirs.place)
         if root is None:
             root = Root(theirs.adapter, self.block_size, theirs.unit_tokens, theirs.unit_bytes)
@@ -69,13 +69,13 @@ class PrefixHolders:
         return root
 
     def came(self, number: int, above: Extent, data: bytes, base: int, end: int) -> Run:
-        """Note that a worker has blocks from the end of a run on, in a new extent; return the run in which it ends.
+        """Note that a worker has new blocks after the end of a run, as one extent; return the run in which it ends.
 
         Args:
             number: of the worker.
-            above: a run that it has, or the root.
+            above: a run that the worker has, or the root.
             data: content of the blocks.
-            base: where it begins in the content of the whole prompt, in bytes.
+            base: offset of `data` in the content of the whole prompt, in bytes.
             end: number after the last block.
         """
         root = above if isinstance(above, Root) else above.root
@@ -99,13 +99,13 @@ class PrefixHolders:
         return run
 
     def cut(self, run: Run, at: int) -> Run:
-        """Return the run above this one, or the part of it, that ends at a block, where an extent ends now too."""
+        """Return the run, this or above it, that ends at block `at`, where an extent now ends; split one if needed."""
         above = _up_to(run, at)
         above.num_ends += 1
         return above
 
     def joined(self, run: Run) -> None:
-        """Note that an extent that ended with this run goes on."""
+        """Note that an extent no longer ends with this run."""
         run.num_ends -= 1
         _tidy(run)
 
@@ -116,7 +116,7 @@ class PrefixHolders:
             number: of the worker.
             run: in which the extent ended.
             end: where it ends now.
-            is_left: whether there is anything of it left.
+            is_left: whether any of it is left.
 
         Returns:
             The run in which the extent ends now; None: it is gone.
@@ -158,7 +158,7 @@ class PrefixHolders:
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def along(self, adapter_key: str | None, content: Content, input_tokens: int) -> Way:
-        """Return how many leading tokens of an input which workers have, that need no computation."""
+        """Return, along an input, the leading tokens that need no computation and the workers that hold them."""
         way: Way = []
         root = self._roots.get((adapter_key, content.unit_tokens))
         most = min(input_tokens - self.min_computed_tokens, content.num_tokens) // self.block_size
@@ -179,7 +179,7 @@ class PrefixHolders:
 
 
 def _split(root: Root, run: Run, at: int) -> Run:
-    """Cut a run before a block; return the new one, which has the blocks above. The old one keeps its identity."""
+    """Split a run before a block; return the new one, with the upper blocks. The old one keeps its identity."""
     parent = run.parent
     assert parent is not None
     first, label = root.first_byte(run.start), run.label
@@ -194,7 +194,7 @@ def _split(root: Root, run: Run, at: int) -> Run:
 
 
 def _up_to(run: Run, at: int) -> Run:
-    """Return the run that ends at a block above, made by a cut if need be."""
+    """Return the run, this one or above it, that ends at block `at`, made by a split if needed."""
     above: Extent = run
     while above.start >= at:
         assert above.parent is not None
@@ -207,7 +207,7 @@ def _up_to(run: Run, at: int) -> Run:
 
 
 def _tidy(run: Run) -> None:
-    """Make a run one with the only one below, if no extent ends in it and the same workers have both."""
+    """Merge a run with its only child, if no extent ends in it and the same workers have both."""
     if run.num_ends or len(run.children) != 1:
         return
     below = next(iter(run.children.values()))

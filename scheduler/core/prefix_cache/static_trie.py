@@ -1,16 +1,16 @@
 """llm-mock's prefix cache: a trie of known prompts, pruned once to a size and never changed again.
 
-Every node is one cached token: the last of a path of tokens from the root. Its count is how many of the prompts run
-through it. Of all nodes exactly min(max_tokens, all of them) are kept, by taking again and again the *frontier* node
-(one that is not kept, and whose parent is kept or is the root) with the highest count.
+Every node is one cached token: the last of a path of tokens from the root. Its count is the number of prompts that pass
+through it. Exactly min(max_tokens, all) nodes are kept, by repeatedly taking the *frontier* node (one that is not kept,
+and whose parent is kept or is the root) with the highest count.
 
 Ties go to the smaller token id, as in llm-mock (dongmingli-Ben/llm-mock, whose order ends there); then to the shorter
-path, then to the path that comes first token by token. So the rule is total: the same prompts in any order give the
+path, then to the path that comes first token by token. So the order is total: the same prompts in any order give the
 same cache.
 
 The whole trie is never built. With the prompts sorted, a node is a range of them that share their first `depth` tokens,
-and its children are the sub-ranges that share the next token. Only nodes that come to the frontier are ever looked at:
-memory beside the prompts follows the size of the result, and nothing recurses, however long a prompt is.
+and its children are the sub-ranges that share the next token. Only frontier nodes are ever visited: memory beside the
+prompts follows the size of the result, and nothing recurses, however long a prompt is.
 """
 
 import heapq
@@ -40,7 +40,7 @@ class _Frontier(NamedTuple):
 
 
 class StaticTrie(PrefixCache):
-    """A fixed set of cached prompt prefixes; adapters are not told apart, as in llm-mock."""
+    """A fixed set of cached prompt prefixes, the same for all adapters, as in llm-mock."""
 
     def __init__(self, edges: dict[tuple[int, int], int]) -> None:
         """Take a finished trie; use `build` to make one.
@@ -65,7 +65,7 @@ class StaticTrie(PrefixCache):
         Args:
             prompts: token ids of each; one that occurs twice counts twice, an empty one adds nothing.
             max_tokens: how many cached tokens (nodes) to keep, >= 0; None keeps all.
-            on_kept: told how many are kept, after each.
+            on_kept: called after each kept node, with the number kept so far.
 
         Raises:
             ValueError: max_tokens is negative.
@@ -87,10 +87,10 @@ class StaticTrie(PrefixCache):
 
     @classmethod
     def of_nodes(cls, parents: Sequence[int], token_ids: Sequence[int]) -> Self:
-        """Make the cache from what `nodes` gave.
+        """Make the cache from the result of `nodes`.
 
         Raises:
-            ValueError: the lengths differ, a parent does not come before its child, or two children are alike.
+            ValueError: the lengths differ, a parent does not come before its child, or two children are equal.
         """
         edges: dict[tuple[int, int], int] = {}
         for node, (parent, token_id) in enumerate(zip(parents, token_ids, strict=True), start=1):
@@ -113,7 +113,7 @@ class StaticTrie(PrefixCache):
 
         Args:
             token_ids: the prompt, in order.
-            adapter_key: ignored; llm-mock knows no adapters.
+            adapter_key: ignored; llm-mock has no adapters.
 
         Returns:
             A length in 0..len(token_ids), in as many steps.
@@ -130,24 +130,24 @@ class StaticTrie(PrefixCache):
     # --- as a replica's cache: only looking means anything ------------------------------------------------------------
 
     def reusable(self, sequence: Request) -> int:
-        """Count the leading prompt tokens that are cached; output that was made before is never found."""
+        """Count the leading prompt tokens that are cached; earlier output is never found."""
         return self.match(sequence.prompt_token_ids)
 
     def acquire(self, sequence: Request) -> None:
-        """Pin nothing: nothing is ever given up."""
+        """Pin nothing: nothing is ever evicted."""
 
     def commit(self, sequence: Request) -> None:
         """Add nothing: the cache is fixed."""
 
     def shows_alone(self, sequence: Request) -> bool:
-        """Return true: it shows nothing."""
+        """Return True: it publishes nothing."""
         return True
 
     def release(self, sequence: Request, output_tokens: int) -> None:
         """Keep nothing: the cache is fixed."""
 
     def shrink(self, spare_tokens: int) -> None:
-        """Give up nothing: the cache takes no place."""
+        """Evict nothing: the cache takes no place."""
 
     def lose(self) -> None:
         """Forget nothing: the cache is fixed."""

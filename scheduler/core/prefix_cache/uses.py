@@ -1,11 +1,11 @@
-"""What a sequence has of the tree: the blocks that it uses, and those that a look-up has found for it."""
+"""A sequence's part of the tree: the blocks that it pins, and those that a look-up has found for it."""
 
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
 from lorrery.scheduler.core.sequence import Content, Sequence
 
 
 class Use:
-    """What a sequence of the batch pins: the blocks from the root to the end of `last`.
+    """The blocks that a sequence of the batch pins: from the root to the end of `last`.
 
     `content` is that of its whole input, as far as it is known.
     """
@@ -19,7 +19,7 @@ class Use:
 
 
 class Found:
-    """The last look-up: whose, when, and what: the extents on its way, the last one perhaps in part."""
+    """The last look-up: its key, and the extents found, the last one perhaps in part."""
 
     __slots__ = ("extents", "input_tokens", "num_blocks", "sequence", "version")
 

@@ -1,4 +1,4 @@
-"""What a plug-in may be: a queue, a way to batch, a placement (docs/plug-ins.md).
+"""Protocols of plug-ins: a queue, a way to batch, a placement (docs/plug-ins.md).
 
-Not compiled, since no class outside could derive from what is.
+Not compiled, since no class outside could derive from a compiled one.
 """

@@ -1,4 +1,4 @@
-"""Who chooses the next step."""
+"""The protocol of ways to batch."""
 
 from typing import Protocol
 
@@ -11,21 +11,21 @@ class Batching(Protocol):
 
     @property
     def limits(self) -> BatchLimits:
-        """What one admission pass may take into a batch that is empty."""
+        """Limits of one admission pass into an empty batch."""
         ...
 
     def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
-        """Decide at a boundary. `Step.max_steps` says how long the same answer would hold without events."""
+        """Choose the next step. `Step.max_steps` says for how long the choice would be the same without events."""
         ...
 
     def advanced(self, num_decode_steps: int) -> None:
-        """Take note that so many decode steps of the last choice are done."""
+        """Note that this many decode steps of the last choice are done."""
         ...
 
     def emptied(self, at_ps: int) -> None:
-        """Take note that the batch became empty at this boundary."""
+        """Note that the batch became empty at this boundary."""
         ...
 
     def arrivals_matter(self, context: BatchContext) -> bool:
-        """Tell whether an arrival may change the last choice before it is through."""
+        """Return whether an arrival may change the last choice before it has run out."""
         ...

@@ -1,4 +1,4 @@
-"""What a queue must be able to do."""
+"""The protocol of queues."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -10,10 +10,10 @@ from lorrery.scheduler.core.sequence import Sequence
 
 
 class Queue(Protocol):
-    """Decides in which order waiting sequences are tried, and where the trying ends.
+    """Decides in which order waiting sequences are tried, and where a pass ends.
 
-    `admit` is the only method that takes sequences out by decision; it is called at step boundaries only, and not while
-    the batch has its full count.
+    `admit` is the only method that removes sequences by its own decision; it is called at step boundaries only, and not
+    while the batch has its full count.
     """
 
     def __len__(self) -> int:
@@ -25,7 +25,7 @@ class Queue(Protocol):
         ...
 
     def append(self, sequence: Sequence, at_ps: int) -> None:
-        """Let a sequence wait; one that was queued before keeps its place by first arrival."""
+        """Add a sequence; one that was queued before keeps its place by first arrival."""
         ...
 
     def cancel(self, handle: int) -> Sequence | None:
@@ -33,11 +33,11 @@ class Queue(Protocol):
         ...
 
     def clear(self) -> list[Sequence]:
-        """Remove and return all that wait, in order."""
+        """Remove and return all sequences, in order."""
         ...
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        """Try waiting sequences in the pass, and take those out that it admitted.
+        """Try waiting sequences in the pass, and remove those that it admitted.
 
         Returns:
             Sequences that were dropped instead (service level); usually none.
@@ -45,41 +45,41 @@ class Queue(Protocol):
         ...
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return for how many decode steps `admit` would go on to admit nobody, at least 1, at most `limit`.
+        """Return for how many decode steps `admit` would still admit nothing, at least 1, at most `limit`.
 
-        Asked right after `admit` admitted nobody. `limit` is so small that no running sequence ends within it. A queue
-        that cannot tell returns 1; so must one whose failed or empty try changes its state. It speaks for the class
-        that defines it and for what that inherits, see `is_asked_every_step`.
+        Called right after `admit` admitted nothing. `limit` is small enough that no running sequence ends within it. A
+        queue that cannot tell returns 1; so must one whose failed or empty try changes its state. The method counts for
+        the class that defines it and for what that inherits, see `is_asked_every_step`.
         """
         ...
 
     def wakes_at_ps(self, at_ps: int) -> int | None:
         """Return the first time after `at_ps` from which time alone changes what `admit` does (a deadline).
 
-        In whole picoseconds; None: it never does. Not asked while the queue is empty.
+        In whole picoseconds; None: it never does. Not called while the queue is empty.
         """
         ...
 
     def at_rest(self) -> bool:
-        """Tell whether a try would find nobody and change nothing, whatever the limits; so until the next `append`.
+        """Return whether a try would admit nothing and change nothing, whatever the limits, until the next `append`.
 
-        Adapters are not loaded ahead for those who wait nevertheless.
+        Adapters are then not loaded ahead for sequences that still wait.
         """
         ...
 
     def arrivals_matter(self) -> bool:
-        """Tell whether one more arrival could change what `admit` has just answered; True where `at_rest`."""
+        """Return whether one more arrival could change the result of the last `admit`; True if `at_rest`."""
         ...
 
     @property
     def arrivals_read_state(self) -> bool:
-        """Whether `append` reads what changes with every step, so that an arrival has to end the segment."""
+        """Whether `append` reads state that changes with every step, so that an arrival has to end the segment."""
         ...
 
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
-        """Return who would be next if only the prompt limit counted (S-LoRA's prefetch)."""
+        """Return the sequences that would be next if only the prompt limit counted (S-LoRA's prefetch)."""
         ...
 
     def decoded(self, running: Running, num_steps: int) -> None:
-        """Take note that every running sequence decoded so many tokens; called before any of them leaves."""
+        """Note that every running sequence decoded `num_steps` tokens; called before any of them leaves."""
         ...

@@ -1,1 +1,1 @@
-"""Queues: who waits, in which order, and who may enter the batch now. `scheduler.core.policies` names them."""
+"""Queues: the order of waiting sequences, and which may enter the batch now. `scheduler.core.policies` names them."""

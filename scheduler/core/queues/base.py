@@ -1,4 +1,4 @@
-"""What queues share that keep one list in order of arrival."""
+"""Common parts of queues that keep one list in order of arrival."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
@@ -14,13 +14,13 @@ from lorrery.vocabulary.compiling import mypyc_attr
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ListedQueue:
-    """A queue, but for `admit`, that keeps one list in order of arrival.
+    """All of a queue except `admit`, with one list in order of arrival.
 
-    `admit` may keep the pass's refusal in `_blocked`; a `holds_for` of one's own can say with it when to ask again
-    (`steps_until_admissible`). Without one it is asked at every step.
+    `admit` may keep the pass's refusal in `_blocked`; from it, an overriding `holds_for` can say when to try again
+    (`steps_until_admissible`). Without such a method the queue is called at every step.
 
     Args:
-        strict: a cancelled sequence is only marked, as in S-LoRA; when it goes is the queue's own matter.
+        strict: a cancelled sequence is only marked, as in S-LoRA; the queue decides when it is removed.
     """
 
     arrivals_read_state = False
@@ -37,11 +37,11 @@ class ListedQueue:
         return iter(self._waiting)
 
     def front(self, length: int) -> list[Sequence]:
-        """Return who arrived first, so many at most: the same list while they stay, which is not to be changed."""
+        """Return the `length` earliest arrivals, or all: the same list object while they stay; read-only."""
         return self._waiting.front(length)
 
     def append(self, sequence: Sequence, at_ps: int) -> None:
-        """Let a sequence wait at the end; one that was queued before at its place by first arrival."""
+        """Add a sequence at the end; one that was queued before at its place by first arrival."""
         self._waiting.append(sequence)
 
     def cancel(self, handle: int) -> Sequence | None:
@@ -49,11 +49,11 @@ class ListedQueue:
         return self._waiting.mark(handle) if self.strict else self._waiting.pop(handle)
 
     def clear(self) -> list[Sequence]:
-        """Remove and return all that wait, in order."""
+        """Remove and return all sequences, in order."""
         return self._waiting.clear()
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return 1: what `admit` answers, and what changes it, only the class that defines it knows."""
+        """Return 1: only the class that defines `admit` knows its result and what changes it."""
         return 1
 
     def wakes_at_ps(self, at_ps: int) -> int | None:
@@ -61,28 +61,28 @@ class ListedQueue:
         return None
 
     def at_rest(self) -> bool:
-        """Tell whether nobody waits but cancelled ones, which only strict mode keeps."""
+        """Return whether nothing waits but cancelled sequences, which only strict mode keeps."""
         if not self.strict:
             return not len(self._waiting)
         return all(sequence.aborted for sequence in self._waiting)
 
     def arrivals_matter(self) -> bool:
-        """Tell that an arrival could enter: it may come before those that were refused."""
+        """Return True: an arrival could enter; its place may be ahead of refused sequences."""
         return True
 
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
-        """Return who would be next in queue order if only the prompt limit counted."""
+        """Return the sequences that would be next in queue order if only the prompt limit counted."""
         return prompts_within(self, max_prompt_tokens)
 
     def decoded(self, running: Running, num_steps: int) -> None:
-        """Nothing depends on what the running sequences do."""
+        """Ignore steps: nothing depends on the running sequences."""
 
 
 def is_asked_every_step(queue: Queue) -> bool:
-    """Tell whether a replica has to ask this queue before every step, since it does not say how long an answer holds.
+    """Return whether a replica has to call this queue before every step, as it does not say how long a result holds.
 
-    `holds_for` speaks for the class that defines it and for what that inherits. A class that derives from it and
-    changes any other part of the protocol has to define `holds_for` again; what it inherited may be wrong by then.
+    `holds_for` counts for the class that defines it and for what that inherits. A class that derives from it and
+    overrides any other part of the protocol has to define `holds_for` again, as the inherited one may be wrong.
     """
     for cls in type(queue).__mro__:
         if "holds_for" in vars(cls):
@@ -93,30 +93,30 @@ def is_asked_every_step(queue: Queue) -> bool:
 
 
 def goes_by_arrival(queue: Queue) -> TypeGuard[ListedQueue]:
-    """Tell whether the order of a queue is that of its list, so that its `front` is what comes first of it."""
+    """Return whether a queue's order is that of its list, so that its `front` gives the first of it."""
     return isinstance(queue, ListedQueue) and type(queue).__iter__ is ListedQueue.__iter__
 
 
 def hears_of_steps(queue: Queue) -> bool:
-    """Tell whether a queue does anything when it is told of steps (`decoded`)."""
+    """Return whether a queue implements `decoded`."""
     return getattr(type(queue), "decoded", None) is not ListedQueue.decoded
 
 
 _PARTS = frozenset(name for name in vars(Queue) if not name.startswith("_")) | {"__len__", "__iter__"}
-"""What the protocol asks for."""
+"""Methods of the protocol."""
 
 
 def steps_until_admissible(
     blocked: tuple[Sequence, Blocked] | None, running: Running, memory: Memory, limit: int
 ) -> int:
-    """Return after how many decode steps a refused sequence may be admissible: only what memory refused can change."""
+    """Return after how many decode steps a refused sequence may be admissible; time changes only memory refusals."""
     if blocked is None or blocked[1] is not Blocked.MEMORY:
         return limit
     return memory.steps_until_fits(running, blocked[0], limit)
 
 
 def prompts_within(sequences: Iterable[Sequence], max_prompt_tokens: int) -> list[Sequence]:
-    """Return the first sequences, cancelled ones left out, whose inputs have at most so many tokens together."""
+    """Return the first sequences, without cancelled ones, whose inputs together have at most `max_prompt_tokens`."""
     within: list[Sequence] = []
     prompt_tokens = 0
     for sequence in sequences:

@@ -1,12 +1,12 @@
-"""Who waits, in order of first arrival, of all and of any adapters.
+"""Waiting sequences in order of first arrival, of all adapters or of some.
 
-Queues that prefer some adapters would look at every waiting sequence to find theirs. Here each adapter has a list of
-its own beside the one of all.
+Queues that prefer some adapters would have to scan all waiting sequences for theirs. Here each adapter has a list of
+its own beside the list of all.
 
-Invariant: an adapter's list is that of all without the others. Both are in order of arrival, and of coming where that
-is the same (`WaitingList`), so `ordinals`, which count who comes, decide between adapters.
+Invariant: an adapter's list is the list of all without the others. Both are in order of arrival, ties in order of
+appending (`WaitingList`), so `ordinals`, which number the appends, decide between adapters.
 
-Cost: what the list of all costs, twice; `of` O(1) for each that is taken from it, `merged` O(log adapters).
+Cost: that of the list of all, twice; `of` O(1) for each sequence taken from it, `merged` O(log adapters).
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,12 +23,12 @@ class WaitingByAdapter(WaitingList):
 
     def __init__(self) -> None:
         super().__init__()
-        self._by_adapter: dict[str | None, WaitingList] = {}  # by key, of those that have any
+        self._by_adapter: dict[str | None, WaitingList] = {}  # by key; adapters with any
         self._ordinals: dict[int, int] = {}  # by handle
         self._num_come = 0
 
     def append(self, sequence: Sequence) -> None:
-        """Add at the end, or, if one that arrived later waits (after a loss), at its place by arrival."""
+        """Add at the end, or, if a later arrival already waits (after a loss), at its place by arrival."""
         super().append(sequence)
         self._ordinals[sequence.handle] = self._num_come
         self._num_come += 1
@@ -39,7 +39,7 @@ class WaitingByAdapter(WaitingList):
         of_adapter.append(sequence)
 
     def remove(self, handle: int) -> None:
-        """Remove one that is known to wait."""
+        """Remove a sequence that is known to wait."""
         if self.pop(handle) is None:
             raise KeyError(handle)
 
@@ -67,17 +67,17 @@ class WaitingByAdapter(WaitingList):
         return super().clear()
 
     def of(self, key: str | None) -> Iterator[Sequence]:
-        """Iterate over those of one adapter, in order; None is the base model."""
+        """Iterate over the sequences of one adapter, in order; None is the base model."""
         of_adapter = self._by_adapter.get(key)
         return iter(()) if of_adapter is None else iter(of_adapter)
 
     @property
     def adapters(self) -> Iterable[str | None]:
-        """Keys of the adapters that any of them have; a view."""
+        """Keys of the adapters of waiting sequences; a view."""
         return self._by_adapter.keys()
 
     def merged(self, keys: Iterable[str | None]) -> "Merged":
-        """Begin to go through those of some adapters, in order; nobody may come or go meanwhile."""
+        """Begin to go through the sequences of some adapters, in order; the lists must not change meanwhile."""
         heads: list[_Head] = []
         for key in keys:
             rest = self.of(key)
@@ -91,22 +91,22 @@ class Merged:
     """Sequences of some adapters, in order.
 
     Args:
-        heads: the first of each adapter; of those that follow it, the iterators.
+        heads: the first sequence of each adapter, with the iterator over those that follow it.
         ordinals: of all, by handle.
     """
 
     def __init__(self, heads: list[_Head], ordinals: dict[int, int]) -> None:
-        heapify(heads)  # ordinals differ, so nothing behind them is compared
+        heapify(heads)  # ordinals differ, so later fields are never compared
         self._heads = heads
         self._ordinals = ordinals
 
     @property
     def first(self) -> Sequence | None:
-        """The next one."""
+        """The next sequence."""
         return self._heads[0][2] if self._heads else None
 
     def take(self) -> None:
-        """Go on to the next."""
+        """Go on to the next sequence."""
         rest = self._heads[0][3]
         for sequence in rest:
             heapreplace(self._heads, (sequence.arrived_ps, self._ordinals[sequence.handle], sequence, rest))
@@ -114,7 +114,7 @@ class Merged:
         heappop(self._heads)
 
     def drop_adapter(self) -> None:
-        """Leave out the next one, and all that have its adapter."""
+        """Leave out the next sequence, and all that have its adapter."""
         heappop(self._heads)
 
 

@@ -4,22 +4,22 @@ S-LoRA's `cluster` (slora/server/router/cluster_req_queue.py, commit c1ddf48; `-
 in a batch make its LoRA part cheaper, and leave more of the pool to sequences.
 
 The pass goes over the requests whose adapter is in the batch, in order of arrival, then over the others as long as the
-batch has room for another adapter, and ends at the first refusal. At most `MAX_OVERTAKES` sequences enter past the one
-that has waited longest; then nobody does until it has.
+batch has room for another adapter, and ends at the first refusal. At most `MAX_OVERTAKES` sequences overtake the one
+that has waited longest; then none enters before it.
 
 `strict` keeps the original's:
 
 * `soft_cap`: the limit only says when to prefer the batch's adapters. With fewer than k running, a new batch may bring
   any number; with k, the second pass brings others all the same. The base model counts as an adapter.
 * `polluted_test`: a candidate that was refused in the first pass stays counted for the second, and may count twice.
-* `cancelled_vanish`: with k adapters running, cancelled requests that the pass met are removed even if nobody enters,
-  but not if all that wait are cancelled; with fewer, they stay listed until a batch forms.
-* `no_bound`: an adapter may starve while those in the batch go on to get requests.
+* `cancelled_vanish`: with k adapters running, cancelled requests that the pass met are removed even if nothing enters,
+  but not if all waiting ones are cancelled; with fewer, they stay listed until a batch forms.
+* `no_bound`: an adapter may starve while those in the batch keep getting requests.
 
 Each has a counterpart in the default: a hard limit (the base model is free), one pass, cancelled ones leave at once,
 and the bound above. The pollution is the memory rule's, `PeakMemory(keep_refused=True)`.
 
-Cost of a pass: as many tests as sequences enter, and one, and O(distinct adapters that wait); strict: O(waiting).
+Cost of a pass: one test more than sequences enter, and O(distinct waiting adapters); strict: O(waiting).
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Cluster(ListedQueue):
     Args:
         max_adapters: distinct adapters in a batch (S-LoRA's `batch_num_adapters`), at least 1.
         strict: keep S-LoRA's bugs.
-        max_overtakes: so many sequences may enter past the one that has waited longest.
+        max_overtakes: how many sequences may overtake the one that has waited longest.
     """
 
     def __init__(self, max_adapters: int, *, strict: bool = False, max_overtakes: int = MAX_OVERTAKES) -> None:
@@ -71,7 +71,7 @@ class Cluster(ListedQueue):
         return []
 
     def _order(self, running: Running, head: Sequence, *, head_first: bool) -> Iterator[Sequence]:
-        """Yield who may be tried, in order; each that is yielded is taken to enter."""
+        """Yield sequences to try, in order; each one yielded counts as entering."""
         adapter_keys: set[str | None] = {None, *running.adapter_keys}
 
         def has_room(sequence: Sequence) -> bool:
@@ -133,7 +133,7 @@ class Cluster(ListedQueue):
         return met
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the pass may fit; with two passes (strict) 1."""
+        """Return after how many decode steps the sequence that ended the pass may fit; with two passes (strict) 1."""
         if self._in_two_passes and len(self):
             return 1
         return steps_until_admissible(self._blocked, running, memory, limit)

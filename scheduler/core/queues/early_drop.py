@@ -1,27 +1,27 @@
-"""Early drop by service level: give up whom the deadline has passed, and under overload serve the newest first.
+"""Early drop by service level: drop requests whose deadline has passed, and under overload serve the newest first.
 
 S-LoRA's `abort` (slora/server/router/abort_req_queue.py, commit c1ddf48; its paper's early abort). A request that has
-waited so long that its first token would come later than the service level (6 s, half a second of which is kept for
+waited so long that its first token would come later than the service level (6 s, of which half a second is reserved for
 the prefill) is dropped. If requests arrive faster than they are served, the pass goes from the newest backwards, since
 the oldest will miss their deadline anyway; otherwise from the oldest. It ends at the first refusal.
 
-Overload is judged from two moving averages, each 0.7 x the latest + 0.3 x the old: requests that arrived since the last
-batch was formed, and requests in a batch. It is there when the former is not less.
+Overload is judged by two moving averages, each 0.7 x the latest + 0.3 x the old: requests that arrived since the last
+batch was formed, and requests in a batch. There is overload if the former is not less.
 
 `strict` keeps the original's:
 
 * `rate_per_try`: the average of arrivals takes a sample at every try, not at every batch, so the same arrivals count
   again and again, and a failed try changes the next.
 * `rate_of_listed`: a sample is the growth of the list, so drops and cancels count as negative arrivals; averages are
-  cut to integers, towards zero.
+  truncated to integers, towards zero.
 * `cancelled_are_dropped`: a cancelled request stays listed until a batch forms or its deadline passes, and is then
-  reported as dropped (a replica has told of the cancel, and does not tell again).
+  reported as dropped (a replica has reported the cancel, and does not report it again).
 * `requeued_are_dropped`: a request that lost its worker meets the same deadline.
 
-In the default a sample is counted arrivals, one is taken per batch, averages are integers in thousandths, and who was
-in a batch before (requeued, preempted) is never dropped.
+In the default a sample is counted arrivals, one is taken per batch, averages are integers in thousandths, and a request
+that was in a batch before (requeued, preempted) is never dropped.
 
-Cost of a pass: as many tests as sequences enter, and one, and what is dropped; strict: O(cancelled) more.
+Cost of a pass: one test more than sequences enter, and what is dropped; strict: O(cancelled) more.
 """
 
 from collections.abc import Iterator
@@ -36,14 +36,14 @@ from lorrery.scheduler.core.sequence import Sequence
 FIRST_TOKEN_SLO_PS = 6_000_000_000_000
 """S-LoRA's service level."""
 PREFILL_ALLOWANCE_PS = 500_000_000_000
-"""S-LoRA's guess of what lies between admission and the first token."""
+"""S-LoRA's guess of the time between admission and the first token."""
 
 
 class EarlyDrop(ListedQueue):
-    """Drop late ones; newest first under overload. In queue order the newest is the first, as in S-LoRA.
+    """Drop late requests; newest first under overload. In queue order the newest is the first, as in S-LoRA.
 
     Args:
-        first_token_slo_ps: who would get a first token so long after arrival is dropped; over PREFILL_ALLOWANCE_PS.
+        first_token_slo_ps: a request whose first token would come this late is dropped; > PREFILL_ALLOWANCE_PS.
         strict: keep S-LoRA's bugs.
     """
 
@@ -56,12 +56,12 @@ class EarlyDrop(ListedQueue):
         return reversed(self._waiting)
 
     def append(self, sequence: Sequence, at_ps: int) -> None:
-        """Let a sequence wait in front of those that arrived before it."""
+        """Add a sequence in front of those that arrived before it."""
         super().append(sequence, at_ps)
         self.overload.arrived()
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        """Drop who is late, then try the rest; return the dropped, the newest first."""
+        """Drop late sequences, then try the rest; return the dropped ones, newest first."""
         self._blocked = None
         overloaded = self.overload.judge(len(self))
         dropped = self._late(at_ps)
@@ -91,7 +91,7 @@ class EarlyDrop(ListedQueue):
         return self.strict or not sequence.num_requeues
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the pass may fit; 1 while tries change the rate."""
+        """Return after how many decode steps the sequence that ended the pass may fit; 1 if tries change the rate."""
         if not self.overload.settled(len(self)):
             return 1
         return steps_until_admissible(self._blocked, running, memory, limit)
@@ -102,32 +102,32 @@ class EarlyDrop(ListedQueue):
         return next((deadline for deadline in deadlines if deadline > at_ps), None)
 
     def at_rest(self) -> bool:
-        """Tell whether nobody waits, cancelled ones included, and a try would not change the rate."""
+        """Return whether nothing waits, cancelled ones included, and a try would not change the rate."""
         return not len(self) and self.overload.settled(0)
 
 
 class Overload(Protocol):
-    """Tells whether requests arrive faster than they are served."""
+    """Decides whether requests arrive faster than they are served."""
 
     def arrived(self) -> None:
-        """Take note of an arrival."""
+        """Record an arrival."""
         ...
 
     def judge(self, num_listed: int) -> bool:
-        """Tell at a try with so many listed, late ones included."""
+        """Return whether there is overload, at a try with this many listed, late ones included."""
         ...
 
     def formed(self, num_admitted: int, num_left: int) -> None:
-        """Take note of a batch, and of how many are left."""
+        """Record a formed batch, and how many sequences are left."""
         ...
 
     def settled(self, num_listed: int) -> bool:
-        """Tell whether one more try would change nothing."""
+        """Return whether one more try would change nothing."""
         ...
 
 
 class SloraOverload:
-    """S-LoRA's averages, in its names and its doubles; they start as its do.
+    """S-LoRA's averages, with its names and its doubles; they start as its do.
 
     Attributes:
         req_rate: `apprx_req_rate`.
@@ -141,10 +141,10 @@ class SloraOverload:
         self.last_req_num = 0
 
     def arrived(self) -> None:
-        """Nothing: only the list is looked at."""
+        """Ignore it: only the length of the list counts."""
 
     def judge(self, num_listed: int) -> bool:
-        """Take a sample and tell."""
+        """Take a sample, and return whether there is overload."""
         self.req_rate = self._next_rate(num_listed)
         return self.req_rate >= self.batch_size
 
@@ -157,7 +157,7 @@ class SloraOverload:
         self.batch_size = max(int(0.7 * num_admitted + 0.3 * self.batch_size), 1)
 
     def settled(self, num_listed: int) -> bool:
-        """Tell whether the rate is at its fixed point."""
+        """Return whether the rate is at its fixed point."""
         return self._next_rate(num_listed) == self.req_rate
 
 
@@ -173,7 +173,7 @@ class MeanOverload:
         self._num_arrived += 1
 
     def judge(self, num_listed: int) -> bool:
-        """Tell, as if a batch were formed now."""
+        """Return whether there is overload, as if a batch were formed now."""
         return self._mean(self._num_arrived, self._arrivals) >= self._batch_size
 
     def formed(self, num_admitted: int, num_left: int) -> None:
@@ -187,5 +187,5 @@ class MeanOverload:
         return (7000 * number + 3 * old) // 10
 
     def settled(self, num_listed: int) -> bool:
-        """Tell that a try changes nothing."""
+        """Return True: a try changes nothing."""
         return True

@@ -1,14 +1,14 @@
 """First come first served with head-of-line blocking.
 
 S-LoRA's request queue (slora/server/router/req_queue.py, commit c1ddf48), and vLLM's order. The pass goes from the head
-and ends at the first sequence that is refused, but for those that only wait for their adapter: others go past them,
-within the bound of `AdmissionPass`.
+and ends at the first refused sequence, except those that wait only for their adapter: others overtake them, within the
+bound of `AdmissionPass`.
 
 `strict` keeps what S-LoRA does with cancelled requests (named `cancelled_stay_listed` in the docs): a waiting one is
 skipped in the pass but stays listed until a batch forms, so a queue of cancelled requests only is never swept. Without
 it they leave at once.
 
-Cost of a pass: as many tests as sequences enter and are passed over, and one; it does not grow with the queue.
+Cost of a pass: one test more than sequences enter or are passed over; it does not grow with the queue.
 """
 
 from lorrery.scheduler.core.admission import AdmissionPass
@@ -24,11 +24,11 @@ class Fifo(ListedQueue):
     """First come first served.
 
     Args:
-        strict: keep S-LoRA's way with cancelled requests.
+        strict: keep S-LoRA's handling of cancelled requests.
     """
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        """Try from the head. Cost: as many tests as sequences enter, and one."""
+        """Try from the head. Cost: one test more than sequences enter or are passed over."""
         cancelled: list[Sequence] = []
         self._blocked = None
         for sequence in self._waiting:
@@ -38,14 +38,14 @@ class Fifo(ListedQueue):
                 self._blocked = admission.refused
                 break
         if admission.admitted:
-            # S-LoRA drops as many from the front as it has seen: admitted ones and cancelled ones among them.
+            # S-LoRA removes as many from the front as it has seen: admitted ones and cancelled ones among them.
             self._waiting.remove_all((*admission.admitted, *cancelled))
         return []
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the pass may fit."""
+        """Return after how many decode steps the sequence that ended the pass may fit."""
         return steps_until_admissible(self._blocked, running, memory, limit)
 
     def arrivals_matter(self) -> bool:
-        """Tell whether an arrival could be admitted: only if nobody ended the last pass."""
+        """Return whether an arrival could be admitted: only if no sequence ended the last pass."""
         return self._blocked is None or self.at_rest()

@@ -1,8 +1,8 @@
-"""A bound on how many sequences may enter past the one that has waited longest.
+"""A bound on how many sequences may overtake the one that has waited longest.
 
-Queues that prefer some sequences to others (by adapter, by length) would let the others starve while enough of the
-preferred arrive. S-LoRA's have no such bound, but for a rule of its one-adapter queue, which stops at 30 others; that
-number is taken over here.
+Queues that prefer some sequences to others (by adapter, by length) would let the others starve while enough preferred
+ones arrive. S-LoRA's have no such bound, except its one-adapter queue, which stops at 30 others; that number is used
+here too.
 """
 
 from lorrery.scheduler.core.sequence import Sequence
@@ -11,10 +11,10 @@ MAX_OVERTAKES = 30
 
 
 class Patience:
-    """Counts who enters past the sequence that has waited longest (the head).
+    """Counts the sequences that overtake the one that has waited longest (the head).
 
     Args:
-        most: so many may.
+        most: largest number allowed.
     """
 
     def __init__(self, most: int = MAX_OVERTAKES) -> None:
@@ -27,7 +27,7 @@ class Patience:
         return self._most - self._overtakes if head is self._head else self._most
 
     def note(self, head: Sequence, admitted: list[Sequence]) -> None:
-        """Take note of who entered while this was the head; nothing changes if nobody did."""
+        """Count the admitted sequences while this was the head; none: nothing changes."""
         if not admitted:
             return
         overtakes = self._most - self.left(head) + len(admitted)

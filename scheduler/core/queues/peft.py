@@ -4,7 +4,7 @@ S-LoRA's `peft` (slora/server/router/peft_req_queue.py, commit c1ddf48), its mod
 one adapter (the base model is one too), and the next adapter has its turn when the batch has drained.
 
 The batch's adapter, or with nothing running that of the request that has waited longest, is walked in order of arrival
-up to the first refusal. At most `MAX_OVERTAKES` sequences enter past the one that has waited longest; then the batch
+up to the first refusal. At most `MAX_OVERTAKES` sequences overtake the one that has waited longest; then the batch
 drains, and that one's adapter is next.
 
 `strict` keeps the original's:
@@ -14,7 +14,7 @@ drains, and that one's adapter is next.
 * `cancelled_stay_listed`: a cancelled request is never removed; it counts among the 30, and at the head of the list it
   chooses the adapter, for which a batch may then never form.
 
-Cost of a pass: as many tests as sequences enter, and one; it does not grow with the queue.
+Cost of a pass: one test more than sequences enter; it does not grow with the queue.
 """
 
 from lorrery.scheduler.core.admission import AdmissionPass
@@ -31,7 +31,7 @@ class Peft(ListedQueue):
 
     Args:
         strict: keep S-LoRA's bugs.
-        max_overtakes: so many sequences may enter past the one that has waited longest.
+        max_overtakes: how many sequences may overtake the one that has waited longest.
     """
 
     def __init__(self, *, strict: bool = False, max_overtakes: int = MAX_OVERTAKES) -> None:
@@ -64,11 +64,11 @@ class Peft(ListedQueue):
         return []
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the pass may fit."""
+        """Return after how many decode steps the sequence that ended the pass may fit."""
         return steps_until_admissible(self._blocked, running, memory, limit)
 
     def _few_others(self, key: str | None) -> bool:
-        """Tell whether at most 30 requests of other adapters are listed before the first of this one."""
+        """Return whether at most 30 requests of other adapters are listed before the first of this one."""
         for place, sequence in enumerate(self._waiting):
             if place > MAX_OVERTAKES:
                 return False

@@ -1,7 +1,7 @@
-"""Batches of like lengths, cut where a cost profile says: two dynamic programs.
+"""Batches of similar lengths, cut by a cost profile: two dynamic programs.
 
 S-LoRA's `pets` (slora/server/router/pets_req_queue.py, commit c1ddf48), after PetS (Zhou et al., USENIX ATC 2022). If
-more than `MIN_WAITING` wait:
+more than `MIN_WAITING` requests wait:
 
 1. Each adapter's requests are sorted by prompt length and cut into chunks, so that the sum of what the adapter adds to
    each chunk, padded to its longest prompt, is least.
@@ -12,12 +12,12 @@ Otherwise first come first served.
 
 `strict` keeps the original's:
 
-* `no_bound`: long prompts starve while short ones arrive. The default lets at most `MAX_OVERTAKES` sequences past the
-  one that has waited longest, and is first come first served until that one has entered.
-* `whole_queue`: the programs, quadratic in what they look at, take the whole queue. The default takes the `WINDOW`
+* `no_bound`: long prompts starve while short ones arrive. By default at most `MAX_OVERTAKES` sequences overtake the one
+  that has waited longest, and it is first come first served until that one has entered.
+* `whole_queue`: the programs, quadratic in their input, take the whole queue. The default takes the `WINDOW` requests
   that have waited longest.
-* `table`: costs come from a table of even batch sizes and at most 1024 tokens; a longer prompt ended the original by
-  an assertion (here, as all that is not in the table, its cost is infinite). The default asks the device model.
+* `table`: costs come from a table of even batch sizes and at most 1024 tokens; a longer prompt stopped the original by
+  an assertion (here its cost is infinite, as of everything not in the table). The default uses the device model.
 * `cancelled_stay_listed`: a cancelled request takes part in the programs, and is listed until a batch forms.
 
 Cost of a pass: the programs, O(WINDOW^2) additions (some hundred microseconds); strict O(waiting^2).
@@ -40,7 +40,7 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 MIN_WAITING = 10
-"""Up to so many it is first come first served (S-LoRA's comment says 20)."""
+"""Up to this many waiting requests it is first come first served (S-LoRA's comment says 20)."""
 WINDOW = 64
 
 Costs: TypeAlias = list[float]
@@ -51,9 +51,9 @@ class Pets(ListedQueue):
     """PetS's coordinated batching.
 
     Args:
-        profile: what prefills cost.
+        profile: costs of prefills.
         strict: keep S-LoRA's bugs.
-        max_overtakes: so many sequences may enter past the one that has waited longest.
+        max_overtakes: how many sequences may overtake the one that has waited longest.
     """
 
     def __init__(self, profile: Profile, *, strict: bool = False, max_overtakes: int = MAX_OVERTAKES) -> None:
@@ -85,7 +85,7 @@ class Pets(ListedQueue):
         return []
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the pass may fit."""
+        """Return after how many decode steps the sequence that ended the pass may fit."""
         return steps_until_admissible(self._blocked, running, memory, limit)
 
     def _first_macro_batch(self) -> list[Sequence]:
@@ -107,24 +107,24 @@ class Pets(ListedQueue):
         return list(by_adapter.values())
 
     def _chunk_costs(self, sequences: list[Sequence], end: int) -> Costs:
-        """Return the costs of the chunks of one adapter that end here, the longest prompt last."""
+        """Return the costs of the chunks of one adapter that end at `end`, the longest prompt last."""
         adapter, tokens = sequences[end - 1].adapter, sequences[end - 1].input_tokens
         rank = 0 if adapter is None else adapter.rank
         return [self._profile.adapter(rank, num_sequences, tokens) for num_sequences in range(end, 0, -1)]
 
     def _macro_batch_costs(self, chunks: list[list[Sequence]], num_before: list[int], end: int) -> Costs:
-        """Return the costs of the macro batches that end here, given how many sequences are before each chunk."""
+        """Return the costs of the macro batches that end at `end`, given the number of sequences before each chunk."""
         num_sequences = num_before[end]
         costs = self._profile.prefills(num_sequences, chunks[end - 1][-1].input_tokens)
         return [costs[num_sequences - before] for before in num_before[:end]]
 
 
 def _cut(what: list[_Item], costs_to: Callable[[int], Costs]) -> list[list[_Item]]:
-    """Cut a list into pieces so that their costs have the least sum; of equal sums the longest last piece.
+    """Cut a list into pieces with the least sum of costs; ties: the longest last piece.
 
     Args:
-        what: at least one.
-        costs_to: of an end, the cost of each piece that ends there: entry i is that of `what[i:end]`.
+        what: at least one element.
+        costs_to: for an end, the cost of each piece that ends there: entry i is that of `what[i:end]`.
     """
     if len(what) == 1:
         return [what]

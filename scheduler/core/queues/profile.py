@@ -1,8 +1,8 @@
-"""What a prefill costs, as the `pets` queue wants to know it: the padded batch, and what one adapter adds to it.
+"""Prefill costs for the `pets` queue: of the padded batch, and what one adapter adds to it.
 
-`DeviceProfile` asks the device model. `MeasuredProfile` looks up a table with S-LoRA's rules: padded lengths in steps
-of 32 up to 1024, even batch sizes; a single prompt costs as two, an odd number as the mean of its neighbours, and what
-is not in the table is infinitely expensive.
+`DeviceProfile` uses the device model. `MeasuredProfile` looks up a table with S-LoRA's rules: padded lengths in steps
+of 32 up to 1024, even batch sizes; a single prompt costs as two, an odd number as the mean of its neighbours, and
+anything not in the table is infinitely expensive.
 
 An adapter of rank r adds, per layer and adapted projection (in, out), for n tokens (Punica, arXiv 2310.18547; S-LoRA,
 arXiv 2311.03285):
@@ -23,22 +23,22 @@ LENGTH_STEP = 32
 """Lengths are padded to a multiple of this."""
 MAX_PROFILED_TOKENS = 1024
 _MAX_LENGTHS = 1024
-"""Padded lengths that are kept; with a window of 64 each takes some kilobytes."""
+"""Padded lengths that are cached; with a window of 64 each takes some kilobytes."""
 
 
 class Profile(Protocol):
     """Costs of a prefill, in any one unit."""
 
     def prefill(self, num_sequences: int, tokens: int) -> float:
-        """Return the cost of prefilling so many prompts, each padded to `tokens`, without adapters."""
+        """Return the cost of prefilling `num_sequences` prompts, each padded to `tokens`, without adapters."""
         ...
 
     def prefills(self, most: int, tokens: int) -> list[float]:
-        """Return `prefill` of 0, 1, ... `most` prompts, and maybe of more. One that derives from this need not."""
+        """Return `prefill` of 0, 1, ... `most` prompts, and maybe of more. Derived classes need not define it."""
         return [self.prefill(num_sequences, tokens) for num_sequences in range(most + 1)]
 
     def adapter(self, rank: int, num_sequences: int, tokens: int) -> float:
-        """Return what one adapter adds for so many prompts of that length."""
+        """Return what one adapter adds for this many prompts of that length."""
         ...
 
 
@@ -98,15 +98,15 @@ class DeviceProfile(Profile):
         self._layers = model.num_layers
         query, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
         self._ends = tuple(model.hidden + other for other in (query, kv, kv, query))
-        # The same few sizes come again, walk after walk.
+        # The same few sizes recur in pass after pass.
         self._by_length: dict[int, list[float]] = {}  # padded length: `prefill` of 0, 1, ... prompts
 
     def prefill(self, num_sequences: int, tokens: int) -> float:
-        """Return the duration of that step."""
+        """Return the duration of that step in picoseconds."""
         return self.prefills(num_sequences, tokens)[num_sequences]
 
     def prefills(self, most: int, tokens: int) -> list[float]:
-        """Return `prefill` of 0, 1, ... `most` prompts, and maybe of more; kept."""
+        """Return `prefill` of 0, 1, ... `most` prompts, and maybe of more; cached."""
         padded = _padded(tokens)
         row = self._by_length.get(padded)
         if row is None:
@@ -121,7 +121,7 @@ class DeviceProfile(Profile):
         return self._step_time.step_ps(Batch((PrefillChunk(tokens, 0, samples=True),) * num_sequences))
 
     def adapter(self, rank: int, num_sequences: int, tokens: int) -> int:
-        """Return how much longer the step takes."""
+        """Return how much longer the step takes, in picoseconds."""
         num_tokens = num_sequences * tokens
         if not rank or not num_tokens:
             return 0

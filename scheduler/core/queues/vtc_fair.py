@@ -1,44 +1,45 @@
-"""Fair between adapters, or between tenants: who has been served least goes next (virtual token counters).
+"""Fair between adapters, or between tenants: the one that was served least goes next (virtual token counters).
 
 Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024); S-LoRA's `vtc_fair`
-(slora/server/router/vtc_req_queue.py, commit c1ddf48). Each adapter has a first-come queue and a counter of what it was
-served, divided by its weight:
+(slora/server/router/vtc_req_queue.py, commit c1ddf48). Each adapter has a first-come queue and a counter of the service
+it got, divided by its weight:
 
     at admission     counter += input price x input tokens / weight           price 1
     per decode step  counter += output price x decoding sequences / weight    price 2; the prefill's token is free
 
 A pass takes the head of the adapter with the smallest counter (ties: seen first), again and again, and ends at the
-first refusal. An adapter that comes back from having nothing queued is lifted to the smallest counter of those that
-have, so that idling saves up nothing; if none has, to the counter of the one that was the last to have. Who
-waits for a load is passed over, within the bound of `AdmissionPass`.
+first refusal. An adapter that has requests queued again after having had none is lifted to the smallest counter of
+those with queued requests, so that idling saves up nothing; if there are none, to the counter of the last that had any.
+A sequence that waits for a load is passed over, within the bound of `AdmissionPass`.
 
 Bound (the paper's lemma 4.3 and theorem 4.4): as long as two adapters have requests waiting, their counters differ by
-at most U, and what they are served in any interval of that time, by weight, by at most 2 U, where
+at most U, and the service they get in any interval of that time, by weight, by at most 2 U, where
 
     U = max(input price x longest input, output price x tokens of the pool) / smallest weight.
 
-One that is passed over falls behind by what those sequences are served that enter meanwhile, `max_overtakes` at most.
+One that is passed over falls behind by the service of the sequences that enter meanwhile, at most `max_overtakes`.
 
 Counters are integers: a charge of price / weight is scaled by the least common multiple of the weights' numerators.
 
-`by_tenant`: a tenant is what an adapter is above, as in the paper, whose clients are tenants. A sequence may bring the
-weight of its tenant (API keys do), so weights are not known beforehand, and charges are rounded to a billionth.
+`by_tenant`: a tenant takes the place of an adapter above, as in the paper, whose clients are tenants. A sequence may
+bring the weight of its tenant (API keys do), so weights are not known beforehand, and charges are rounded to a
+billionth.
 
-`max_running` bounds how many of one adapter or tenant run at once. Without it whoever is alone may fill the batch, and
-those that come then wait until places are free: fair in tokens served, but a multiple of the time to first token that
-they had before. With it places are kept free, also when nobody comes.
+`max_running` bounds how many sequences of one adapter or tenant run at once. Without it a single one may fill the
+batch, and later ones wait until places are free: fair in tokens served, but at a multiple of the time to first token
+that they had before. With it places are kept free, even if no others arrive.
 
 `strict` keeps S-LoRA's:
 
-* `no_lift_when_empty`: nobody is lifted if no other adapter has requests waiting, so who idled while others ran
+* `no_lift_when_empty`: an adapter is not lifted if no other has requests waiting, so one that idled while others ran
   without a queue has saved that up, and the bound does not hold.
-* `popped_stay_listed`: a cancelled request that a pass met and that formed no batch has left its adapter's queue, but
-  is listed as waiting for good. Without it a cancelled request leaves at once.
+* `popped_stay_listed`: a cancelled request met by a pass that formed no batch has left its adapter's queue, but is
+  listed as waiting for good. Without it a cancelled request leaves at once.
 
 One bug is not kept: a request for the base model, or for an adapter that was not registered, ends the original's loop
 with a KeyError and hangs the server; here it has weight 1, strict or not.
 
-Cost: a pass O(adapters that wait) and O(log) of it per admission; a commit O(distinct running adapters). Neither grows
+Cost: a pass O(waiting adapters) and O(log) of it per admission; a commit O(distinct running adapters). Neither grows
 with the queue.
 """
 
@@ -68,7 +69,7 @@ class _Flow:
         self.charge = charge  # counter units per token at price 1
 
     def key(self) -> tuple[int, int]:
-        """Return what decides whose turn it is."""
+        """Return the key that orders the turns."""
         return self.counter, self.place
 
 
@@ -77,9 +78,9 @@ class VtcFair:
 
     Args:
         weights: adapter id (or tenant) to weight, positive; one of weight 2 gets twice as much. Missing: 1.
-        strict: keep S-LoRA's way with cancelled requests.
+        strict: keep S-LoRA's handling of cancelled requests.
         by_tenant: be fair between tenants instead of adapters.
-        max_running: most sequences of one adapter or tenant that run at once; None: any number.
+        max_running: most sequences of one adapter or tenant that run at once; None: no limit.
     """
 
     arrivals_read_state = True  # the lift compares counters
@@ -104,7 +105,7 @@ class VtcFair:
         self._last_backlogged: _Flow | None = None
         self._listed = WaitingList()
         self._turn: tuple[_Flow, tuple[Sequence, Blocked]] | None = None
-        self._passed: dict[int, str | None] = {}  # whom the last pass has passed over, by their places
+        self._passed: dict[int, str | None] = {}  # adapters or tenants passed over in the last pass, by place
 
     def __len__(self) -> int:
         return len(self._listed)
@@ -113,18 +114,18 @@ class VtcFair:
         return iter(self._listed)
 
     def served(self) -> dict[str | None, Fraction]:
-        """Return what each adapter or tenant was served, by weight; in order of first sight."""
+        """Return the service that each adapter or tenant got, by weight; in order of first sight."""
         return {adapter_id: Fraction(flow.counter, self.unit) for adapter_id, flow in self._flows.items()}
 
     def append(self, sequence: Sequence, at_ps: int) -> None:
-        """Let a sequence wait, and lift its adapter or tenant if it had none waiting."""
+        """Add a sequence, and lift its adapter or tenant if it had none waiting."""
         self._listed.append(sequence)
         owner = self._owner(sequence)
         flow = self._flows.get(owner)
         if flow is None:
             flow = self._flows[owner] = _Flow(len(self._flows), self._charge(owner, sequence))
         elif self._by_tenant:
-            flow.charge = self._charge(owner, sequence)  # its key may have another weight by now
+            flow.charge = self._charge(owner, sequence)  # its API key may have another weight by now
         if not len(flow.waiting):
             if self._backlogged:
                 flow.counter = max(flow.counter, min(other.counter for other in self._backlogged.values()))
@@ -151,7 +152,7 @@ class VtcFair:
         return sequence
 
     def clear(self) -> list[Sequence]:
-        """Remove and return all that wait, in order of arrival; the counters stay."""
+        """Remove and return all sequences, in order of arrival; the counters stay."""
         for flow in self._backlogged.values():
             flow.waiting.clear()
         self._backlogged.clear()
@@ -186,7 +187,7 @@ class VtcFair:
         return []
 
     def _places(self, running: Running) -> dict[str | None, int] | None:
-        """Return how many more may run, of who waits; None: any number."""
+        """Return how many more may run for each waiting adapter or tenant; None: no limit."""
         if self._max_running is None:
             return None
         numbers = dict(self._decoding(running))
@@ -199,7 +200,7 @@ class VtcFair:
         """Yield waiting sequences in the order in which they would be served, as if each were charged its input.
 
         Args:
-            places: how many of each owner's; None: any number.
+            places: most sequences of each adapter or tenant; None: no limit.
         """
         turns = [
             (flow.counter, flow.place, iter(flow.waiting), flow.charge)
@@ -209,7 +210,7 @@ class VtcFair:
         heapify(turns)  # places differ, so the iterators are never compared
         while turns:
             counter, place, waiting, charge = turns[0]
-            # All of an adapter's wait for the same load; a tenant's may have others.
+            # All sequences of an adapter wait for the same load; a tenant's may have other adapters.
             sequence = None if place in self._passed and not self._by_tenant else next(waiting, None)
             if sequence is None:
                 heappop(turns)
@@ -231,10 +232,10 @@ class VtcFair:
             self._last_backlogged = self._backlogged.pop(owner)
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return when the one whose turn it is may fit, or when it will be another adapter's turn; exact.
+        """Return when the sequence whose turn it is may fit, or when the turn passes to another adapter; exact.
 
         A running adapter's counter grows with every step, so another may come to have the smallest. One that was passed
-        over may grow past the one whose turn it is; then this answers 1.
+        over may grow past the one whose turn it is; then this returns 1.
         """
         if self._turn is None or self._turn[1][1] is Blocked.COUNT:
             return limit
@@ -258,15 +259,15 @@ class VtcFair:
         return None
 
     def at_rest(self) -> bool:
-        """Tell whether nobody waits but cancelled ones that no pass will meet again."""
+        """Return whether nothing waits but cancelled sequences that no pass will meet again."""
         return not self._backlogged
 
     def arrivals_matter(self) -> bool:
-        """Tell that an arrival could enter: its adapter may have been served least."""
+        """Return True: an arrival could enter, as its adapter may have been served least."""
         return True
 
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
-        """Return who would be next in turn if only the prompt limit counted. The original has no look-ahead."""
+        """Return the sequences that would be next if only the prompt limit counted. The original has no look-ahead."""
         return prompts_within(self._in_turn(), max_prompt_tokens)
 
     def decoded(self, running: Running, num_steps: int) -> None:
@@ -279,15 +280,15 @@ class VtcFair:
 
 
 def _adapter_id(sequence: Sequence) -> str | None:
-    """Return whose share it is: an adapter's versions have one together; None is the base model."""
+    """Return the owner for fairness: an adapter, with all its versions; None is the base model."""
     return None if sequence.adapter is None else sequence.adapter.adapter_id
 
 
 def _tenant_id(sequence: Sequence) -> str | None:
-    """Return whose share it is; requests of nobody's are one tenant."""
+    """Return the owner for fairness: the tenant; requests without one are one tenant."""
     return sequence.tenant_id
 
 
 def _input_charge(sequence: Sequence, charge: int) -> int:
-    """Return what admission adds to the counter; who was in a batch before has been charged."""
+    """Return what admission adds to the counter; a requeued sequence has been charged before."""
     return 0 if sequence.num_requeues else INPUT_PRICE * sequence.input_tokens * charge

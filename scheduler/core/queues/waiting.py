@@ -1,10 +1,10 @@
-"""Who waits, in order of first arrival.
+"""Waiting sequences in order of first arrival.
 
-Sequences come in that order, but for those that are queued again: each may belong anywhere. They are put in order when
-somebody looks, all at once, so N of them cost O(N log N). One that is older than all (preempted) goes to the front.
+Sequences are appended in that order, except requeued ones: each may belong anywhere. They are sorted at the next read,
+all at once, so N of them cost O(N log N). One that is older than all others (preempted) goes to the front.
 
-Who comes first is asked at nearly every step (`front`), so some more than are asked for are kept as a list: a look goes
-through the table once in `KEPT` fronts.
+The first ones are read at nearly every step (`front`), so more than are needed are kept as a list: only one in `KEPT`
+fronts has to go through the table.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from typing import Final
 from lorrery.scheduler.core.sequence import Sequence
 
 KEPT: Final = 4
-"""So many times as many as are asked for are kept as a list."""
+"""Length of the kept list, as a multiple of the front's."""
 
 
 class WaitingList:
@@ -24,9 +24,9 @@ class WaitingList:
     def __init__(self) -> None:
         self._sequences: OrderedDict[int, Sequence] = OrderedDict()
         self._in_order = True
-        self._first: list[Sequence] = []  # some that arrived first, in order
-        self._front: list[Sequence] = []  # what `front` has answered
-        self._front_length = -1  # how many it was asked for; -1: since then they may have become others
+        self._first: list[Sequence] = []  # some of the first arrivals, in order
+        self._front: list[Sequence] = []  # last result of `front`
+        self._front_length = -1  # its length argument; -1: the result may be out of date
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -43,11 +43,11 @@ class WaitingList:
 
     @property
     def first(self) -> Sequence | None:
-        """The one that arrived first."""
+        """The earliest arrival; None: nothing waits."""
         return next(iter(self), None)
 
     def front(self, length: int) -> list[Sequence]:
-        """Return who arrived first, so many at most: the same list while they stay, which is not to be changed."""
+        """Return the `length` earliest arrivals, or all: the same list object while they stay; read-only."""
         if self._front_length != length:
             if len(self._first) < length and len(self._first) < len(self._sequences):
                 self._first = list(islice(self, KEPT * length))
@@ -59,7 +59,7 @@ class WaitingList:
         return self._sequences.get(handle)
 
     def append(self, sequence: Sequence) -> None:
-        """Add at the end, or, if one that arrived later waits (after a loss), at its place by arrival."""
+        """Add at the end, or, if a later arrival already waits (after a loss), at its place by arrival."""
         sequences = self._sequences
         if len(sequences) < self._front_length:
             self._front_length = -1
@@ -78,7 +78,7 @@ class WaitingList:
         self._in_order = True
 
     def remove(self, handle: int) -> None:
-        """Remove one that is known to wait."""
+        """Remove a sequence that is known to wait."""
         self._leaves(self._sequences.pop(handle))
 
     def remove_all(self, sequences: Iterable[Sequence]) -> None:
@@ -95,7 +95,7 @@ class WaitingList:
         return sequence
 
     def _leaves(self, sequence: Sequence) -> None:
-        """Take one that has been removed out of those that are kept as a list, if it is there."""
+        """Remove a sequence that has left from the kept list, if it is there."""
         for place, one in enumerate(self._first):
             if one is sequence:
                 del self._first[place]
