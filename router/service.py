@@ -1,4 +1,4 @@
-"""RouterService: what clients call over gRPC, and the router as a process. What a call does is in `handler.py`."""
+"""RouterService: the gRPC edge, and the router as a process. The operations themselves are in `handler.py`."""
 
 import asyncio
 import signal
@@ -63,7 +63,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         return (router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name,)
 
     async def listen(self) -> Mapping[str, str]:
-        """See `Service`: HTTP, and engines' protocols."""
+        """See `Service`: HTTP, and the engine protocols."""
         addresses = {} if self._http is None else {"http": self._http.listen()}
         return addresses | {server.name: await server.start() for server in self._engines}
 
@@ -112,7 +112,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             await server.end_health()
         await self._handler.drain()
         if self._http is not None:
-            await self._http.answered()  # what its generations have made may still be on its way
+            await self._http.answered()  # output of finished generations may still be unsent
 
     # --- the client's side ---
 

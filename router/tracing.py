@@ -1,13 +1,14 @@
 """The spans of a router: a client's call, and each output that it asks for.
 
-    lorrery.v1.RouterService/Generate, or POST /v1/completions      the call, as its client knows it
+    lorrery.v1.RouterService/Generate, or POST /v1/completions      the call, under its client's name for it
       llm_request                                                   one output; vLLM's name for it
         admission                                                   from its arrival until it goes to a scheduler
-        (what the scheduler tells)
-        stream                                                      from its first token's message to its last
+        (the scheduler's spans)
+        stream                                                      from the message of its first token to its last
 
-An edge begins a call, and whatever happens while it serves it belongs to that; the handler asks for `current()`. A call
-that is not sampled has no spans, but where its client names a trace, the log and what schedulers hear names it too.
+An edge opens a call, and whatever happens while it is served belongs to it; the handler gets it from `current()`. A
+call that is not sampled has no spans, but if its client names a trace, log lines and messages to schedulers carry its
+id.
 """
 
 import contextlib
@@ -38,28 +39,28 @@ _FAULTS = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DATA_LOSS,
 }
-"""What makes a call an error of its server, by OpenTelemetry's conventions; other statuses tell of the client."""
+"""Statuses that are server errors by OpenTelemetry's conventions; other statuses are the client's errors."""
 
 _current: ContextVar["CallTrace | None"] = ContextVar("call", default=None)
 
 
 def current() -> "CallTrace | None":
-    """Return the call that is being served; None: it belongs to no trace."""
+    """Return the call that is being served; None: it is not traced."""
     return _current.get()
 
 
 class CallTraces:
-    """Begins the traces of a router's calls.
+    """Opens the traces of a router's calls.
 
     Args:
-        tracer: takes spans; None: tracing is off.
+        tracer: receives spans; None: tracing is off.
     """
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
 
     def grpc(self, context: status.Context, method: str) -> "CallTrace | contextlib.nullcontext[None]":
-        """Return what a call over gRPC is served within; `method`: SERVICE/METHOD."""
+        """Return the context manager in which a gRPC call is served; `method`: SERVICE/METHOD."""
         if self._tracer is None:
             return contextlib.nullcontext()
         metadata = context.invocation_metadata() or ()
@@ -266,7 +267,7 @@ def _consumed(finish: Finish) -> dict[str, Value]:
     usage = finish.usage
     return {
         "gen_ai.response.finish_reasons": (finish.reason.word,),
-        # vLLM's is from arrival to admission, whatever it waits for.
+        # vLLM's queue time is from arrival to admission, whatever the reason for the wait.
         "gen_ai.latency.time_in_queue": usage.queue_seconds + usage.adapter_load_seconds,
         "gen_ai.latency.time_in_model_prefill": usage.prefill_seconds,
         "gen_ai.latency.time_in_model_decode": usage.decode_seconds,
