@@ -1,8 +1,8 @@
-"""One HTTP answer, made of one or more generations: collected, or streamed as server-sent events.
+"""One HTTP response, made of one or more generations: collected, or streamed as server-sent events.
 
-Nothing is sent before the first token: a client takes its first byte for the first token, and an error that comes
-before it gets a status of its own. An event is one message of a generation, which is one token unless the router is
-late. A client that goes ends its generations.
+Nothing is sent before the first token: clients take the first byte as the first token, and an error before it can still
+have a status of its own. An event is one message of a generation, which is one token unless the router is late. A
+client that disconnects ends its generations.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from lorrery.vocabulary.finish_reason import FinishReason
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 WRITER = "writer"
-"""Where the ASGI state has the `BodyWriter` of a request."""
+"""Key of a request's `BodyWriter` in the ASGI state."""
 
 
 class BodyWriter(Protocol):
-    """Writes parts of a body past ASGI's `send`, which is a dozen coroutines deep and may wait."""
+    """Writes parts of a body without ASGI's `send`, which is a dozen coroutines deep and may wait."""
 
     @property
     def is_ready(self) -> bool:
@@ -38,12 +38,12 @@ class BodyWriter(Protocol):
         ...
 
     def write_now(self, body: bytes) -> None:
-        """Write a part that is not the last; call it only while `is_ready`."""
+        """Write a part that is not the last; call only while `is_ready`."""
         ...
 
 
 class Shape(Protocol):
-    """How one kind of client wants its output.
+    """The response format of one kind of client.
 
     Attributes:
         media_type: of a stream.
@@ -248,7 +248,7 @@ class Answer(Response):
 
             def write_now(message: router_pb2.GenerateResponse) -> bool:
                 if not begun or writer is None or not writer.is_ready:
-                    return False  # before the event is made: shapes count what they have shown
+                    return False  # checked before the event is made, because shapes count what they have shown
                 writer.write_now(event(index, message, call.logprobs))
                 return True
 
@@ -274,7 +274,7 @@ class Answer(Response):
                 for index, generate in enumerate(self._choices):
                     tasks.create_task(_awaited(generate(call_of(index))))
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None  # the others were cancelled for it, or came with it
+            raise group.exceptions[0] from None  # the others were cancelled because of it, or failed at the same time
 
     async def _send(self, send: Send, events: bytes, *, last: bool = False) -> None:
         if not self._begun:
@@ -293,7 +293,7 @@ async def _awaited(awaitable: Awaitable[None]) -> None:
 
 
 def data(text: str) -> bytes:
-    """Return one event; a blank after the colon is what OpenAI's clients strip."""
+    """Return one event; OpenAI's clients strip the blank after the colon."""
     return f"data: {text}\n\n".encode()
 
 
