@@ -1,4 +1,4 @@
-"""`vllm.grpc.engine.VllmEngine`, as the gateway smg speaks it. It knows no adapters: see `EnginePort.adapter`."""
+"""`vllm.grpc.engine.VllmEngine`, as the gateway smg uses it. It has no adapters: see `EnginePort.adapter`."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

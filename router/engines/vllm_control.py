@@ -1,4 +1,4 @@
-"""vLLM's own gRPC for those who run an engine: `vllm.Control`."""
+"""vLLM's own gRPC for operators of an engine: `vllm.Control`."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from lorrery.vocabulary.adapter_log import adapter_number
 
 NAME = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 API_VERSION = "vllm"
-"""Dynamo's sidecar takes no other."""
+"""The only version that Dynamo's sidecar accepts."""
 KV_EVENT_SCHEMA = 1
-"""vLLM's number for the messages of docs/kv-events.md."""
+"""vLLM's schema number for the messages of docs/kv-events.md."""
 NO_FOLDER = "lorrery:"
-"""Before the name of an adapter that was not loaded here, as its path: the sidecar takes no adapter without one."""
+"""Prefix of the made-up path of an adapter that was not loaded here: the sidecar ignores adapters without a path."""
 _NO_WEIGHTS = "the model is a mock without weights"
 _NO_PAUSE = "a cluster does not pause; drain the router with SIGTERM"
 
@@ -25,7 +25,7 @@ class Control(control_pb2_grpc.ControlServicer):
     """The service `vllm.Control`.
 
     Args:
-        engine: answers.
+        engine: performs the operations.
     """
 
     def __init__(self, engine: Engine) -> None:
