@@ -1,8 +1,8 @@
-"""What can go wrong, and how a client sees it.
+"""The exceptions, and how clients see them.
 
     LorreryError
     |-- SettingsError        a settings file, variable or flag is wrong
-    |-- FormatError          a file has a format version that is not known, or is malformed
+    |-- FormatError          a file is malformed, or has an unknown format version
     `-- RequestError         one request ends without (further) output
         |-- InvalidRequest   a bad value
         |-- NeverFits        prompt or total over a limit
@@ -10,20 +10,20 @@
         |-- Overloaded       a queue or quota is full, or the reader is too slow
         |-- Unattainable     dropped by a service-level policy
         |-- RankOverLimit    an adapter over the deployment's rank limit
-        |-- Conflict         the name stands for something else
-        |-- NotOffered       a call of another server's protocol that is not to be had here
-        |-- WrongWorker      a worker does not go with the cluster
+        |-- Conflict         the name is in use
+        |-- NotOffered       an unsupported call of another server's protocol
+        |-- WrongWorker      a worker does not match the cluster
         |-- NoKvEvents       the deployment's prefix cache has no blocks
         |-- RunIsOver        a simulation in lock step has ended
-        |-- WorkerGivenUp    a worker's stream ends, for what it did or did not
+        |-- WorkerGivenUp    a worker's stream is ended because of its behaviour
         |-- Unauthenticated  no valid key, token or certificate
-        |-- PermissionDenied what the caller may not do
+        |-- PermissionDenied the caller may not do this
         |-- Unavailable      no worker or shard, or draining
-        |-- InjectedFault    a rule of `faults` asked for it
-        `-- Internal         an invariant of ours is broken
+        |-- InjectedFault    injected by a rule of `faults`
+        `-- Internal         a broken invariant of ours
 
-`chassis.status` gives each its status code; `Reason` says more exactly which one it is, for programs, and stands beside
-the text. docs/errors.md lists both.
+`chassis.status` maps each to a status code; `Reason` is a finer, machine-readable cause that accompanies the text.
+docs/errors.md lists both.
 """
 
 # ruff: noqa: N818  the names say what is wrong with the request; "Error" would say it twice

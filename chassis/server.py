@@ -13,26 +13,26 @@ from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.tls import server_credentials
 
 RECEIVE_BYTES = 4 * 1024 * 1024
-"""gRPC's default for the largest message that a server takes. A longer one ends its call with RESOURCE_EXHAUSTED."""
+"""gRPC's default limit on received messages. A longer message ends its call with RESOURCE_EXHAUSTED."""
 
 OPTIONS: tuple[tuple[str, int], ...] = (
-    # A second process on the port must fail, not take half of the connections.
+    # A second process on the port must fail, not receive half of the connections.
     ("grpc.so_reuseport", 0),
     # Tolerate clients that ping often, on idle connections too; gRPC's default closes them.
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Notice clients whose host has died, so that what they own is cancelled.
+    # Detect clients whose host has died, so that their requests are cancelled.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # a minute otherwise, whatever keepalive's is
-    # Calls that wait for the event loop: above 1,000 gRPC would cancel some at random, and say nothing. Who has to be
-    # refused is told why by the service.
+    ("grpc.http2.ping_timeout_ms", 10_000),  # default: a minute, regardless of the keepalive options
+    # Calls waiting for the event loop: above 1,000 gRPC would cancel random ones silently. Refusals, with a reason, are
+    # the service's task.
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 100_000),
 )
 
 _BACKLOG = 2048
-"""Connections that wait to be accepted: a burst of clients, each with one of its own."""
+"""Connections that wait to be accepted: a burst of clients with one connection each."""
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}  # noqa: S104  compared, not listened on
 
 
@@ -112,15 +112,15 @@ def dialable(listen: str, port: int) -> str:
 
 
 def _check_free(setting: str, listen: str) -> None:
-    # gRPC's core would log its own lines about a taken port; asking first keeps the message to one clear line.
+    # gRPC's core would log its own lines about an occupied port; testing it first gives one clear message.
     listening_socket(setting, listen).close()
 
 
 def listening_socket(setting: str, listen: str) -> socket.socket:
-    """Return a socket that listens on HOST:PORT; `setting`: where that comes from.
+    """Return a socket that listens on HOST:PORT; `setting`: origin of that address, for messages.
 
     Raises:
-        LorreryError: the address cannot be taken.
+        LorreryError: the address cannot be bound.
     """
     host, _, port = listen.rpartition(":")
     try:

@@ -55,7 +55,7 @@ def read_profile_file(path: Path) -> list[ProfileRow]:
     """Read a CSV file of measured steps.
 
     Raises:
-            SettingsError: the file cannot be read, or a row is invalid; the message names file and line.
+        SettingsError: the file cannot be read, or a row is invalid; the message names file and line.
     """
     with open_csv(path, SettingsError, ProfileError) as file:
         return read_profile(file)
@@ -65,7 +65,7 @@ def read_steps_file(path: Path) -> list[EngineStep]:
     """Read a CSV file of an engine's steps.
 
     Raises:
-            SettingsError: the file cannot be read, or a row is invalid; the message names file and line.
+        SettingsError: the file cannot be read, or a row is invalid; the message names file and line.
     """
     with open_csv(path, SettingsError, StepLogError) as file:
         return read_steps(file)
