@@ -1,7 +1,7 @@
-"""One style for the help of every command.
+"""One help format for all commands.
 
-A docstring is prose in paragraphs, which are wrapped to the terminal, and indented blocks, which are kept as they
-stand: examples under a line `Examples:`, files, formulas.
+A docstring consists of prose paragraphs, which are wrapped to the terminal, and indented blocks, which are kept as they
+are: examples under a line `Examples:`, files, formulas.
 """
 
 import re
@@ -40,7 +40,7 @@ ApiKey = Annotated[
         help=f"API key to show; better in ${API_KEY_VARIABLE}, which no list of processes shows.",
     ),
 ]
-"""Of every command that calls a router."""
+"""Option of every command that calls a router."""
 
 
 class Command(TyperCommand):

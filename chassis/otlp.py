@@ -1,7 +1,7 @@
-"""Spans to a collector, by OpenTelemetry's SDK: OTLP over gRPC or HTTP. Imported only where tracing is on.
+"""Sends spans to a collector with OpenTelemetry's SDK: OTLP over gRPC or HTTP. Imported only if tracing is on.
 
-The SDK's batch processor queues spans, and sends them in a thread of its own; nothing here waits for a collector. What
-the settings leave open, OpenTelemetry's own environment variables say (headers, certificates, time-outs, compression,
+The SDK's batch processor queues spans and sends them in a thread of its own; nothing here waits for a collector. What
+the settings do not set, OpenTelemetry's own environment variables do (headers, certificates, time-outs, compression,
 resource attributes, limits of a span).
 """
 
@@ -30,7 +30,7 @@ _HTTP_PORT = 4318
 _BATCH_SPANS = 512
 _SEND_AFTER_MS = 1000.0
 _TELL_EVERY_SECONDS = 60.0
-"""A collector that is away would have a line with each batch."""
+"""Interval of log lines about an unreachable collector, which would otherwise come with each batch."""
 _log = get_logger("chassis.otlp")
 _KINDS = {kind: trace.SpanKind[kind.value] for kind in Kind}
 
@@ -40,11 +40,11 @@ class OtlpExporter:
 
     Args:
         settings: of tracing.
-        endpoint: where the collector is.
-        service: which of the cluster's this is.
+        endpoint: of the collector.
+        service: name of the service.
 
     Raises:
-        SettingsError: the file of authorities cannot be read.
+        SettingsError: the CA file cannot be read.
     """
 
     def __init__(self, settings: TracingSettings, endpoint: str, service: str) -> None:
@@ -68,7 +68,7 @@ class OtlpExporter:
         provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False)
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("lorrery", VERSION)
-        # Its own words for what `_Counting` tells.
+        # OpenTelemetry's own log lines about failures that `_Counting` reports.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
     def put(self, span: Span) -> None:
