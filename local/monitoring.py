@@ -1,11 +1,12 @@
-"""The folder of files with which Prometheus and Grafana show a cluster without containers.
+"""The folder of files with which Prometheus and Grafana monitor a cluster without containers.
 
-    prometheus.yml     as it is: prometheus --config.file=FOLDER/prometheus.yml
+    prometheus.yml     unchanged: prometheus --config.file=FOLDER/prometheus.yml
     rules/             recording rules and alerts
-    targets/           where the processes are; Prometheus looks at it again whenever it changes
-    grafana/           dashboards, and the provisioning that makes Grafana show them
+    targets/           addresses of the processes; Prometheus rereads it on every change
+    grafana/           dashboards, and the provisioning that loads them into Grafana
 
-All but the targets are the ones that ship, so that a folder may be moved (Grafana's provisioning names it) and edited.
+All but the targets are the shipped files, so that the folder may be edited, and moved (Grafana's provisioning names
+it).
 """
 
 import json
@@ -19,7 +20,7 @@ from lorrery.chassis.whole_file import write_whole
 from lorrery.settings import Settings
 
 PROMETHEUS_URL = "http://127.0.0.1:9090"
-"""Where a Prometheus listens unless told otherwise."""
+"""Default address of Prometheus."""
 TARGETS = Path("targets", "cluster.json")
 _EVERY_INTERFACE = ("0.0.0.0", "[::]", "")  # noqa: S104  compared with, not listened on
 
@@ -105,7 +106,7 @@ class Monitoring:
         for path in sorted((PROMETHEUS / "rules").glob("*.yml")):
             yield self.folder / "rules" / path.name, path.read_text(encoding="utf-8")
         grafana = self.folder / "grafana"
-        # What Compose's containers have where; a string of JSON is one of YAML.
+        # Replaces values for Compose's containers; a JSON string is also valid YAML.
         local = {
             "http://prometheus:9090": json.dumps(self._prometheus_url),
             "/etc/grafana/dashboards": json.dumps(str((grafana / "dashboards").absolute())),
@@ -118,10 +119,10 @@ class Monitoring:
 
 
 def expected_targets(settings: Settings, num_workers: int) -> list[Target]:
-    """Return where the processes of a cluster will be that `lorrery up` starts with these settings.
+    """Return the targets of a cluster that `lorrery up` will start with these settings.
 
     Raises:
-        LorreryError: one listens on a free port, which only it will know.
+        LorreryError: a process listens on a free port, unknown until it runs.
     """
     host, _, port = settings.worker.metrics.rpartition(":")
     found = [Target("scheduler", "scheduler", settings.scheduler.metrics)]
