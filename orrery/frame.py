@@ -1,8 +1,8 @@
-"""What is shown of a cluster: one hello, then frames, each the state of a moment (docs/orrery.md).
+"""The data shown of a cluster: one hello, then frames, each the state at one moment (docs/orrery.md).
 
-Times are device seconds. Rows that come by the thousand are JSON arrays, everything else objects. Adapters and tenants
-are indices into tables of names, which grow as names appear: a frame brings those that are new since the one before.
-Counts are cumulative unless a field says otherwise.
+Times are device seconds. Rows that occur by the thousand are JSON arrays, everything else objects. Adapters and tenants
+are indices into tables of names, which grow as names appear: a frame lists the names that are new since the previous
+one. Counts are cumulative unless a field says otherwise.
 """
 
 from typing import Literal, get_args
@@ -10,15 +10,15 @@ from typing import Literal, get_args
 import msgspec
 
 BASE_MODEL = -1
-"""Stands for an adapter where the base model is asked for."""
+"""Adapter index of the base model."""
 NO_WORKER = -1
-"""The worker of a request that ended without one."""
+"""Worker index of a request that ended without a worker."""
 ON_GPU, IN_USE, LOADING = 0, 1, 2
 """States of an adapter on a worker."""
 MAX_ENDED = 200
-"""Ended requests that a frame has at most."""
+"""Upper bound on the ended requests in a frame."""
 MAX_EVENTS = 50
-"""Events that a frame has at most."""
+"""Upper bound on the events in a frame."""
 
 StepKind = Literal["prefill", "decode", "mixed", "idle"]
 EventKind = Literal[

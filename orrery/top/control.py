@@ -1,4 +1,4 @@
-"""What keys do: views, sorting, filtering, scrolling, pausing; a player takes what concerns a record."""
+"""Handles keys: views, sorting, filtering, scrolling, pausing; commands for a record are left to the player."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Single keys of a terminal, and its state given back however the program ends."""
+"""Reads single keys from a terminal, whose state is restored however the program ends."""
 
 import asyncio
 import codecs
