@@ -44,7 +44,7 @@ ApiKey = Annotated[
 
 
 class Command(TyperCommand):
-    """Shows its docstring as above; brackets in it are text, not markup. A path that is given is not empty."""
+    """Shows its docstring as described above; brackets in it are text, not markup. Rejects empty paths."""
 
     def __init__(self, *arguments: Any, help: str | None = None, **given: Any) -> None:  # noqa: A002, ANN401  click's
         super().__init__(*arguments, help=None if help is None else _wrapped(help), **given)

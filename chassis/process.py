@@ -39,10 +39,12 @@ from lorrery.chassis.whole_file import write_whole
 STOP_GRACE_SECONDS = 1.0
 """How long calls that are still open after the drain, such as a client's health watch, may take to end."""
 _COLLECT_AFTER = (10_000, 2, 100)
-"""Objects, then collections of the younger generation, after which one is collected. A step's burst of messages makes
-some thousand objects that are gone after it: at Python's own 700 each burst sets off a collection that finds nothing,
-which takes up to a tenth of a router's CPU of a message. With 2 the middle one, of what may be a queue that has just
-come, holds the loop for 8 ms; with Python's own 10 it was 80."""
+"""Thresholds of the garbage collector: objects, then collections of the younger generation.
+
+A step's burst of messages creates some thousand objects that are gone after it. At Python's own 700, each burst
+triggers a collection that finds nothing, up to a tenth of a router's CPU per message. The middle generation may hold a
+queue that has just arrived: with 2 its collection blocks the loop for 8 ms, with Python's own 10 it was 80 ms.
+"""
 
 
 class Service(Protocol):

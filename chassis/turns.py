@@ -7,7 +7,7 @@ import asyncio
 import time
 
 TURN_SECONDS = 0.002
-"""Of a turn. Each turn is one loop iteration, and other work on the loop needs several of those."""
+"""Length of a turn. Each turn is one loop iteration, and other work on the loop needs several of those."""
 
 
 class Turns:

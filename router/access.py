@@ -48,7 +48,7 @@ class Access:
 
     @property
     def protects(self) -> bool:
-        """Whether any caller is refused access."""
+        """Whether some calls need a key or a certificate."""
         return self._keys is not None or self._roles_count
 
     def caller(self, authorization: str, roles: Collection[str] = ()) -> ApiKey:

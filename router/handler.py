@@ -114,7 +114,7 @@ class Handler:
 
     @property
     def protects(self) -> bool:
-        """Whether any caller is refused access."""
+        """Whether some calls need a key or a certificate."""
         return self._access.protects
 
     @property

@@ -241,7 +241,7 @@ class Shard:
         hello = wire.router_hello(self._owner.router_id, self._owner.log, wants_load=self._owner.wants_load)
         written = False
         try:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # reading finds out what it is
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the read returns the error
                 async with asyncio.timeout(DIAL_SECONDS):
                     await call.write(hello)
             written = True
@@ -263,7 +263,7 @@ class Shard:
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         else:
-            return  # it has just come up
+            return  # it has just connected
         late = now >= self._unreached_since + WARN_AFTER_SECONDS
         self._say_at = now + WARN_EVERY_SECONDS if late else self._unreached_since + WARN_AFTER_SECONDS
         (_log.warning if late else _log.info)("shard_not_connected", shard=self.address, reason=reason)

@@ -1,4 +1,4 @@
-"""The spans of a router: a client's call, and each output that it asks for.
+"""The spans of a router: a client's call, and each output of the call.
 
     lorrery.v1.RouterService/Generate, or POST /v1/completions      the call, under its client's name for it
       llm_request                                                   one output; vLLM's name for it

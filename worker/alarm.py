@@ -39,7 +39,7 @@ class Alarm(Protocol):
 def open_alarm(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Alarm:
     """Return an alarm that calls `ring` in a loop; it may ring early, by the resolution of the loop's timers."""
     if type(loop).__module__.partition(".")[0] == "uvloop":
-        with contextlib.suppress(AttributeError, OSError):  # libc lacks timerfd, or the process may open no more files
+        with contextlib.suppress(AttributeError, OSError):  # libc lacks timerfd, or no file descriptor is available
             return _TimerFile(loop, ring)
     return _LoopTimer(loop, ring)
 

@@ -171,7 +171,7 @@ class Engine:
         """
         return self._requests.abort(self.caller(context).name, request_ids)
 
-    # --- what it is -------------------------------------------------------------------------------------------------
+    # --- description ------------------------------------------------------------------------------------------------
 
     async def workers(self, context: status.Context) -> tuple[list[types_pb2.Worker], int]:
         """Return the workers, and the number of requests that wait for one."""

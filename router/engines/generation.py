@@ -144,7 +144,7 @@ class Open:
                     if output.reason is None:
                         output.abort()
                         await write(output, router_pb2.GenerateResponse())
-        except TimeoutError:  # the reader reads nothing, so it cannot be told
+        except TimeoutError:  # the client reads nothing, not even this
             raise asyncio.CancelledError from None
 
     async def _serve(self, serve: Serve) -> None:

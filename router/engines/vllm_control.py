@@ -31,7 +31,7 @@ class Control(control_pb2_grpc.ControlServicer):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    # --- what it is ---
+    # --- description ---
 
     async def GetServerInfo(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.GetServerInfoRequest, context: status.Context

@@ -153,7 +153,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             super().on_url(url)
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            if self._in_head:  # trailers come here too
+            if self._in_head:  # called for trailers too
                 self._head_bytes += len(name) + len(value) + len(": \r\n")
             super().on_header(name, value)
 
@@ -164,7 +164,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             if self._wrong_head is not None:
                 raise ValueError
             if self._head_bytes > MAX_HEAD_BYTES:
-                raise OverflowError  # which the parser turns into its own, and that into a call of send_400_response
+                raise OverflowError  # the parser turns it into its own error, and that into a call of send_400_response
             super().on_headers_complete()
             self._in_head = False
             if 0 < len(self.pipeline) < _MAX_AHEAD:

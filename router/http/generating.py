@@ -255,7 +255,7 @@ def refuse_given(request: GeneratingRequest, reasons: Mapping[str, str]) -> None
     """
     for name, why in reasons.items():
         value = getattr(request, name)
-        asks = value is not None if name == "prompt_logprobs" else value  # 0 asks for some, without alternatives
+        asks = value is not None if name == "prompt_logprobs" else value  # 0 wants them without alternatives
         if asks and (name, value) != ("n", 1):
             raise refused(name.rstrip("_"), value, why)
 

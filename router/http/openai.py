@@ -23,7 +23,7 @@ from lorrery.router.http.token_json import LogprobsJson
 from lorrery.v1 import router_pb2
 
 _UNKNOWN = "1970-01-01T00:00:00Z"
-"""When a model was released, as Anthropic's API says that nobody knows."""
+"""Release date of every model; by Anthropic's API this value stands for an unknown one."""
 
 
 def routes(edge: Edge) -> APIRouter:
