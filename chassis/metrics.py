@@ -85,7 +85,7 @@ def new_registry(service: str) -> Registry:
 
 
 class ServiceState:
-    """`lorrery_service_state`: where the process is in its life."""
+    """`lorrery_service_state`: the state of the process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._states = Exporter(registry, [SERVICE_STATE]).numbers(SERVICE_STATE)
@@ -99,7 +99,7 @@ class ServiceState:
 
 
 class MetricsServer:
-    """Answers `GET /metrics` in a thread of its own until closed; between two requests that does nothing at all."""
+    """Serves `GET /metrics` in a thread of its own until closed; the thread is idle between requests."""
 
     def __init__(self, server: ThreadingHTTPServer) -> None:
         self._server = server
@@ -109,7 +109,7 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering and free the port."""
+        """Stop serving and free the port."""
         self._closing = True
         host, port = self._server.server_address[:2]
         # Not `serve_forever` and `shutdown`: polling ten times a second costs a worker as much as seven decode steps.

@@ -98,12 +98,12 @@ class OtlpExporter:
 
 
 class _PresetIds(IdGenerator):
-    """Gives a span the id that others know it by already."""
+    """Gives a span the id that was already sent to others."""
 
     trace_id = span_id = 0
 
     def generate_span_id(self) -> int:
-        """Return the id of the span that is being made."""
+        """Return the id of the span being created."""
         return self.span_id
 
     def generate_trace_id(self) -> int:
@@ -112,7 +112,7 @@ class _PresetIds(IdGenerator):
 
 
 class _Counting(SpanExporter):
-    """Counts what an exporter takes, in its thread, and tells of what no collector takes."""
+    """Counts what an exporter sends, in its thread, and logs what no collector accepts."""
 
     def __init__(self, inner: SpanExporter, counts: OtlpExporter, endpoint: str) -> None:
         self._inner, self._counts, self._endpoint = inner, counts, endpoint

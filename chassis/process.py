@@ -221,7 +221,7 @@ def service_command(
     load: Callable[[Path | None, Sequence[str]], S],
     make: Callable[[S, CollectorRegistry], Made],
 ) -> None:
-    """Be the command line of `python -m NAME`; never returns normally.
+    """Run the command line of `python -m NAME`; never returns normally.
 
     Exit codes: 0 after a drain, 1 for an error, 2 for wrong settings or flags, 128 + n after a second signal n, or
     after one before the service runs.

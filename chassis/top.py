@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 OTHER = "other"
 MAX_CHARACTERS = 200
-"""Upper bound on a name in view; a name that is longer or not printable is useless in a dashboard and counts as `other`."""
+"""Upper bound on a name in view; a longer or unprintable name is useless in a dashboard and counts as `other`."""
 
 _CANDIDATES = 4
 """Minimum number of candidates kept per name in view; twice as many before they are thinned."""

@@ -41,11 +41,11 @@ class Target:
 
 
 class Monitoring:
-    """A folder as above.
+    """A folder with the files above.
 
     Args:
-        folder: made when it is written to.
-        prometheus_url: where Grafana finds Prometheus.
+        folder: created on the first write.
+        prometheus_url: address of Prometheus for Grafana.
     """
 
     def __init__(self, folder: Path, prometheus_url: str = PROMETHEUS_URL) -> None:
@@ -54,24 +54,24 @@ class Monitoring:
 
     @property
     def config(self) -> Path:
-        """What `prometheus --config.file` gets."""
+        """Path for `prometheus --config.file`."""
         return self.folder / "prometheus.yml"
 
     @property
     def grafana_provisioning(self) -> Path:
-        """What Grafana gets as GF_PATHS_PROVISIONING."""
+        """Path for Grafana's GF_PATHS_PROVISIONING."""
         return self.folder / "grafana" / "provisioning"
 
     def write(self, *, force: bool = False, keep: bool = False) -> list[Path]:
-        """Write everything but the targets; return what was written, without what had that content already.
+        """Write everything but the targets; return the files written, without those that had the same content already.
 
         Args:
             force: overwrite files that differ.
             keep: leave files that differ as they are.
 
         Raises:
-            LorreryError: a file is there, differs, and nothing says what to do with it; nothing is written then. Or one
-                cannot be written.
+            LorreryError: a file exists with other content, and neither flag is set (nothing is written then), or a file
+            cannot be written.
         """
         changed = {path: text for path, text in self._files() if _content(path) != text}
         there = [path for path in changed if path.exists()]
@@ -84,10 +84,10 @@ class Monitoring:
         return sorted(changed)
 
     def write_targets(self, targets: Iterable[Target]) -> None:
-        """Say where the processes are now; at once as a whole, since Prometheus may read at any time.
+        """Write the addresses of the processes, atomically, since Prometheus may read at any time.
 
         Raises:
-            LorreryError: it cannot be written.
+            LorreryError: the file cannot be written.
         """
         groups = [
             {"targets": [_reachable(one.address)], "labels": {"job": one.service, "instance": one.name}}
@@ -101,7 +101,7 @@ class Monitoring:
             raise LorreryError(f"{path}: {error.strerror}") from None
 
     def _files(self) -> Iterator[tuple[Path, str]]:
-        """Yield each file with its content."""
+        """Yield each file and its content."""
         yield self.config, (PROMETHEUS / "local.yml").read_text(encoding="utf-8")
         for path in sorted((PROMETHEUS / "rules").glob("*.yml")):
             yield self.folder / "rules" / path.name, path.read_text(encoding="utf-8")

@@ -118,7 +118,7 @@ class ForkServer:
         self.close()
 
     def close(self) -> None:
-        """End it, and with it what it started."""
+        """End the fork server, and with it all services that it started."""
         self._control.close()
         self._process.kill()
         self._process.wait()

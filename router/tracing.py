@@ -69,7 +69,7 @@ class CallTraces:
         return self._begin(headers, method, {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name})
 
     def http(self, scope: Any) -> "CallTrace | contextlib.nullcontext[None]":  # noqa: ANN401  ASGI's own
-        """Return what a request over HTTP is served within."""
+        """Return the context manager in which an HTTP request is served."""
         if self._tracer is None or scope["method"] != "POST":
             return contextlib.nullcontext()
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
@@ -88,10 +88,10 @@ class CallTraces:
 
 
 class CallTrace:
-    """One call of a client; serve it within (`with`).
+    """One call of a client; serve it inside `with`.
 
     Attributes:
-        context: its span, or where it is not sampled its client's.
+        context: its span, or if it is not sampled its client's.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CallTrace:
         self._within = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Make what happens part of this call."""
+        """Make this the current call."""
         self._within.callback(_current.reset, _current.set(self))
         self._within.enter_context(structlog.contextvars.bound_contextvars(**self.context.log_fields))
         return self
@@ -117,7 +117,7 @@ class CallTrace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the span; an error that comes by becomes its status."""
+        """End the span; an exception that passes through sets its status."""
         self._within.close()
         if "rpc.method" in self._attributes:
             self._end_rpc(error)
@@ -146,7 +146,7 @@ class CallTrace:
             self._error = f"{code.name}: {error}"[:MAX_ERROR_CHARACTERS]
 
     def answered(self, code: int, route: str | None) -> None:
-        """Note the status of an answer over HTTP, and the route that made it."""
+        """Record the status of an HTTP response, and its route."""
         self._attributes["http.response.status_code"] = code
         if route is not None:
             self._attributes["http.route"] = route
@@ -158,21 +158,21 @@ class CallTrace:
 
     @property
     def exemplar(self) -> str:
-        """What histograms show beside its latencies: its trace's id; empty: its spans are not kept."""
+        """The trace id to attach to histogram observations; empty: the trace is not sampled."""
         return self.context.trace_id if self.context.sampled else ""
 
     def output(self) -> "OutputTrace":
-        """Begin one of the outputs that the call asks for."""
+        """Open one of the outputs that the call asks for."""
         return OutputTrace(self._tracer, self.context, "chat" if "/chat/" in self._name else "text_completion")
 
 
 class OutputTrace:
-    """One output, from the handler's beginning with it to its end.
+    """One output, from the moment the handler takes it to its end.
 
     Attributes:
         context: its span.
-        request: as it was read; None: it could not be.
-        timing: what its client sees.
+        request: the parsed request; None: it could not be parsed.
+        timing: client-visible times.
         finish: how it ended, if by itself.
     """
 
@@ -194,7 +194,7 @@ class OutputTrace:
         self._events: list[SpanEvent] = []
 
     def submitted(self, shard: str, *, resumed: bool) -> None:
-        """Take note that a scheduler is asked for it, or for the rest of it."""
+        """Record that it, or the rest of it, is submitted to a scheduler."""
         now = time.monotonic()
         if self._submitted is None:
             self._submitted = now
@@ -202,7 +202,7 @@ class OutputTrace:
         self._events.append(SpanEvent(name, self._tracer.unix_ns(now), {"lorrery.shard": shard}))
 
     def shard_lost(self) -> None:
-        """Take note that its scheduler's stream has broken."""
+        """Record that its scheduler's stream has broken."""
         self._events.append(SpanEvent("shard_lost", self._tracer.unix_ns(time.monotonic()), {}))
 
     def ended(self, outcome: str, error: BaseException | None) -> None:

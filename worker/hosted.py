@@ -250,7 +250,7 @@ class HostedGpu:
         raise StreamBrokenError(f"injected fault: {loss.text}")
 
     def _traces_of(self, welcome: pb.WorkerWelcome) -> SequenceTraces | None:
-        """Return what makes spans of an attachment; None: nobody wants them."""
+        """Return the span maker of an attachment; None: tracing is off here or at the scheduler."""
         if self._tracer is None or not welcome.sent_unix_ns:
             return None
         return SequenceTraces(self._tracer, self.name, welcome.time_scale, welcome.sent_ps, welcome.sent_unix_ns)
@@ -270,7 +270,7 @@ class HostedGpu:
 
 
 async def _take_leave(call: Call) -> None:
-    """Drain a stream that has just been welcomed: cut off, it would count as the loss of a worker."""
+    """Drain a stream that was just welcomed; cancelling it would count as the loss of a worker."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await call.write(wire.DRAINING)

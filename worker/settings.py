@@ -301,15 +301,15 @@ class WorkerGroup(Table):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What it says otherwise than `[worker]`."""
+        """The settings in which the group differs from `[worker]`."""
         return dict(self.model_extra or {})
 
 
 def of_group(worker: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table `[worker]` of a group's workers; keys that it cannot have are refused with it.
+    """Return the `[worker]` table of a group's workers; unknown keys are kept, and refused when the table is parsed.
 
     Raises:
-        ValueError: a key that a group cannot have, though `[worker]` can; names it.
+        ValueError: a key of `[worker]` that a group cannot set; the message names it.
     """
     merged = dict(worker)
     for key, value in overrides.items():

@@ -264,7 +264,7 @@ class Engine:
 
 
 def not_offered(call: str, why: str) -> Any:  # noqa: ANN401  it stands for methods of any generated class
-    """Return what answers a call of an engine that has no meaning here."""
+    """Return a handler that refuses a call without meaning for a cluster."""
 
     async def answer(servicer: object, request: object, context: status.Context) -> None:
         raise NotOffered(f"{call} is not to be had here: {why}", call=call)
