@@ -51,10 +51,10 @@ class AwakeClock:
             await asyncio.sleep(left)
 
     async def within(self, seconds: float, awaitable: Awaitable[_T]) -> _T:
-        """Return what `awaitable` gives.
+        """Await `awaitable` with a time-out on this clock.
 
         Raises:
-            TimeoutError: it gave nothing for so long; it is cancelled.
+            TimeoutError: `seconds` have passed; the awaitable is cancelled.
         """
         future = asyncio.ensure_future(awaitable)
         end = self.now() + seconds

@@ -51,7 +51,7 @@ class Command(TyperCommand):
 
     # Which module click's Context is in differs between versions of typer.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        """Let messages on wrong values say which value was given, as those on settings do, and refuse an empty path.
+        """Parse; errors show the wrong value, as for settings, and an empty path is refused.
 
         To pathlib the empty path is the current directory; in a script it is a variable that is not set.
         """

@@ -58,7 +58,7 @@ def _expected(model: type[BaseModel], name: str) -> str | None:
 
 
 def _number(kind: Any, metadata: Sequence[Any]) -> str | None:  # noqa: ANN401  any annotation
-    """Say which number an annotation takes, itself or in a list or table; None: none, or a boolean too."""
+    """Describe the number that an annotation accepts, directly or in a list or table; None: none, or booleans too."""
     if kind in KINDS:
         return in_words(kind, metadata)
     arguments = get_args(kind)

@@ -119,7 +119,7 @@ class _Counting(SpanExporter):
         self._told = -_TELL_EVERY_SECONDS
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch, and count it once it is sent or given up."""
+        """Send a batch, and count it after success or failure."""
         result = SpanExportResult.FAILURE
         try:
             result = self._inner.export(spans)
@@ -143,11 +143,11 @@ class _Counting(SpanExporter):
             )
 
     def shutdown(self) -> None:
-        """End the exporter."""
+        """Shut the inner exporter down."""
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing waits here."""
+        """Flush the inner exporter; nothing is buffered here."""
         return self._inner.force_flush(timeout_millis)
 
 
@@ -172,7 +172,7 @@ def _protocol(settings: TracingSettings, endpoint: str) -> str:
 
 
 def _exporter(settings: TracingSettings, endpoint: str, protocol: str) -> SpanExporter:
-    """Return what speaks to a collector; each is imported where it is asked for, for they take long to."""
+    """Return the SDK's exporter for a protocol; imported only when needed, because both are slow to import."""
     url = endpoint if "://" in endpoint else f"http://{endpoint}"
     headers = dict(settings.headers) or None
     if protocol == "grpc":

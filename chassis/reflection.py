@@ -75,7 +75,7 @@ class _Pool:
         """Return the file of a symbol.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: no such symbol.
         """
         found = self._files.get(symbol)
         return self._inner.FindFileContainingSymbol(symbol) if found is None else found

@@ -259,7 +259,7 @@ def _go(number: float) -> str:
 
 
 def family(series: Series, samples: Iterable[Sample], constant: Mapping[str, str] | None = None) -> Metric:
-    """Return what the client library shows of a series."""
+    """Return the client library's metric for a series."""
     names, values = [*series.labels, *(constant or {})], [*(constant or {}).values()]
     if series.type == "histogram":
         histogram = HistogramMetricFamily(series.name, series.help, labels=names)

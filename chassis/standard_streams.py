@@ -43,22 +43,22 @@ def set_up_standard_streams() -> None:
 
 
 def reader_has_gone(stream: TextIO) -> bool:
-    """Return whether what was written to a standard stream has found no reader."""
+    """Return whether a write to a standard stream has failed because its reader is gone."""
     return bool(_without_reader) and stream.fileno() in _without_reader
 
 
 def treat_as_log(stream: TextIO) -> None:
-    """Let a standard stream lose from now on what cannot be written, as standard error does."""
+    """From now on, drop writes to a standard stream that fail, as for standard error."""
     _logs.add(stream.fileno())
 
 
 def num_lost_writes(stream: TextIO) -> int:
-    """Return how many writes to a log were lost since the last one that was not."""
+    """Return the number of writes to a log that were lost since the last successful one."""
     return _num_lost.get(stream.fileno(), 0) if _num_lost else 0
 
 
 class _Output(io.FileIO):
-    """A standard stream that becomes the null device when its reader has gone, and may lose lines as a log."""
+    """A standard stream that becomes the null device when its reader is gone, and may lose lines if it is a log."""
 
     _in_line = False
 

@@ -112,7 +112,7 @@ class WebServer:
 
 
 class _Connection(UpgradeBlindProtocol):
-    """uvicorn's connection, closed where a request does not come, or where it is one too many."""
+    """uvicorn's connection, closed if a request does not arrive in time, or if there are too many connections."""
 
     def __init__(
         self,

@@ -107,7 +107,7 @@ class Settings(FileSettings):
     @model_validator(mode="before")
     @classmethod
     def _takes_its_group(cls, content: Any) -> Any:  # noqa: ANN401  pydantic's
-        """Let a worker that is of a group have the group's settings."""
+        """Apply the settings of the group that the worker belongs to, if any."""
         return with_its_group(content) if isinstance(content, dict) else content
 
     @model_validator(mode="after")

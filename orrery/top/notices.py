@@ -233,7 +233,7 @@ _RULES: Sequence[Callable[[Model], Iterator[Notice]]] = (
 
 
 def tenant_shares(model: Model) -> dict[str, tuple[float, float]]:
-    """Return each tenant's part of the tokens, and of the requests that run and wait, over the last seconds."""
+    """Return each tenant's share of the tokens, and of the running and waiting requests, over `SHARE_SECONDS`."""
     tokens = {name: tenant.tokens.growth(SHARE_SECONDS) for name, tenant in model.tenants.items()}
     requests = {
         name: tenant.runnings.mean(SHARE_SECONDS) + tenant.waitings.mean(SHARE_SECONDS)
@@ -244,7 +244,7 @@ def tenant_shares(model: Model) -> dict[str, tuple[float, float]]:
 
 
 def tenant_title(tenant: Tenant) -> str:
-    """Return a tenant's name as it is shown."""
+    """Return a tenant's display name."""
     return tenant.name or NO_TENANT
 
 
