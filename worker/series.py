@@ -1,4 +1,4 @@
-"""The series that a worker shows. Durations of steps and gaps are device seconds, lags are wall seconds."""
+"""The metric series of a worker. Durations of steps and gaps are device seconds, lags are wall seconds."""
 
 from lorrery.chassis.series import Series, table
 
@@ -111,4 +111,4 @@ PREFILL_TOKENS = Series(
 
 TABLE = table(globals())
 CONSTANT_LABELS = ("worker",)
-"""Of all of them: the worker's name."""
+"""Labels of all these series: the worker's name."""
