@@ -1,6 +1,6 @@
-"""What Python gives `lorrery.simulate` and `lorrery.plan`, checked by kind: commands have a parser for that.
+"""Checks the types of what Python callers pass to `lorrery.simulate` and `lorrery.plan`; commands have a parser.
 
-Numbers of numpy are numbers here, and become Python's: compiled code takes no others.
+NumPy numbers are accepted and converted to Python's, because compiled code takes no others.
 """
 
 import math
@@ -39,7 +39,7 @@ def read_whole(name: str, value: object, least: int) -> int:
     """Read a whole number.
 
     Raises:
-        SettingsError: it is no whole number, or less than `least`; names it.
+        SettingsError: not a whole number, or less than `least`; names the argument.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise SettingsError(f"{name} is {shown(value)}; it must be a whole number, {least} or more")
@@ -47,10 +47,10 @@ def read_whole(name: str, value: object, least: int) -> int:
 
 
 def read_wholes(name: str, values: object, least: int) -> tuple[int, ...]:
-    """Read whole numbers, at least one; an array of numpy is a list of them.
+    """Read one or more whole numbers; a NumPy array counts as a list.
 
     Raises:
-        SettingsError: they are no such list; names it and the number.
+        SettingsError: not such a list; names the argument and the index.
     """
     found = _listed(name, values, "[8, 16]")
     if not found:
@@ -62,7 +62,7 @@ def read_number(name: str, value: object, least: float) -> float:
     """Read a finite number.
 
     Raises:
-        SettingsError: it is none, or less than `least`; names it.
+        SettingsError: not finite, or less than `least`; names the argument.
     """
     number = _number(name, value)
     if not least <= number < math.inf:
@@ -74,7 +74,7 @@ def read_positive(name: str, value: object) -> float:
     """Read a finite number above 0.
 
     Raises:
-        SettingsError: it is none; names it.
+        SettingsError: not such a number; names the argument.
     """
     number = _number(name, value)
     if not 0 < number < math.inf:
