@@ -1,4 +1,4 @@
-"""Lays out what became of simulated requests as the columns that reports are made of."""
+"""Collects the results of simulated requests in the columns that reports are built from."""
 
 from collections.abc import Hashable
 from typing import TypeVar
@@ -41,14 +41,14 @@ STATUS = {
     "failed": "INTERNAL",
     "interrupted": INTERRUPTED,
 }
-"""Outcome -> the status that a client of the live cluster sees."""
+"""Outcome -> status that a client of the live cluster would see."""
 
 
 class OutcomeRecorder:
-    """Takes requests as they end, in any order, and keeps their figures only.
+    """Takes requests as they end, in any order, and keeps only their figures.
 
     Args:
-        start_ps: when the run began; all times count from there.
+        start_ps: start of the run, the origin of all times.
     """
 
     def __init__(self, start_ps: int = 0) -> None:
@@ -65,7 +65,7 @@ class OutcomeRecorder:
         return len(self._rows)
 
     def add(self, request: SimulatedRequest) -> None:
-        """Take note of one that has ended."""
+        """Record an ended request."""
         sequence, first_ps = request.sequence, request.first_token_ps
         left_ps = request.finished_ps if request.left_ps is None else request.left_ps
         phases = _NO_PHASES
@@ -158,7 +158,7 @@ def _status(request: SimulatedRequest) -> str:
 
 def _last_token_ps(request: SimulatedRequest) -> int:
     if request.outcome != "finished":
-        return _NONE  # it is not known when its last token came
+        return _NONE  # the time of its last token is not known
     last_ps = request.finished_ps if request.last_token_ps is None else request.last_token_ps
     assert last_ps is not None
     return last_ps
