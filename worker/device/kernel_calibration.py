@@ -1,10 +1,10 @@
 """Fits a GPU's constants to measured kernels, part by part: products and experts by type, attention by type, links.
 
-A part's constants are in no other part's kernels, so each is fitted by itself: least squares on ln(modelled /
+No kernel depends on the constants of two parts, so each part is fitted by itself: least squares on ln(modelled /
 measured), over the logarithms of the constants. Large errors count by their size rather than its square (`_soften`), as
 in the mean absolute error, since a few shapes for which a library picks a bad kernel are two times off. A weak pull
-towards the starting values (`PULL` for a factor of e) keeps the solution in place. Constants that the rows do not tell
-are found by their standard error and set back: a profile of small products alone says nothing of `flops`.
+towards the starting values (`PULL` for a factor of e) keeps the solution in place. Constants that the rows do not
+determine are found by their standard error and reset: a profile of small products alone says nothing about `flops`.
 
 Rows are those of the shapes to fit on (`kernel_rows.is_fitted`); the others judge.
 """
@@ -33,13 +33,13 @@ LORA = "lora"
 """The part of adapters' kernels, which are of one type."""
 PULL = 0.03
 MOST_ROWS = 900
-"""Rows fitted at most of a part, evenly chosen: more change no digit that counts."""
+"""Most rows fitted per part, evenly chosen: more change no significant digit."""
 MOST_ERROR = 0.25
-"""Standard error of a constant's logarithm from which on the rows do not tell it."""
+"""Standard error of a constant's logarithm above which the rows do not determine it."""
 SOFT = 0.08
-"""Error (of the logarithm) beyond which one counts by its size, not its square."""
+"""Error (of the logarithm) beyond which it counts by its size, not its square."""
 WORTH = 0.98
-"""Loss with another tile, of the loss with the present one, below which it is taken."""
+"""Another tile is taken if its loss is below this share of the current one's."""
 LEAST = {
     "us": 1.0, "decode_us": 5.0, "prefill_us": 5.0, "sequence_us": 0.01, "sequence_ns": 5.0, "longest_ns": 0.05,
     "us_per_gpu": 0.5, "large_us": 5.0, "expert_us": 0.1, "all_pairs": 0.1,
@@ -193,7 +193,7 @@ def _standard_errors(
     change = slopes(errors, logs, now, _APART)
     free = max(len(now) - len(logs), 1)
     scatter = max(float(np.sum(_soften(now) ** 2)) / free, 0.02**2)
-    weak = np.full(len(logs), 1e-6)  # what no row tells gets an error in the hundreds, and no division by zero
+    weak = np.full(len(logs), 1e-6)  # without any row: an error in the hundreds, and no division by zero
     covariance = np.linalg.inv(change.T @ change + np.diag(weak)) * scatter
     return [float(error) for error in np.sqrt(np.diag(covariance))]
 
@@ -223,7 +223,7 @@ def _part_name(row: KernelRow) -> str:
             return LORA
         case AllReduceShape() if is_library(row):
             return "all_reduce"
-        case AllReduceShape() if "graph" in row.kernel:  # the eager one has the launch in it
+        case AllReduceShape() if "graph" in row.kernel:  # the eager kernel's time includes the launch
             return "modern_all_reduce"
         case _:
             return ""
@@ -258,7 +258,7 @@ def _record(fit: KernelFit, kind: str, type_name: str) -> GemmFit | AttentionFit
 
 
 _MOE = MoeFit(flops=0.5, bandwidth=0.7, us=20.0, expert_rows=16.0, activation_bandwidth=0.3)
-"""Where experts start if the fit knows none."""
+"""Start for experts if the fit has no constants for them."""
 
 
 def _applied(gpu: Gpu, name: str, values: Values, source: str = "") -> Gpu:
