@@ -1,4 +1,4 @@
-"""What a deployment's figures rest on: measured, fitted to measurements of that GPU, or assumed to hold for it."""
+"""The basis of a deployment's figures: measured, fitted to measurements of that GPU, or assumed to hold for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,7 +9,7 @@ from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Basis, Gpu
 from lorrery.worker.device.moe import slow_type
 
 FORMULAS = ("roofline", "naive-roofline")
-"""Step-time models that are made of kernels; the others have their own grounds."""
+"""Step-time models made of kernels; the others have their own basis."""
 _WORDS = {
     "name", "source", "basis", "gpus", "kernels", "memory", "memory_share_of", "attention", "head", "separate_add",
     "fp8_experts", "most_sequences",

@@ -1,4 +1,4 @@
-"""Records from a catalogue's entries, with every figure checked: known, there, of its type, within its range."""
+"""Builds records from a catalogue's entries, and checks every figure: known, present, of its type, within its range."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -34,7 +34,7 @@ _FLAT = {
     "prefill_flops": ("attention", "prefill_flops"),
     "attention_us": ("attention", "decode_us", "prefill_us"),
 }
-"""Constants that a fit may give for all types at once -> (the table of types, the constants there)."""
+"""Constants that a fit may give for all types at once -> (the table of types, the constants in it)."""
 _DIVISORS = {
     "flops", "bandwidth", "elementwise_bandwidth", "decode_bandwidth", "prefill_flops", "gb_per_second", "tflops",
     "fp8_tflops", "pcie_gb_per_second", "activation_bandwidth", "prefill_lora_flops", "memory_gb", "usable_memory_gb",

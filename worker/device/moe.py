@@ -174,7 +174,7 @@ class ExpertKernels:
         self._constant = fit.us * 1e-6
 
     def imbalance(self, num_tokens: int) -> float:
-        """Return the pairs of the GPU with most over the mean, at least 1."""
+        """Return the largest number of pairs on one GPU over the mean, at least 1."""
         variation = self._distribution.variation(num_tokens, self._chance)
         return max(min(1 + variation * self._deviations, self._most), 1.0)
 
