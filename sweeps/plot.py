@@ -1,11 +1,12 @@
-"""The plots of a sweep: throughput and latencies over what was swept.
+"""Plots of a sweep: throughput and latencies over the swept keys.
 
-The first key with numbers is the x axis, of lines; where no key has numbers the first is, of bars. The next key is one
-line (or bar) for each of its values, and each combination of further keys a figure of its own. Points that differ in
-`seed` alone are one mark, their mean, with a bar from the least to the most.
+The first numeric key is the x axis, with lines; without a numeric key it is the first key, with bars. The next key
+gives one line (or bar) per value, and each combination of further keys a separate figure. Points that differ only in
+`seed` are one mark, their mean, with a bar from the least to the most.
 
-Lines that coincide stay visible: the first is the widest, each has its marker, and p99 is dashed with hollow markers;
-bars have hatches. A caption names what all points share. The look is that of all plots (`lorrery.plots.style`).
+Lines that coincide stay visible: the first is the widest, each has its own marker, and p99 is dashed with hollow
+markers; bars have hatches. A caption names what all points share. The look is that of all plots
+(`lorrery.plots.style`).
 """
 
 import itertools
@@ -31,12 +32,12 @@ SEED = "seed"
 _MOST_FIGURES = 24
 _MOST_TICKS = 9
 _MANY = 7
-"""Lines that differ in colour; of more, none is wider than the others."""
+"""Lines of different colours; with more, none is wider than the others."""
 _P99_ALPHA = 0.45
 _WIDTHS = 1.3, 3.6
-"""Of the last line and of the first, in points."""
+"""Of the last and of the first line, in points."""
 _UNITS = {"rate": "requests/s", "concurrency": "clients", "duration": "s", "jitter": "s", "timeout": "s"}
-"""Of options; a setting has its unit in its name."""
+"""Units of options; a setting has its unit in its name."""
 _SUFFIXES = {
     "_seconds": "s", "_us": "microseconds", "_gb_per_second": "GB/s", "_tokens": "tokens", "_token_num": "tokens",
     "_len": "tokens", "block_size": "tokens", "_ratio": "share",
@@ -175,14 +176,14 @@ def _draw_panel(place: "Axes", panel: _Panel, x: Axis, x_name: str, series: Sequ
             place.set_ylim(bottom=10 ** math.floor(math.log10(least)))
     else:
         place.set_ylim(bottom=0)
-        if drawn:  # values that hardly differ would lie on the upper edge
+        if drawn:  # nearly equal values would lie on the upper edge
             place.set_ylim(top=max(place.get_ylim()[1], 1.05 * max(drawn) or 1.0))
     place.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     _set_x(place, x)
 
 
 def _marks(series: _Series, name: str, panel: _Panel) -> list[tuple[int, float, float, float]]:
-    """Give index on the x axis, mean, least and most of a figure; of one seed these are the same."""
+    """Return index on the x axis, mean, least and most of a figure; with one seed the last three are equal."""
     found = []
     for index, rows in series.rows.items():
         values = []
@@ -272,7 +273,7 @@ def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: 
     gpu = f"{settings.worker.tensor_parallel} x {settings.worker.gpu}"
     gpu = unless("worker.gpu", unless("worker.tensor_parallel", f" of {gpu}"))
     num_workers = simulation.num_workers
-    assert num_workers is not None  # as points say it
+    assert num_workers is not None  # set in every point
     in_all = sum(count for _, count in settings.kinds(num_workers))
     at_first = " at first" if settings.is_autoscaled else ""
     workers = unless("workers", (f"{in_all} worker" if in_all == 1 else f"{in_all} workers") + at_first)
