@@ -1,8 +1,8 @@
-"""Small charts as SVG that needs no script: lines over a linear or logarithmic axis, and stacked bars.
+"""Small charts as SVG without a script: lines over a linear or logarithmic axis, and stacked bars.
 
-Places along and up are per cent, text has a fixed size, and lines keep their width (`vector-effect`), so that one chart
-fits a telephone and a wide screen. Colours and dashes are classes `s0`, `s1`, ... of the page's style sheet. The page's
-script reads values back from the paths, with the scales that `data-x` and `data-y` tell.
+Positions are in percent, text has a fixed size, and lines keep their width (`vector-effect`), so that one chart fits a
+phone and a wide screen. Colours and dashes are classes `s0`, `s1`, ... of the page's style sheet. The page's script
+reads values back from the paths, with the scales in `data-x` and `data-y`.
 """
 
 import math
@@ -18,10 +18,10 @@ __all__ = ["Axis", "Line", "lines", "number", "seconds", "stack", "swatch"]
 Floats = npt.NDArray[np.float64]
 
 _SIZE = 1000
-"""Of the square that paths are drawn in, stretched to the chart."""
+"""Side of the square that paths are drawn in, stretched to the chart."""
 _STYLES = 8
 _LOG_DECADES = 4
-"""More decades than these have ticks at powers of ten only."""
+"""With more decades than these, ticks are at powers of ten only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Axis:
     """A scale.
 
     Attributes:
-        unit: `s` chooses among us, ms and s; others stand behind the number.
-        low: None: as the values are.
+        unit: `s` is shown as us, ms or s; others follow the number.
+        low: None: from the values.
         high: likewise.
         marked: values that get the ticks; empty: round ones.
     """
@@ -49,7 +49,7 @@ class Line:
 
     Attributes:
         style: number of its colour and dash.
-        marks: with a mark at each point, for few points.
+        marks: draw a mark at each point, for few points.
         low, high: of a bar at each point, as for the spread over seeds.
     """
 
@@ -71,7 +71,7 @@ def lines(title: str, x: Axis, y: Axis, drawn: Sequence[Line], *, labels: Sequen
         x: the scale along.
         y: the scale up.
         drawn: the lines, the first at the bottom.
-        labels: of an x axis without numbers, whose points are at 0, 1, 2, ...
+        labels: of a non-numeric x axis, whose points are at 0, 1, 2, ...
         note: a line below the title.
     """
     across = _Scale(x, np.concatenate([line.x for line in drawn] or [np.empty(0)]), room=0.5 if labels else 0.0)
