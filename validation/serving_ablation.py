@@ -1,4 +1,4 @@
-"""What each cause is worth: the errors of served runs with it and without it."""
+"""The effect of each cause: the errors of served runs with it and without it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Ablated:
     Attributes:
         cause: its name.
         before: a group's errors with it.
-        after: the same without it.
-        num_changed: rows whose prediction is another.
+        after: its errors without it.
+        num_changed: rows with a different prediction.
     """
 
     cause: str

@@ -1,12 +1,11 @@
-"""Each group of served runs predicted without what was found on it.
+"""Predicts each group of served runs without the constants that were found on it.
 
-Kernels are timed one by one, so no served run has a part in them. What is found on served runs is an engine's few
-constants (`engines.toml`): the host's times, and factors on kernels. Here they are found again without a group's rows,
-on those of the engine's other groups, from constants that stand for nothing: by two steps of Gauss and Newton in the
-relative errors of TPOT and, with less weight, TTFT. What those rows do not tell (a factor on 8-bit caches, where they
-have none) stays at nothing. Where an engine was measured on one group alone, it gets the constants that the same engine
-has on other GPUs; where that has none of its own, nothing can be left out. `prompt_token_ms`, the clients' own
-constant, stays as it is.
+Kernels are timed one by one, independent of served runs. Found on served runs are an engine's few constants
+(`engines.toml`): the host's times, and factors on kernels. Here they are found again without a group's rows, on those
+of the engine's other groups, from neutral values: by two Gauss-Newton steps on the relative errors of TPOT and, with
+less weight, TTFT. Constants that those rows do not determine (a factor on 8-bit caches, where they have none) stay
+neutral. An engine measured on one group only gets the constants of the same engine on other GPUs; if there are none,
+nothing can be left out. `prompt_token_ms`, the clients' own constant, stays unchanged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -235,7 +234,7 @@ def _improve(cases: Sequence[_Case], files: _Files, jobs: int, watch: Watch) -> 
         errors = [_errors(case.donors, found[at * number : (at + 1) * number]) for at in range(len(names) + 1)]
         del found[: number * (len(names) + 1)]
         scales = np.array([_scale(name) for name in names])
-        slopes = np.stack([(moved - errors[0]) * 2 for moved in errors[1:]], axis=1)  # per unit of doubt
+        slopes = np.stack([(moved - errors[0]) * 2 for moved in errors[1:]], axis=1)  # per unit of the prior
         at = np.array([case.constants[name] for name in names]) / scales
         doubt = (at - np.array([_NOTHING[name] for name in names]) / scales) * _DOUBT
         step, *_ = np.linalg.lstsq(

@@ -1,4 +1,4 @@
-"""Reads measured runs of served models: a CSV file with a row per run, as docs/validation.md describes it."""
+"""Reads measured runs of served models: a CSV file with one row per run, described in docs/validation.md."""
 
 import csv
 import math
@@ -10,9 +10,9 @@ from lorrery.chassis.csv_file import open_csv
 from lorrery.chassis.errors import FormatError
 
 OK = "ok"
-"""Of `quality`: a row that counts."""
+"""`quality` of a row that counts."""
 DOUBTFUL = "suspect"
-"""How qualities begin of rows whose measurement is in doubt."""
+"""Prefix of the qualities of rows whose measurement is in doubt."""
 MEASURED = ("ttft_ms", "tpot_ms")
 _NEEDED = (
     "backend",

@@ -1,8 +1,8 @@
-"""Replays S-LoRA's published runs, and holds what the simulator predicts against what was measured.
+"""Replays S-LoRA's published runs, and compares the simulator's predictions with the measurements.
 
 A row of the file is one experiment: workload (S-LoRA's generator, seed 42), GPU, base model, ranks, policy, KV pool. It
 is run through the same core under the policy's strict mode and the device of the engine `s-lora`, under the virtual
-clock; the figures are the ones S-LoRA's own benchmark computes (`loadgen.workload.slora_summary`).
+clock; the figures are those that S-LoRA's own benchmark computes (`loadgen.workload.slora_summary`).
 """
 
 import csv
@@ -37,7 +37,7 @@ from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.roofline import Roofline
 
 POLICIES = {"slora": "req_queue", "cluster": "cluster", "abort": "abort", "peft": "peft"}
-"""Policies of the file that are modelled, and ours."""
+"""Modelled policies of the file -> ours."""
 FIGURES = ("throughput", "latency", "first_token")
 _COLUMNS = {"throughput": "throughput", "latency": "avg_latency", "first_token": "avg_first_token_latency"}
 _NEEDED = (

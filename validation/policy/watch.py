@@ -1,4 +1,4 @@
-"""Listens to what a queue answers, so that a fault can be told in the words of its author."""
+"""Records a queue's answers, so that a fault can be described in its author's terms."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -113,7 +113,7 @@ def watch(queue: Queue) -> Watched:
 
         return ask
 
-    with suppress(AttributeError):  # a class with __slots__ is checked all the same, and told of in fewer words
+    with suppress(AttributeError):  # a class with __slots__ is checked all the same, with less detail in messages
         own.admit, own.holds_for = admit_noted, holds_noted
         own.wakes_at_ps = wakes_noted
         for method in _TYPES:
