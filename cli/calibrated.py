@@ -1,4 +1,4 @@
-"""What `lorrery calibrate` writes: a catalogue of one's own, with a fit, the GPU that has it, and its links."""
+"""Formats the output of `lorrery calibrate`: a user's catalogue with a fit, the GPU that uses it, and its links."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
