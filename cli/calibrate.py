@@ -178,7 +178,7 @@ def _measured(
     engine: str | None,
     file: Path,
 ) -> list[Measured]:
-    """Give each row its deployment, one object for all rows of a group."""
+    """Return each row with its deployment, one object for all rows of a group."""
     deployments: dict[tuple[str, str, int, int | None], Deployment] = {}
     found: list[Measured] = []
     for row in rows:

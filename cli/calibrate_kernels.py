@@ -138,7 +138,7 @@ def _mape(errors: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
 
 
 def _unknown(fits: Sequence[PartFit]) -> list[str]:
-    """Say which constants the rows do not tell, and which rows would."""
+    """Return which constants the rows do not determine, and which rows would."""
     return [
         f"not determined: {one.part.name} {name}, kept at {one.values[name]:.4g}; told by"
         f" {WHAT_TELLS.get(name.partition('.')[0], 'other shapes')}"
@@ -149,7 +149,7 @@ def _unknown(fits: Sequence[PartFit]) -> list[str]:
 
 
 def _missing(gpu: Gpu, fits: Sequence[PartFit]) -> list[str]:
-    """Say which parts have no row at all."""
+    """Return a line that names the parts without any row."""
     names = [f"gemm.{name}" for name in WEIGHT_TYPES if name == WEIGHT_TYPES[0] or gpu.fp8_tflops is not None]
     names += [f"attention.{name}" for name in KV_TYPES]
     names += [f"moe.{name}" for name in gpu.modern_fit.moe]

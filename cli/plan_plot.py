@@ -80,7 +80,7 @@ def _draw_axes(axes: "Axes", *, per_gpu: bool) -> None:
 
 
 def _caption(plans: Sequence[Plan], work: Workload) -> str:
-    """Name deployments, load, and what the figures leave out."""
+    """Return the names of the deployments, the load, and how the figures were computed."""
     names = "; ".join(plan.name for plan in plans) if len(plans) <= _MOST_LABELS else f"{len(plans)} deployments"
     adapters = f", each stream with one of {work.num_adapters} resident adapters" if work.num_adapters else ""
     return (

@@ -73,7 +73,7 @@ def command_of(cluster: Cluster, work: Workload, rate: float, sizing: Sizing) ->
 
 
 def _with_adapters(cluster: Cluster, work: Workload) -> Cluster:
-    """Let the cluster's adapters be those of the plan, one family for each rank."""
+    """Return a copy whose adapters are those of the plan, one family for each rank."""
     if not work.num_adapters:
         return cluster
     families = (
@@ -84,7 +84,7 @@ def _with_adapters(cluster: Cluster, work: Workload) -> Cluster:
 
 
 def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a table and of those in it, by dotted name."""
+    """Yield the values of a table and its nested tables, by dotted name."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(f"{prefix}.{key}", value)

@@ -42,9 +42,9 @@ class DriveSettings:
         max_new_tokens: without `ignore_eos`, ask for this many if the true length is not above it.
         timeout_seconds: deadline of each request, wall time.
         concurrency: clients of the closed loop; None: open loop.
-        duration_seconds: closed loop: send nothing new after so many device seconds.
-        repeat: closed loop: begin the workload again at its end, with new indices and so new prompts.
-        warmup_requests: short requests sent and awaited before the run; they are in no figure.
+        duration_seconds: closed loop: send nothing new after this many device seconds.
+        repeat: closed loop: restart the workload at its end, with new indices and so new prompts.
+        warmup_requests: short requests sent and awaited before the run; excluded from all figures.
         max_in_flight: open loop: most requests open at once.
     """
 
@@ -61,10 +61,10 @@ class DriveSettings:
 
 @dataclass(slots=True)
 class Tally:
-    """Where a run stands; the driver writes it, a display reads it.
+    """Progress of a run; written by the driver, read by a display.
 
     Attributes:
-        num_requests: how many there will be; 0 if only time bounds the run.
+        num_requests: planned number; 0 if only time limits the run.
     """
 
     num_requests: int = 0
@@ -86,13 +86,13 @@ class Driver:
 
     Args:
         client: open.
-        settings: how.
+        settings: how to play it.
         time_scale: wall seconds per device second.
-        metrics: counts everything that is sent.
+        metrics: counts all requests sent.
 
     Attributes:
-        num_unsent: later turns of sessions that a failed one ended.
-        num_without_usage: completed requests whose server did not say how many tokens they had.
+        num_unsent: turns not sent because an earlier turn of their session failed.
+        num_without_usage: completed requests for which the server reported no token count.
     """
 
     client: Client
@@ -114,7 +114,7 @@ class Driver:
         self._free = asyncio.Semaphore(self.settings.max_in_flight)
 
     def stop(self) -> None:
-        """Send nothing more and cancel what is open; `run` then returns soon. For a signal handler."""
+        """Stop sending and cancel open requests; `run` then returns soon. For a signal handler."""
         self.interrupted = True
         for task in self._tasks:
             task.cancel()
@@ -126,7 +126,7 @@ class Driver:
         await self._play_closed(([one] for one in short), WARMUP_CONCURRENCY, None)
 
     async def run(self, workload: Sequence[WorkloadRequest]) -> None:
-        """Play the workload; returns when each request sent has ended, with `outcomes` in the order of their ends."""
+        """Play the workload; return when every sent request has ended, with `outcomes` in the order of their ends."""
         self._begin("run", 0 if self.settings.repeat else len(workload), self.outcomes)
         if not self.interrupted:
             if self.settings.concurrency is None:

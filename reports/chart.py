@@ -135,7 +135,7 @@ def stack(label: str, total: str, parts: Sequence[tuple[str, float, int, str]]) 
 
 
 def swatch(name: str, style: int, *, filled: bool = False, hollow: bool = False) -> Markup:
-    """Draw a legend's entry."""
+    """Draw an entry of a legend."""
     if filled:
         sample = f'<svg class="key" viewBox="0 0 22 10"><rect class="f{style % _STYLES}" width="14" height="10"/></svg>'
     else:
@@ -147,7 +147,7 @@ def swatch(name: str, style: int, *, filled: bool = False, hollow: bool = False)
 
 
 def seconds(value: float) -> str:
-    """Write a time with three figures, in the unit that suits it."""
+    """Format a time with three digits, in a suitable unit."""
     if not math.isfinite(value):
         return "-"
     size = abs(value)
@@ -161,7 +161,7 @@ def seconds(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Write a number with three figures, or all of a whole part that has more."""
+    """Format a number with three digits, or with its whole integer part if that is longer."""
     if not math.isfinite(value):
         return "-"
     if abs(value) >= 99.95 or value == int(value):
@@ -170,7 +170,7 @@ def number(value: float) -> str:
 
 
 class _Scale:
-    """Where values lie along an axis, from 0 to 1."""
+    """Positions of values along an axis, from 0 to 1."""
 
     def __init__(self, axis: Axis, values: Floats, *, room: float = 0.0) -> None:
         finite = values[np.isfinite(values)]
@@ -193,19 +193,19 @@ class _Scale:
 
     @property
     def told(self) -> str:
-        """What the script needs to know."""
+        """Parameters of the scale for the script."""
         kind = "log" if self._log else "lin"
         return f"{kind} {self._low:.6g} {self._high:.6g} {escape(self._axis.unit)}"
 
     def places(self, values: Floats) -> Floats:
-        """Give where values lie; NaN where there is none."""
+        """Return the positions of values; NaN where there is none."""
         if self._log:
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = np.where(values > 0, np.log10(values), np.where(values == 0, self._low, np.nan))
         return (values - self._low) / (self._high - self._low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Give places and texts of round values, some five of them."""
+        """Return positions and texts of some five round values."""
         values = list(self._axis.marked) or (self._log_ticks() if self._log else self._round_ticks())
         places = self.places(np.array(values))
         return [
@@ -284,7 +284,7 @@ def _marks(line: Line, across: _Scale, up: _Scale) -> list[str]:
 
 
 def interval(low: float, middle: float, high: float, limit: float) -> Markup:
-    """Draw an interval around 0 in the room of a table's cell; what is beyond `limit` ends at the edge."""
+    """Draw an interval around 0 within a table cell; beyond `limit` it ends at the edge."""
 
     def place(value: float) -> str:
         return _per_cent(0.5 + 0.48 * max(-1.0, min(1.0, value / limit if limit > 0 else 0.0)))

@@ -126,10 +126,10 @@ def read_requests(path: Path, warnings: list[str]) -> Requests:
 
     Args:
         path: of the file.
-        warnings: takes what a reader of the page must know.
+        warnings: receives remarks for the reader of the page.
 
     Raises:
-        FormatError: not such a file; says in which line, and what to do.
+        FormatError: not such a file; names the line, and what to do.
     """
     try:
         with path.open("rb") as file:

@@ -93,7 +93,7 @@ class OutcomeRecorder:
         ))  # fmt: skip
 
     def table(self, itl_ms: Distribution) -> OutcomeTable:
-        """Return all, in order of index, and keep nothing; `itl_ms`: of the gaps between their tokens."""
+        """Return all rows in order of index, and drop them; `itl_ms`: distribution of the gaps between their tokens."""
         column = self._rows.take(sort_by="index")
         sent, first, last, end = (_seconds(column.pop(name), self._start_ps) for name in _TIMES)
         queue, load, prefill, decode = (_seconds(column.pop(name), 0) for name in _SPANS)
@@ -130,7 +130,7 @@ class OutcomeRecorder:
 
 
 class Codes(dict[T, int]):
-    """Numbers values in the order in which they are looked up first."""
+    """Numbers values in the order of their first lookup."""
 
     def __missing__(self, value: T) -> int:
         code = self[value] = len(self)
@@ -138,7 +138,7 @@ class Codes(dict[T, int]):
 
 
 def _seconds(column_ps: npt.NDArray[np.int64], start_ps: int) -> npt.NDArray[np.float64]:
-    """Turn a column into seconds from a start, NaN where there is none; in the same memory where it may be written."""
+    """Convert a column to seconds from a start, NaN for missing values; in place if the column is writeable."""
     if not column_ps.flags.writeable:  # all alike
         return np.broadcast_to(_seconds(column_ps[:1].copy(), start_ps), len(column_ps))
     seconds = column_ps.view(np.float64)

@@ -43,21 +43,21 @@ _SUFFIXES = {
     "_len": "tokens", "block_size": "tokens", "_ratio": "share",
 }  # fmt: skip
 _LEGEND_CHARACTERS = 110
-"""That fit beside each other above the figure."""
+"""That fit in one row above the figure."""
 _LOG_X, _LOG_Y = 16, 50
-"""Ratio of the largest to the smallest from which an axis is logarithmic, if that spaces x more evenly."""
+"""Ratio of the largest to the smallest value from which an axis is logarithmic, if that spaces x more evenly."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """One figure, and maybe a second one that is drawn with it."""
+    """One figure, optionally with a second one in the same panel."""
 
     title: str
     label: str
     main: str
     second: str | None = None
     of: str | None = None
-    """Divide by this figure, and show per cent."""
+    """Divide by this figure, and show percent."""
     scale: float = 1.0
 
 
@@ -77,7 +77,7 @@ _IF_ANY = (
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """One line or group of bars: rows by their index on the x axis; several where seeds were swept."""
+    """One line or group of bars: rows by their index on the x axis; several with swept seeds."""
 
     label: str
     look: style.Series
@@ -86,7 +86,7 @@ class _Series:
 
 
 def draw(folder: Path, axes: Sequence[Axis], rows: Sequence[Row]) -> list[Path] | None:
-    """Draw what has figures, as PNG and SVG; give the files. None without matplotlib; empty if there is nothing to see.
+    """Draw all figures, as PNG and SVG; return the files. None without matplotlib; empty if there is nothing to draw.
 
     Raises:
         LorreryError: a file cannot be written.
@@ -235,7 +235,7 @@ def _draw_bars(
 
 
 def _draw_legend(figure: "Figure", x: Axis, series: Sequence[_Series], title: str) -> None:
-    """Name the lines (or bars), and how p50 and p99 are told apart."""
+    """Name the lines (or bars), and show the styles of p50 and p99."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -262,7 +262,7 @@ def _draw_legend(figure: "Figure", x: Axis, series: Sequence[_Series], title: st
 
 
 def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: Mapping[str, str]) -> str:
-    """Say which cluster and which load the figures are of: what is swept is left to axis, legend and first line."""
+    """Describe the cluster and the load of the figures; swept keys are left to axis, legend and first line."""
     assert row.point.run is not None
     settings, options, simulation = row.point.run.settings, row.point.run.options, row.point.run.simulation
     swept = {axis.key.replace("_", "-") for axis in axes}

@@ -272,7 +272,7 @@ def _plugins(settings: Settings) -> dict[str, Path | None]:
 
 
 def _plain(value: object, digests: Mapping[str, str | None]) -> Any:  # noqa: ANN401  JSON's
-    """Return it as JSON has it; a file is its content, wherever it lies."""
+    """Convert to JSON's types; a file is represented by its content, wherever it lies."""
     if isinstance(value, Mapping):
         return {str(key): _plain(part, digests) for key, part in value.items()}
     if isinstance(value, list | tuple):

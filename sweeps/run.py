@@ -178,7 +178,7 @@ class _Runner:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let signals end what runs, and keep joblib from telling at length what it then left undone."""
+    """Let signals end running points, and suppress joblib's long warnings about unfinished ones."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
     try:
         with warnings.catch_warnings():
@@ -190,10 +190,10 @@ def _interruptible() -> Iterator[None]:
 
 
 class _TimeLeftColumn(ProgressColumn):
-    """The time left, from the mean of all points so far: rich's own looks at the last ones, which end in bunches."""
+    """The time left, from the mean of all points: rich's own uses the last ones, which end in bunches."""
 
     def render(self, task: Task) -> Text:
-        """Return it, as `0:01:30 left`."""
+        """Return the time left, as `0:01:30 left`."""
         expected_seconds: float | None = task.fields["expected_seconds"]
         if expected_seconds is None:
             return Text("-:--:-- left")

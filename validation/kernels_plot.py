@@ -85,7 +85,7 @@ def _draw_panel(axes: "Axes", title: str, by_gpu: dict[str, list[tuple[float, fl
 
 
 def _caption(comparison: KernelComparison) -> str:
-    """Say what the marks are, and what is missing."""
+    """Describe the marks, and what is missing."""
     missing = sum(one.num_rows for one in comparison.not_predicted)
     left_out = f" {missing:,} rows that the model says nothing of are left out." if missing else ""
     return (

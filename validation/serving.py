@@ -185,7 +185,7 @@ def _figures(group: ServingGroup) -> list[str]:
 
 
 def _basis(group: ServingGroup, catalogue: Catalogue) -> str:
-    """Return what a group's kernels rest on; empty where its rows do not share a GPU."""
+    """Return the basis of a group's kernels; empty if its rows do not share a GPU."""
     name = group.key.get("gpu")
     if not name:
         return ""
@@ -194,10 +194,10 @@ def _basis(group: ServingGroup, catalogue: Catalogue) -> str:
 
 
 def to_json(comparison: ServingComparison, more: Mapping[str, object] | None = None) -> str:
-    """Write `{"rows": [the row's columns + predicted_tpot_ms, predicted_ttft_ms], "groups": [...], ...}`.
+    """Return `{"rows": [the row's columns + predicted_tpot_ms, predicted_ttft_ms], "groups": [...], ...}`.
 
     Args:
-        comparison: what became of the file.
+        comparison: result for the file.
         more: further parts.
     """
     file = comparison.file
@@ -234,7 +234,7 @@ def _group_json(group: ServingGroup) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The rows of a group, by their place in the file."""
+    """The rows of a group, by their index in the file."""
 
     file: ServingFile
     key: Mapping[str, str]

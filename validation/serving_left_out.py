@@ -32,26 +32,26 @@ _NOTHING: Constants = {
     "step_ms": 1.0, "sequence_ms": 0.02, "prefill_ms": 0.0, "gemm_factor": 1.0, "prefill_factor": 1.0,
     "decode_factor": 1.0, "fp8_decode_factor": 1.0, "all_reduce_factor": 1.0,
 }  # fmt: skip
-"""Constants that may be found again -> what they are where nothing is known."""
+"""Constants that may be found again -> neutral values."""
 _SCALE: Constants = {"step_ms": 1.0, "sequence_ms": 0.02, "prefill_ms": 10.0}
-"""How far they are apart for a slope, and what one unit of doubt is; 0.3 of a factor."""
+"""Step of a constant for a slope, and unit of its prior; 0.3 for factors."""
 _FACTOR_SCALE, _LEAST_FACTOR, _MOST_FACTOR = 0.3, 0.4, 1.6
 _MOST_ROWS = 12
-"""To find constants on."""
+"""To fit constants on."""
 _ROUNDS = 2
 _TTFT_WEIGHT, _DOUBT = 0.3, 0.05
 _MOST_ERROR = 0.5
-"""A row further off counts as so far off."""
+"""Larger errors of a row count as this much."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A group without what was found on it.
+    """A group without the constants found on it.
 
     Attributes:
         before: its errors with the shipped constants.
         after: with the others; None: nothing could be left out.
-        how: where those are from, or why there are none.
+        how: source of the others, or why there are none.
         constants: that were found again.
     """
 
@@ -67,8 +67,8 @@ class _Case:
 
     Attributes:
         members: its rows.
-        engine: the entry of the catalogue that they run under.
-        base: the same engine where nothing was measured on the GPU.
+        engine: the catalogue entry that they run under.
+        base: the same engine without measurements on the GPU.
         donors: rows of other groups under that entry.
         others: names of those groups.
         constants: so far.
@@ -124,7 +124,7 @@ def leave_out(
 
 
 def render(found: Sequence[LeftOut]) -> FigureTable:
-    """Write them as a table."""
+    """Return them as a table."""
     keys = list(dict.fromkeys(name for one in found for name in one.before.key))
     table = FigureTable(first_to_go=("TTFT rows",))
     for name in keys:
@@ -142,7 +142,7 @@ def render(found: Sequence[LeftOut]) -> FigureTable:
 
 
 def to_json(found: Sequence[LeftOut]) -> list[dict[str, object]]:
-    """Return them as JSON has them."""
+    """Return them for JSON."""
     return [
         {
             "group": dict(one.before.key),
@@ -186,7 +186,7 @@ def _unset(name: str) -> float:
 
 
 def _engines_of(row: ServingRow, options: Options, catalogue: Catalogue) -> tuple[Engine, Engine]:
-    """Return the engine as it is on the row's GPU, and as it is where nothing was measured."""
+    """Return the engine as on the row's GPU, and as without any measurement."""
     worker = settings_of(row, options).worker
     engine = catalogue.engine(worker.engine, catalogue.gpu(worker.gpu))
     return engine, catalogue.engines.get(worker.engine, engine)
@@ -200,13 +200,13 @@ def _how(case: _Case) -> str:
 
 
 class _Files:
-    """Catalogues with other constants, in files."""
+    """Catalogue files with other constants."""
 
     def __init__(self, folder: Path, options: Options) -> None:
         self._folder, self._options, self._number = folder, options, 0
 
     def options(self, case: _Case, constants: Constants) -> Options:
-        """Return options under which the case's engine has these constants, or without any those of its base."""
+        """Return options under which the case's engine has these constants, or, without donors, those of its base."""
 
         def change(tables: Tables) -> None:
             engines = tables["engines"]
@@ -221,7 +221,7 @@ class _Files:
 
 
 def _improve(cases: Sequence[_Case], files: _Files, jobs: int, watch: Watch) -> None:
-    """Go one step of Gauss and Newton in each case, all simulated together."""
+    """Do one Gauss-Newton step in each case, all simulated together."""
     runs: list[Run] = []
     for case in cases:
         moved_one = ({**case.constants, name: value + _scale(name) / 2} for name, value in case.constants.items())

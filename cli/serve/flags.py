@@ -362,4 +362,4 @@ FLAGS = (
     _flag("--trust-remote-code", bool, _AS_IT_IS, NOTHING, "No code of the model's is run.", plain=False),
     _flag("--engine-type", str, _AS_IT_IS, NOTHING, "vllm.", plain=False),
 )
-"""All of them, as the help and docs/serve.md show them."""
+"""All flags, in the order of the help and of docs/serve.md."""

@@ -113,6 +113,6 @@ def of_columns(
 
 
 def sessions(workload: Iterable[WorkloadRequest]) -> Iterator[list[WorkloadRequest]]:
-    """Yield the requests that follow one another; one that is in no session is alone."""
+    """Yield the requests session by session; a request without a session is yielded alone."""
     for _, turns in groupby(workload, key=lambda one: -1 - one.index if one.turn is None else one.turn.session):
         yield list(turns)

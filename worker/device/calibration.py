@@ -36,7 +36,7 @@ _CONSTANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A row, and what it was measured on."""
+    """A row, and the deployment that it was measured on."""
 
     row: ProfileRow
     deployment: Deployment
@@ -67,7 +67,7 @@ def calibrate(rows: Sequence[Measured], start: KernelFit, *, host: bool = False)
 
     Args:
         rows: measured steps of one GPU, at least one.
-        start: where the constants begin, and are pulled to.
+        start: initial constants, towards which the fit is pulled.
         host: whether to fit the CPU's `HOST_CONSTANTS` too, for rows that are whole steps of an engine.
     """
     first = rows[0].deployment.engine

@@ -217,7 +217,7 @@ class MockGpu:
         return product(num_steps, self._next_ps) + product(self._slope_ps, num_steps * (num_steps - 1) // 2)
 
     def steps_to_cover(self, duration_ps: int, limit: int) -> int:
-        """Return the fewest steps, at least 1, that take at least this long, but at most `limit`. By closed form."""
+        """Return the fewest steps, from 1 to `limit`, that take at least this long. In closed form."""
         if self._chunk_run is not None:
             return self._chunk_run.steps_to_cover(duration_ps, limit)
         assert self._known and self._closed  # noqa: PT018  one question
@@ -237,10 +237,10 @@ class MockGpu:
         return StepOutcome(handles, tokens, _ends(finished))
 
     def jump(self, num_steps: int) -> tuple[tuple[int, FinishReason], ...]:
-        """Run steps without making their tokens; return who ends with the last of them.
+        """Run steps without making their tokens; return the sequences that end with the last of them.
 
         Args:
-            num_steps: at least 1; a sequence ends with none but the last of them.
+            num_steps: at least 1; sequences may end only with the last of them.
 
         Raises:
             ValueError: `num_steps` is out of range: more than one with prefills, or beyond a sequence's end.
@@ -299,7 +299,7 @@ class MockGpu:
             self._adapters.add(row.sequence)
 
     def _decode_sums(self) -> tuple[int, int, int]:
-        """Return the number of decodes in a step, the sum of their KV tokens, and the longest; held ones count."""
+        """Return the number of decodes in a step, their total KV tokens, and the longest; held sequences included."""
         decoding = self._decoding
         num, total, longest = decoding.num, decoding.kv_tokens, decoding.longest
         for _, kv_tokens in self._held.values():
@@ -307,7 +307,7 @@ class MockGpu:
         return num, total, longest
 
     def _closed_ahead(self) -> bool:
-        """Tell whether the coming decode steps have a closed form; work it out if it is not known."""
+        """Return whether the next decode steps have a closed form; compute it if not known."""
         if self._known:
             return self._closed
         self._known = True

@@ -237,7 +237,7 @@ def _rows(reader: "Iterator[list[str]]", columns: Sequence[str]) -> Iterator[Ker
 
 
 class _RowMaker:
-    """Makes rows of cells; raises ValueError without the line."""
+    """Makes rows from cells; raises ValueError without the line number."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
