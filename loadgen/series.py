@@ -1,4 +1,4 @@
-"""The series that the load generator shows. Latencies are device seconds, from the intended send time."""
+"""The load generator's metric series. Latencies are device seconds, from the intended send time."""
 
 from lorrery.chassis.series import Series, table
 
