@@ -18,9 +18,15 @@ class Boundaries:
 
     Args:
         workers: in order of attaching.
+
+    Attributes:
+        next_ps: the earliest boundary of any worker; `NEVER`: there is none.
+        first: the worker with that boundary; undefined if there is none.
     """
 
     def __init__(self, workers: list[SimulatedWorker]) -> None:
+        self.next_ps = NEVER
+        self.first: SimulatedWorker
         self._num = 0
         self._first: list[SimulatedWorker] = []  # per node: node i has the children 2 i and 2 i + 1, the root is 1
         self.enter(workers)
@@ -35,16 +41,10 @@ class Boundaries:
         self._first = [*workers, *workers]  # the leaves are the second half
         for node in range(len(workers) - 1, 0, -1):
             self._first[node] = _earlier(self._first[2 * node], self._first[2 * node + 1])
-
-    @property
-    def next_ps(self) -> int:
-        """The earliest boundary of any worker; `NEVER`: there is none."""
-        return self._first[1].end_ps if self._num else NEVER
-
-    @property
-    def first(self) -> SimulatedWorker:
-        """The worker with that boundary; there must be one."""
-        return self._first[1]
+        self.next_ps = NEVER
+        if workers:
+            self.first = self._first[1]
+            self.next_ps = self.first.end_ps
 
     def move(self, worker: SimulatedWorker, at_ps: int) -> None:
         """Change a worker's next boundary; `NEVER`: it has none."""
@@ -56,6 +56,8 @@ class Boundaries:
                 return  # it was not the first here, and is not now
             first[node] = earlier
             node >>= 1
+        self.first = first[1]
+        self.next_ps = self.first.end_ps
 
 
 def _earlier(one: SimulatedWorker, other: SimulatedWorker) -> SimulatedWorker:

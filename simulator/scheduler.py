@@ -12,11 +12,13 @@ from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import (
+    Admitted,
     Cancelled,
     Dropped,
     Event,
     Failed,
     Finished,
+    FirstToken,
     Preempted,
     Raised,
     Recalled,
@@ -266,6 +268,8 @@ class SimulatedScheduler:
                     requests.ended.append(request)
                 else:
                     self._finish(request)
+            elif isinstance(event, (Admitted, FirstToken)):
+                continue
             elif isinstance(event, Recalled):
                 self._carry_out(self.core.take_recalled(event, worker.member, self._clock.now_ps))
             elif isinstance(event, Preempted):

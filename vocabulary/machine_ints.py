@@ -46,6 +46,16 @@ def insort(ascending: "list[i64]", value: "i64") -> None:
     ascending.insert(first, value)
 
 
+def sum_of_first(numbers: "list[i64]", num: "i64") -> "i64":
+    """Return the sum of the first `num` numbers."""
+    total: i64 = 0
+    place: i64 = 0
+    while place < num:
+        total += numbers[place]
+        place += 1
+    return total
+
+
 def sum_of_last(numbers: "list[i64]", num: int) -> int:
     """Return the sum of the last `num` numbers."""
     total: i64 = 0
@@ -73,6 +83,7 @@ if isinstance(bisect_left, FunctionType):
         bisect_left=bisect.bisect_left,
         bisect_left_within=bisect.bisect_left,
         insort=bisect.insort,
+        sum_of_first=lambda numbers, num: sum(numbers[:num]),
         sum_of_last=lambda numbers, num: sum(numbers[len(numbers) - num :]),
         product=operator.mul,
     )

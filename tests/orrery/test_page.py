@@ -146,7 +146,7 @@ def test_the_keyboard_moves_through_the_record(page: Page) -> None:
     page.locator("body").press("End")
     expect(now).to_have_text("1:30.0")
     page.locator("body").press("Home")
-    # At its own pace the record plays for longer than anything here waits; at 120 times it is over in less than a second.
+    # At its own pace the record outlasts every wait here; at 120 times it is over in less than a second.
     page.get_by_label("Speed").select_option("1")
     page.locator("body").press(" ")
     expect(page.get_by_role("button", name="Pause")).to_be_visible()

@@ -257,7 +257,7 @@ class Fitted:
         if not batch.prefills:
             self._seen_decodes.see(batch.num_decodes)
             return self._decode_ps(batch.num_decodes) + kv_ps
-        num_tokens = batch.num_decodes + sum(chunk.new_tokens for chunk in batch.prefills)
+        num_tokens = batch.num_decodes + sum([chunk.new_tokens for chunk in batch.prefills])
         self._seen_tokens.see(num_tokens)
-        half_pairs = sum(chunk.new_tokens * (2 * chunk.past_tokens + chunk.new_tokens) for chunk in batch.prefills)
+        half_pairs = sum([chunk.new_tokens * (2 * chunk.past_tokens + chunk.new_tokens) for chunk in batch.prefills])
         return self._prefill_ps(num_tokens) + half_pairs * self._half_pair_ps + kv_ps
