@@ -23,6 +23,7 @@ Integer arithmetic: times per decode KV token, per sequence and per token of the
 prefill time of a step.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -151,7 +152,8 @@ class AttentionKernels:
             return 0
         total *= self._heads / self._num_sms
         power = self._overlap
-        tokens: float = (total**power + (longest + start) ** power) ** (1 / power)
+        # `math.pow` of floats is one call of C's when compiled; `**` would make an object of each.
+        tokens = math.pow(math.pow(total, power) + math.pow(longest + start, power), 1 / power)
         return round(self._tile_token_ps * tokens) + new_tokens * self._store_token_ps
 
     def _wave_ps(self, chunks: Sequence[PrefillChunk], decodes: Sequence[int]) -> int:
