@@ -241,6 +241,26 @@ async def test_metrics_count_requests_tokens_and_latencies(start_router):
         assert value(name) == 2
 
 
+async def test_a_router_that_has_answered_is_not_said_to_be_silent(start_router, monkeypatch):
+    router = await start_router()
+    router.connected = False
+    answer, num_asked = router.GetClusterStatus, 0
+
+    async def answer_once(request, context):
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked > 1:
+            await asyncio.Event().wait()
+        return await answer(request, context)
+
+    monkeypatch.setattr(router, "GetClusterStatus", answer_once)
+    await router.start()
+    async with RouterClient(router.target, TlsSettings()) as client:
+        with pytest.raises(LorreryError, match=r"within 2 s: no scheduler is connected"):
+            await client.cluster(2.0)
+    assert num_asked == 2
+
+
 async def test_a_cluster_that_is_not_there_is_one_clear_error(start_router):
     router = await start_router()
     router.connected = False
