@@ -104,7 +104,7 @@ async def test_a_killed_schedulers_journal_is_good_up_to_its_last_flush(tmp_path
     path, rng = tmp_path / "journal.jsonl", random.Random(7)
     overrides = (*SETTINGS, "scheduler.policy=fcfs", f"scheduler.journal={path}")
     async with running_cluster(tmp_path, *overrides) as cluster, client_of(cluster) as client:
-        asks = [Ask(rng.getrandbits(64), rng.randint(1, 200), 1000, name) for name in ADAPTERS]
+        asks = [Ask(rng.getrandbits(64), rng.randint(1, 200), 500, name) for name in ADAPTERS]
         streams = [client.start(ask) for ask in asks]
         await wait_until(lambda: '"type":"steps"' in path.read_text(), what="steps in the journal")
         cluster.kill("scheduler")
