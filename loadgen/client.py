@@ -84,7 +84,7 @@ class RouterClient:
             LorreryError: that did not happen in time.
         """
         deadline = time.monotonic() + timeout_seconds
-        why = "no scheduler is connected to it"
+        why, answered = "no scheduler is connected to it", False
         while (left := deadline - time.monotonic()) > 0:
             call = self._connections[0].stub.GetClusterStatus(
                 GetClusterStatusRequest(), timeout=left, wait_for_ready=True, metadata=self._metadata
@@ -94,14 +94,16 @@ class RouterClient:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise LorreryError(f"{self.target}: {error.code().name}: {error.details()}") from None
-                why = await why_silent(self.target)
-                if why != NOTHING:
-                    why += ", or --protocol openai for an HTTP server"
+                if not answered:  # else the last call merely had little time left
+                    why = await why_silent(self.target)
+                    if why != NOTHING:
+                        why += ", or --protocol openai for an HTTP server"
                 break
             finally:
                 call.cancel()
             if view is not None:
                 return view
+            answered = True
             await asyncio.sleep(min(_POLL_SECONDS, max(deadline - time.monotonic(), 0.0)))
         raise LorreryError(f"no cluster at {self.target} within {timeout_seconds:g} s: {why}")
 
