@@ -5,9 +5,12 @@ once more. While a worker waits for the end of the next step, others use the cor
 that costs several times what the second one does. So a step that has ended is noted in one record, and records are
 counted together when there is nothing more urgent: `COUNT_AFTER` of them, those since the last heartbeat, or those of a
 plan when it is over. What is shown may be that much older than what the scheduler knows.
+
+Most steps decode the same sequences as the one before. Such a run costs little more than one step: where its steps take
+evenly longer, so does each part of them, and the first and the last say what all of them cost.
 """
 
-from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -58,7 +61,7 @@ class StepAccounts:
     def __init__(self, gpu: MockGpu, metrics: WorkerMetrics, spells: Spells) -> None:
         self._gpu, self._metrics = gpu, metrics
         self.spells = spells
-        self._records: deque[StepRecord] = deque()
+        self._records: list[StepRecord] = []
         self._due = False
 
     def ended(self, record: StepRecord, *, last: bool) -> None:
@@ -74,9 +77,29 @@ class StepAccounts:
     def count(self) -> None:
         """Count the steps that have been noted, and what is on the device now."""
         self._due = False
-        while self._records:
-            self._count(self._records.popleft())
+        records, self._records = self._records, []
+        for run in _runs(records):
+            if len(run) == 1 or self.spells.slows or not self._count_run(run):
+                for record in run:
+                    self._count(record)
         self._metrics.hold(len(self._gpu), self._gpu.kv_tokens)
+
+    def _count_run(self, run: Sequence[StepRecord]) -> bool:
+        """Count a run of steps, if they take evenly longer; return whether they do."""
+        batch, num_steps = run[0].batch, len(run)
+        first, last = self._gpu.step_cost(batch), self._gpu.step_cost(run[-1].batch)
+        modelled_ps = [record.end_ps - record.start_ps for record in run]
+        if 2 * sum(modelled_ps) != num_steps * (first.total_ps + last.total_ps):
+            return False
+        self._metrics.decodes_done(
+            batch.num_decodes,
+            first.plus_up_to(last, num_steps),
+            modelled_ps,
+            [record.actual_ps for record in run],
+            [record.gap_ps for record in run],
+            [record.lag_seconds for record in run],
+        )
+        return True
 
     def _count(self, record: StepRecord) -> None:
         cost = self._gpu.step_cost(record.batch)
@@ -100,3 +123,25 @@ class StepAccounts:
             num_sampled,
             num_joined,
         )
+
+
+def _runs(records: Sequence[StepRecord]) -> Iterator[Sequence[StepRecord]]:
+    """Divide steps into those that do nothing but decode the same sequences."""
+    first = 0
+    for index in range(1, len(records) + 1):
+        if index == len(records) or not _go_on(records[index - 1], records[index]):
+            yield records[first:index]
+            first = index
+
+
+def _go_on(one: StepRecord, other: StepRecord) -> bool:
+    """Tell whether a step decodes the sequences of the one before, all of which get a token in both."""
+    before, after, num = one.batch, other.batch, other.batch.num_decodes
+    return (
+        before.num_decodes == num == len(one.outcome.handles) == len(other.outcome.handles)
+        and after.decode_kv_tokens == before.decode_kv_tokens + num
+        and after.max_decode_kv_tokens == before.max_decode_kv_tokens + 1
+        and after.lora is before.lora
+        and not before.prefills
+        and not after.prefills
+    )
