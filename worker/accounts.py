@@ -56,27 +56,26 @@ class StepAccounts:
         gpu: that runs them.
         metrics: where they are counted.
         spells: in which they take longer; who changes them counts what has been run before.
+
+    Attributes:
+        due: whether there is enough to be counted.
     """
 
     def __init__(self, gpu: MockGpu, metrics: WorkerMetrics, spells: Spells) -> None:
         self._gpu, self._metrics = gpu, metrics
         self.spells = spells
         self._records: list[StepRecord] = []
-        self._due = False
+        self.due = False
 
     def ended(self, record: StepRecord, *, last: bool) -> None:
         """Note a step; the last of a plan is due to be counted, with those before it."""
         self._records.append(record)
-        self._due = self._due or last or len(self._records) >= COUNT_AFTER
-
-    def settle(self) -> None:
-        """Count the steps if that is due."""
-        if self._due:
-            self.count()
+        if last or len(self._records) >= COUNT_AFTER:
+            self.due = True
 
     def count(self) -> None:
         """Count the steps that have been noted, and what is on the device now."""
-        self._due = False
+        self.due = False
         records, self._records = self._records, []
         for run in _runs(records):
             if len(run) == 1 or self.spells.slows or not self._count_run(run):
