@@ -40,7 +40,7 @@ def counters(kind: type) -> list[str]:
 
 def count_nothing() -> None:
     """Replace the counting code of all services."""
-    silence(Histogram, ["observe", "observe_many"])
+    silence(Histogram, ["observe", "observe_many", "observe_each"])
     silence(Number, ["inc", "set"])
     silence(Timing, ["message", "finish", "ended"])
     silence(Fanout, ["_written"])

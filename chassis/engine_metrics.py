@@ -5,7 +5,7 @@ seconds.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -150,6 +150,13 @@ class EngineMetrics:
         """Count `times` equal gaps between two tokens of a request."""
         self._histograms["inter_token_latency_seconds"].observe_many(seconds, times)
         self._sglang_histograms["inter_token_latency_seconds"].observe_many(seconds, times)
+
+    def decoded(self, gap_seconds: Collection[float], num_tokens: int) -> None:
+        """Count steps that each gave so many requests a token, by the time since the one before."""
+        self._histograms["inter_token_latency_seconds"].observe_each(gap_seconds, num_tokens)
+        self._sglang_histograms["inter_token_latency_seconds"].observe_each(gap_seconds, num_tokens)
+        self._histograms["iteration_tokens_total"].observe_many(num_tokens, len(gap_seconds))
+        self.generated(num_tokens * len(gap_seconds))
 
     def step(self, num_tokens: int) -> None:
         """Count a step by the number of tokens that it computed."""

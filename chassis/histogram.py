@@ -6,7 +6,7 @@ are computed when they are read.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 
 _COUNT_AFTER = 256
@@ -45,6 +45,20 @@ class Histogram:
         counts = counts.copy()
         counts[bisect_left(self._bounds, value)] += times
         self._counted = values, counts, total + value * times
+
+    def observe_each(self, values: Collection[float], times: int = 1) -> None:
+        """Count each of some values, `times` times over."""
+        if times == 1:
+            uncounted = self._counted[0]
+            uncounted.extend(values)
+            if len(uncounted) >= _COUNT_AFTER:
+                self._counted = [], *self._count(*self._counted)
+            return
+        uncounted, counts, total = self._counted
+        counts = counts.copy()
+        for value in values:
+            counts[bisect_left(self._bounds, value)] += times
+        self._counted = uncounted, counts, total + sum(values) * times
 
     def exemplify(self, value: float, trace_id: str) -> None:
         """Attach a trace to a value that was observed."""

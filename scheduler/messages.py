@@ -70,8 +70,7 @@ class WorkerHello:
     pace: Pace | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(NamedTuple):
     """The outcome of one step; if `start_ps == end_ps` no step ran, and the plan ends at a boundary reported before."""
 
     plan_id: int

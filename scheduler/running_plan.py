@@ -1,5 +1,7 @@
 """The plan that a worker runs: its progress, and which step may come next."""
 
+from collections.abc import Callable
+
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.messages import ProtocolError, StepReport
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -37,20 +39,22 @@ class RunningPlan:
         """Return when its next step begins, unless the worker stands still; `boundary_ps`: the end of its last one."""
         return self.plan.at_ps if self.steps_left == self.plan.max_steps else boundary_ps
 
-    def check(self, step: StepReport, boundary_ps: int, now_ps: int) -> None:
+    def check(self, step: StepReport, boundary_ps: int, now_ps: Callable[[], int]) -> None:
         """Check that a step follows the one before, belongs to the plan, and does not end in the distant future.
 
         Args:
             step: as reported by the worker.
             boundary_ps: the end of the one before.
-            now_ps: the device clock.
+            now_ps: reads the device clock; most steps end so soon after the one before that it need not be read.
 
         Raises:
             ProtocolError: it does not.
         """
         boundary_ps = self.expected_start_ps(boundary_ps)
         start_ps, end_ps = step.start_ps, step.ran.end_ps
-        latest_ps = max(boundary_ps, now_ps) + MAX_AHEAD_PS
+        latest_ps = boundary_ps + MAX_AHEAD_PS
+        if end_ps > latest_ps:
+            latest_ps = max(latest_ps, now_ps() + MAX_AHEAD_PS)
         if not boundary_ps <= start_ps <= end_ps <= latest_ps:
             raise ProtocolError(
                 f"the worker has a step from {start_ps} to {end_ps} ps; the one before ended at"

@@ -4,6 +4,7 @@ import json
 import math
 from array import array
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
 from lorrery.chassis.names import quoted
@@ -23,6 +24,7 @@ from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
 
 MAX_DEVICE_SETTINGS = 16_384
 """Most characters of a worker's device settings, which go into the journal."""
+NO_HANDLES: frozenset[int] = frozenset()
 ToWorker = pb.AttachResponse
 KvEvents = pb.KvEvents
 EngineCounts = pb.EngineCounts
@@ -102,11 +104,11 @@ def read_step(message: pb.StepDone, now_ps: int) -> StepReport:
             unknown reason of an end.
     """
     handles_u32, token_ids_u32 = message.handles_u32, message.token_ids_u32
-    num_tokens = wire.count("handles_u32", handles_u32)
-    if wire.count("token_ids_u32", token_ids_u32) != num_tokens:
-        raise ProtocolError(f"{len(token_ids_u32) // 4} token_ids_u32 for {num_tokens} handles_u32")
-    ended: list[tuple[int, FinishReason]] = []
-    silent: frozenset[int] = frozenset()
+    if len(handles_u32) != len(token_ids_u32) or len(handles_u32) % u32.ITEM_BYTES:
+        num_tokens = wire.count("handles_u32", handles_u32), wire.count("token_ids_u32", token_ids_u32)
+        raise ProtocolError(f"{num_tokens[1]} token_ids_u32 for {num_tokens[0]} handles_u32")
+    ended: Many[tuple[int, FinishReason]] = ()
+    silent = NO_HANDLES
     if message.finished_handles_u32:
         handles = wire.numbers("finished_handles_u32", message.finished_handles_u32)
         reasons = [FinishReason.of(n) for n in wire.numbers("finish_reasons_u32", message.finish_reasons_u32)]
@@ -115,14 +117,8 @@ def read_step(message: pb.StepDone, now_ps: int) -> StepReport:
         ended = list(zip(handles, reasons, strict=True))
         silent = frozenset(handles).difference(u32.unpack(handles_u32))
     start_ps, end_ps = from_wire(message.start_ps, now_ps), from_wire(message.end_ps, now_ps)
-    return StepReport(
-        plan_id=message.plan_id,
-        start_ps=start_ps,
-        ran=Ran(1, end_ps, ended, silent, end_ps - start_ps),
-        handles_u32=handles_u32,
-        token_ids_u32=token_ids_u32,
-        hand_back=message.hand_back,
-    )
+    ran = Ran(1, end_ps, ended, silent, end_ps - start_ps)
+    return StepReport(message.plan_id, start_ps, ran, handles_u32, token_ids_u32, message.hand_back)
 
 
 def welcome(time_scale: float, sent_ps: int, faults_from_ps: int, sent_unix_ns: int = 0) -> ToWorker:

@@ -308,7 +308,7 @@ class Dispatcher:
         running = self._running
         if running is None or step.plan_id != running.plan_id:
             return
-        running.check(step, self._boundary_ps, self._clock.now_ps())
+        running.check(step, self._boundary_ps, self._clock.now_ps)
         self.watch.progressed(self._cluster.awake.now())
         if step.ran.end_ps > step.start_ps:
             self._commit(running, step)
@@ -321,7 +321,8 @@ class Dispatcher:
     def _commit(self, running: RunningPlan, step: StepReport) -> None:
         plan, ran, num_tokens = running.plan, step.ran, len(step.handles_u32) // u32.ITEM_BYTES
         step_ps, gap_ps = ran.end_ps - step.start_ps, step.start_ps - running.expected_start_ps(self._boundary_ps)
-        fan_out = self._fan_outs.note(step, running, self.replica.running)
+        replica = self.member.replica
+        fan_out = self._fan_outs.note(step, running, replica.running)
         running.steps_left -= 1
         self.num_tokens += num_tokens
         self.busy_ps += step_ps
@@ -335,7 +336,7 @@ class Dispatcher:
             fan_out.take_back()  # these tokens will be produced again elsewhere
             raise
         if not step.hand_back:
-            self.replica.make_room()  # the next step begins: readers must not find blocks that it takes
+            replica.make_room()  # the next step begins: readers must not find blocks that it takes
         cpu_seconds = time.thread_time() - started
         self._note_adapters()
         fan_out.send(step.token_ids_u32, step_ps)

@@ -5,9 +5,12 @@ until the next step ends, other processes evict its cache lines, so the first st
 times what the second one does. Each finished step is therefore kept as one record, and records are counted together
 when nothing is urgent: after `COUNT_AFTER` of them, at a heartbeat, and at the end of a plan. The metrics may lag
 behind what the scheduler knows by that much.
+
+Most steps decode the same sequences as the step before. Such a run is counted at little more than the cost of one step:
+if the durations of its steps grow evenly, so does each part of them, and the first and the last step give the sums.
 """
 
-from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -53,30 +56,49 @@ class StepAccounts:
         gpu: the GPU that runs the steps.
         metrics: where steps are counted.
         spells: times at which steps take longer; count all finished steps before replacing it.
+
+    Attributes:
+        due: whether enough steps are recorded to count them.
     """
 
     def __init__(self, gpu: MockGpu, metrics: WorkerMetrics, spells: Spells) -> None:
         self._gpu, self._metrics = gpu, metrics
         self.spells = spells
-        self._records: deque[StepRecord] = deque()
-        self._due = False
+        self._records: list[StepRecord] = []
+        self.due = False
 
     def ended(self, record: StepRecord, *, last: bool) -> None:
         """Record a finished step; the last step of a plan makes all recorded steps due for counting."""
         self._records.append(record)
-        self._due = self._due or last or len(self._records) >= COUNT_AFTER
-
-    def settle(self) -> None:
-        """Count the recorded steps if they are due."""
-        if self._due:
-            self.count()
+        if last or len(self._records) >= COUNT_AFTER:
+            self.due = True
 
     def count(self) -> None:
-        """Count all recorded steps, and set the gauges to what is on the device now."""
-        self._due = False
-        while self._records:
-            self._count(self._records.popleft())
+        """Count the steps that have been noted, and what is on the device now."""
+        self.due = False
+        records, self._records = self._records, []
+        for run in _runs(records):
+            if len(run) == 1 or self.spells.slows or not self._count_run(run):
+                for record in run:
+                    self._count(record)
         self._metrics.hold(len(self._gpu), self._gpu.kv_tokens)
+
+    def _count_run(self, run: Sequence[StepRecord]) -> bool:
+        """Count a run of steps, if they take evenly longer; return whether they do."""
+        batch, num_steps = run[0].batch, len(run)
+        first, last = self._gpu.step_cost(batch), self._gpu.step_cost(run[-1].batch)
+        modelled_ps = [record.end_ps - record.start_ps for record in run]
+        if 2 * sum(modelled_ps) != num_steps * (first.total_ps + last.total_ps):
+            return False
+        self._metrics.decodes_done(
+            batch.num_decodes,
+            first.plus_up_to(last, num_steps),
+            modelled_ps,
+            [record.actual_ps for record in run],
+            [record.gap_ps for record in run],
+            [record.lag_seconds for record in run],
+        )
+        return True
 
     def _count(self, record: StepRecord) -> None:
         cost = self._gpu.step_cost(record.batch)
@@ -100,3 +122,25 @@ class StepAccounts:
             num_sampled,
             num_joined,
         )
+
+
+def _runs(records: Sequence[StepRecord]) -> Iterator[Sequence[StepRecord]]:
+    """Divide steps into those that do nothing but decode the same sequences."""
+    first = 0
+    for index in range(1, len(records) + 1):
+        if index == len(records) or not _go_on(records[index - 1], records[index]):
+            yield records[first:index]
+            first = index
+
+
+def _go_on(one: StepRecord, other: StepRecord) -> bool:
+    """Tell whether a step decodes the sequences of the one before, all of which get a token in both."""
+    before, after, num = one.batch, other.batch, other.batch.num_decodes
+    return (
+        before.num_decodes == num == len(one.outcome.handles) == len(other.outcome.handles)
+        and after.decode_kv_tokens == before.decode_kv_tokens + num
+        and after.max_decode_kv_tokens == before.max_decode_kv_tokens + 1
+        and after.lora is before.lora
+        and not before.prefills
+        and not after.prefills
+    )

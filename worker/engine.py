@@ -4,6 +4,8 @@ The scheduler sends its counts with each plan, and with heartbeat answers when s
 scheduler the gauges show nothing running, waiting or in memory; counters keep their values.
 """
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
@@ -84,6 +86,19 @@ class Engine:
             self._decoded_ps = now_ps
         if num_joined:
             self._joined.append((now_ps, num_joined))
+
+    def decoded(self, num_tokens: int, since_ps: Sequence[int]) -> None:
+        """Count steps that only decode the same sequences.
+
+        Args:
+            num_tokens: tokens that each step gave, at least one.
+            since_ps: for each step, the time from the end of the step before to its own end.
+        """
+        first_ps, *others_ps = since_ps
+        self.stepped(0, num_tokens, 0, 0, first_ps)
+        if others_ps:
+            self._decoded_ps = self._now_ps = self._now_ps + sum(others_ps)
+            self._metrics.decoded([one_ps / PS_PER_SECOND for one_ps in others_ps], num_tokens)
 
     # --- the scheduler's counts -------------------------------------------------------------------------------------
 

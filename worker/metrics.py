@@ -1,6 +1,6 @@
 """The metrics of a worker; `series.py` describes each of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
 
@@ -158,15 +158,56 @@ class WorkerMetrics:
         self._batch_tokens.observe(prefill_tokens + num_decodes)
         self._output_tokens.inc(output_tokens)
         self._modelled.observe(modelled_ps / PS_PER_SECOND)
-        for name, counter in self._parts:
-            if part_ps := getattr(cost, name):
-                counter.inc(part_ps / PS_PER_SECOND)
-        self._flops.inc(cost.flops)
-        self._memory_bytes.inc(cost.num_bytes)
+        self._cost(cost)
         self._actual.observe(actual_ps / PS_PER_SECOND)
         self._lag.observe(lag_seconds)
         if self._engine is not None:
             self._engine.stepped(prefill_tokens, output_tokens, num_sampled, num_joined, modelled_ps + gap_ps)
         if gap_ps > 0:
-            self._gaps.inc()
-            self._gap_seconds.inc(gap_ps / PS_PER_SECOND)
+            self._gap(gap_ps)
+
+    def decodes_done(
+        self,
+        num_decodes: int,
+        cost: StepCost,
+        modelled_ps: Sequence[int],
+        actual_ps: Sequence[int],
+        gaps_ps: Sequence[int],
+        lag_seconds: Sequence[float],
+    ) -> None:
+        """Note consecutive steps that decoded the same sequences, and gave each a token; see `step_done`.
+
+        Args:
+            num_decodes: in each step.
+            cost: where the time of all of them goes.
+            modelled_ps: of each step.
+            actual_ps: of each.
+            gaps_ps: of each.
+            lag_seconds: of each.
+        """
+        num_steps = len(modelled_ps)
+        self._steps["decode"].inc(num_steps)
+        self._batch_size.observe_many(num_decodes, num_steps)
+        self._batch_tokens.observe_many(num_decodes, num_steps)
+        self._output_tokens.inc(num_decodes * num_steps)
+        self._modelled.observe_each([one_ps / PS_PER_SECOND for one_ps in modelled_ps])
+        self._actual.observe_each([one_ps / PS_PER_SECOND for one_ps in actual_ps])
+        self._lag.observe_each(lag_seconds)
+        self._cost(cost)
+        if any(gaps_ps):
+            for gap_ps in filter(None, gaps_ps):
+                self._gap(gap_ps)
+            modelled_ps = list(map(sum, zip(modelled_ps, gaps_ps, strict=True)))
+        if self._engine is not None:
+            self._engine.decoded(num_decodes, modelled_ps)
+
+    def _cost(self, cost: StepCost) -> None:
+        for name, counter in self._parts:
+            if part_ps := getattr(cost, name):
+                counter.inc(part_ps / PS_PER_SECOND)
+        self._flops.inc(cost.flops)
+        self._memory_bytes.inc(cost.num_bytes)
+
+    def _gap(self, gap_ps: int) -> None:
+        self._gaps.inc()
+        self._gap_seconds.inc(gap_ps / PS_PER_SECOND)

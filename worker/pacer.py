@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -74,8 +74,7 @@ class Plan:
     adapter_evictions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(NamedTuple):
     """One step's outcome; with `start_ps == end_ps` no step ran, and the plan ends at a boundary already reported.
 
     Attributes:
@@ -260,8 +259,8 @@ class Pacer:
         self._soon = None
         try:
             self._go_on()
-            if self._soon is None:  # else a step has just ended
-                self._accounts.settle()
+            if self._soon is None and self._accounts.due:  # else a step has just ended, or there are few to count
+                self._accounts.count()
         except Exception as error:  # `run` raises it
             assert self._failed is not None
             if not self._failed.done():
@@ -289,7 +288,8 @@ class Pacer:
             self._look_at(due_seconds)
             return
         self._finish_step(running, running.start_ps, end_ps, lag_seconds)
-        self._look_soon()
+        if self._soon is None and self._loop is not None:
+            self._soon = self._loop.call_soon(self._look)
 
     def _begin_step(self, running: _Running) -> None:
         duration_ps = self._spells.stretch(self._gpu.step_ps(), running.boundary_ps)

@@ -75,7 +75,8 @@ def step_done(report: StepReport) -> pb.AttachRequest:
     step.plan_id = report.plan_id
     step.start_ps, step.end_ps = to_wire(report.start_ps), to_wire(report.end_ps)
     step.handles_u32, step.token_ids_u32 = u32.pack_array(outcome.handles), u32.pack_array(outcome.token_ids)
-    step.hand_back = report.hand_back
+    if report.hand_back:
+        step.hand_back = True
     if outcome.finished:
         step.finished_handles_u32 = u32.pack(handle for handle, _ in outcome.finished)
         step.finish_reasons_u32 = u32.pack(reason for _, reason in outcome.finished)

@@ -5,9 +5,20 @@ from fractions import Fraction
 
 import pytest
 
-from lorrery.worker.accounts import COUNT_AFTER
-from lorrery.worker.device.slow import Spells
+from lorrery.chassis.metrics import new_registry
+from lorrery.settings import Settings
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.worker.accounts import COUNT_AFTER, StepAccounts, StepRecord
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.output import Ending
+from lorrery.worker.device.roofline import Roofline
+from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.slow import NO_SPELLS, Spells
+from lorrery.worker.device.work import PrefillWork
+from lorrery.worker.engine import Engine
+from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import StepReport
+from tests.worker.device.known import deployment
 from tests.worker.test_pacer import START_PS, Bench, step_ps
 
 pytestmark = pytest.mark.timing
@@ -62,3 +73,42 @@ async def test_a_step_counts_by_the_spells_in_which_it_ran():
     num_slow = sum(duration == 2 * step_ps(length) for length, duration in enumerate(bench.durations(), start=1))
     assert num_slow in {3, 4}
     assert bench.metric("faults_total", kind="slow_worker") == num_slow
+
+
+def _shown(*, count_after_each: bool) -> dict[str, float]:
+    """Return what is shown of two prompts and 39 decodes, some after a gap, counted one by one or at the end."""
+    registry = new_registry("worker")
+    engine = Engine.of(Settings.model_validate({"model": "Llama-3-8B"}), registry, 10_000)
+    gpu = MockGpu(Roofline(deployment("H100", "Llama-3-8B")))
+    accounts = StepAccounts(gpu, WorkerMetrics(registry, "worker", 10_000, engine=engine), NO_SPELLS)
+    for handle, length in ((1, 30), (2, 40)):
+        gpu.join(DeviceSequence(handle, 100, 0, 5, Ending(length, FinishReason.LENGTH), None, "a", 16))
+    prefills = (PrefillWork(1, 100, 0, samples=True), PrefillWork(2, 100, 0, samples=True))
+    number = end_ps = 0
+    gpu.begin(prefills, decode=True)
+    while len(gpu):
+        batch, duration_ps, gap_ps = gpu.batch(), gpu.step_ps(), 10**9 if number % 7 == 3 else 0
+        start_ps = end_ps + gap_ps
+        end_ps = start_ps + duration_ps
+        number += 1
+        accounts.ended(
+            StepRecord(batch, prefills, gpu.advance(), gap_ps, start_ps, end_ps, duration_ps + 5, number / 1e5),
+            last=False,
+        )
+        if count_after_each:
+            accounts.count()
+    accounts.count()
+    ours = ("lorrery_worker", "vllm", "sglang")
+    return {
+        f"{sample.name}{sample.labels}": sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name.startswith(ours)
+    }
+
+
+def test_steps_counted_together_show_what_each_counted_alone_does():
+    alone = _shown(count_after_each=True)
+    assert alone["lorrery_worker_steps_total{'kind': 'decode', 'worker': 'worker'}"] == 39
+    assert alone["lorrery_worker_gaps_total{'worker': 'worker'}"] == 6
+    assert _shown(count_after_each=False) == pytest.approx(alone)

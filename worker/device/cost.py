@@ -33,6 +33,12 @@ class StepCost:
     flops: float = 0.0
     num_bytes: float = 0.0
 
+    def plus_up_to(self, last: "StepCost", num_steps: int) -> "StepCost":
+        """Return what steps cost together whose every part grows evenly from the first, this one, to the last."""
+        parts_ps = {part: (getattr(self, part) + getattr(last, part)) * num_steps // 2 for part in PARTS}
+        flops, num_bytes = (self.flops + last.flops) * num_steps / 2, (self.num_bytes + last.num_bytes) * num_steps / 2
+        return StepCost(**parts_ps, flops=flops, num_bytes=num_bytes)
+
     @property
     def total_ps(self) -> int:
         """The step's duration."""

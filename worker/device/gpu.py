@@ -137,10 +137,13 @@ class MockGpu:
 
     def batch(self) -> Batch:
         """Return the next step's work."""
-        decode = self._decode and self._decoding.num > 0
+        decoding = self._decoding
+        decode = self._decode and decoding.num > 0
         if not self._prefills:
             if not decode:
                 return Batch()
+            if not self._held:
+                return Batch((), decoding.num, decoding.kv_tokens, decoding.longest, self._adapters.work)
             num, kv_tokens, longest = self._decode_sums()
             return Batch((), num, kv_tokens, longest, self._adapters.work)
         prefills = [(self._rows[work.handle].sequence, work.new_tokens) for work in self._prefills]
@@ -150,7 +153,7 @@ class MockGpu:
         num, kv_tokens, longest = self._decode_sums()
         if not self._reads_lengths:
             return Batch(self._prefills, num, kv_tokens, longest, lora)
-        steps = self._decoding.steps
+        steps = decoding.steps
         lengths = [row.kv_offset + steps for row in self._rows.values() if row.decoding]
         lengths += (kv_tokens for _, kv_tokens in self._held.values())
         return Batch(self._prefills, num, kv_tokens, longest, lora, tuple(lengths))
@@ -225,16 +228,17 @@ class MockGpu:
 
     def advance(self) -> StepOutcome:
         """Run one step; sequences that end leave the batch."""
-        prefilled = self._run_prefills()
+        prefilled = self._run_prefills() if self._prefills else []
         handles, tokens, orders = self._decode_tokens()
         finished = self._finish_decodes()
-        handles, tokens = tokens_of_step(handles, tokens, orders, finished, prefilled)
+        if finished or prefilled:
+            handles, tokens = tokens_of_step(handles, tokens, orders, finished, prefilled)
         if prefilled:
             finished += self._admit_to_decode(prefilled)
             finished.sort(key=_order)
         if self._spelling is not None:
             tokens = self._spelling[tokens]
-        return StepOutcome(handles, tokens, _ends(finished))
+        return StepOutcome(handles, tokens, _ends(finished) if finished else ())
 
     def jump(self, num_steps: int) -> tuple[tuple[int, FinishReason], ...]:
         """Run steps without making their tokens; return the sequences that end with the last of them.

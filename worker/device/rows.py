@@ -20,8 +20,10 @@ from lorrery.worker.device.output import (
 from lorrery.worker.device.sampler import Sampled
 from lorrery.worker.device.work import PrefillWork
 
-BLOCK_STEPS = 8
-"""Steps whose tokens are made at once: numpy's cost per call equals that of a few hundred tokens."""
+BLOCK_STEPS, BLOCK_TOKENS = 8, 256
+"""Tokens are made for this many steps at once, or for more until they are this many: numpy's cost per call equals that
+of a few hundred tokens."""
+_STEP = np.uint64(TOKEN_STATE_STEP)
 
 
 @mypyc_attr(acyclic=True)
@@ -169,7 +171,8 @@ class DecodeRows:
             if row.sequence.echo is not None or row.sequence.sampled is not None
         ]
         # Words from logits cost a thousand times as much, so they are made only when needed.
-        self._block_steps = BLOCK_STEPS if all(row.sequence.sampled is None for row in rows) else 1
+        makes_ahead = all(row.sequence.sampled is None for row in rows)
+        self._block_steps = max(BLOCK_STEPS, BLOCK_TOKENS // max(1, len(rows))) if makes_ahead else 1
         self._states: NDArray[np.uint64] = np.array(
             [token_state(row.sequence.seed, row.position_offset + step) for row in rows], np.uint64
         )
@@ -191,8 +194,8 @@ class DecodeRows:
 
     def _make(self, step: int, num_steps: int) -> NDArray[np.uint32]:
         first = step - self._first_step
-        advances = [(first + ahead) * TOKEN_STATE_STEP % 2**64 for ahead in range(num_steps)]
-        block = finish_token_ids(self._states + np.array(advances, np.uint64)[:, np.newaxis])
+        advances = np.arange(first, first + num_steps, dtype=np.uint64) * _STEP  # modulo 2^64, as token states are
+        block = finish_token_ids(self._states + advances[:, np.newaxis])
         for index, row in self._own:
             position = row.position_offset + step
             sequence = row.sequence

@@ -61,6 +61,11 @@ class Spells:
         self._slow = tuple(slow)
         self._frozen = sorted(frozen)
 
+    @property
+    def slows(self) -> bool:
+        """Whether there is a step that takes longer, or less long, than it would."""
+        return bool(self._slow)
+
     def stretch(self, duration_ps: int, boundary_ps: int) -> int:
         """Return the duration of a step due to begin at a boundary, rounded down."""
         for from_ps, until_ps, factor in self._slow:

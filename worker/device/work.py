@@ -25,7 +25,8 @@ class PrefillWork(PrefillChunk):
         self.samples = samples
 
 
-@dataclass(frozen=True, slots=True)
+@mypyc_attr(acyclic=True)
+@dataclass(slots=True, init=False)
 class StepOutcome:
     """The result of one step, in batch order (the order of joining).
 
@@ -38,3 +39,10 @@ class StepOutcome:
     handles: NDArray[np.uint32]
     token_ids: TokenIds
     finished: tuple[tuple[int, FinishReason], ...]
+
+    def __init__(
+        self, handles: NDArray[np.uint32], token_ids: TokenIds, finished: tuple[tuple[int, FinishReason], ...]
+    ) -> None:
+        self.handles = handles
+        self.token_ids = token_ids
+        self.finished = finished
