@@ -8,7 +8,7 @@ The compiled core converts what a typed call returns, and would refuse a wrong t
 policy from outside is called as `Any`, and gets the same message whether or not the core is compiled.
 """
 
-from typing import Any
+from typing import Any, Final
 
 from lorrery.scheduler.core.admission import CHECK_IT, AdmissionPass
 from lorrery.scheduler.core.batching.base import Step, Wait
@@ -16,6 +16,7 @@ from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 WAITS_FOR_THE_PAST = f"`choose` answered a Wait until now or before; it must be until later, or until None; {CHECK_IT}"
 WAITS_WITH_ADMITTED = f"`choose` admitted requests and answered a Wait; one that is admitted has to run; {CHECK_IT}"
@@ -24,6 +25,10 @@ HOLDS_FOR_NOTHING = f"`holds_for` answered less than 1; it must be from 1 to its
 LOST = f"the queue has lost requests: they neither run nor wait, or its len() leaves them out; {CHECK_IT}"
 CANCELS_ANOTHER = f"`cancel` answered another request than the one it was asked for; {CHECK_IT}"
 HAS_ENDED = f"the queue still has requests that have ended; {CHECK_IT}"
+WAITS_ON: Final = 10_000
+WAITS_ON_PS: Final = PS_PER_SECOND
+"""So many times in a row a policy may name the time of the next decision, if the waits together are shorter than that.
+On average they are then below 100 microseconds, about what one decision takes live."""
 DROPPED_UNKNOWN = f"`admit` dropped a request that it does not have; {CHECK_IT}"
 
 
@@ -96,6 +101,61 @@ def end_of(choice: object, running: Running, queue: Queue, at_ps: int) -> int | 
         raise ValueError(WAITS_FOR_THE_PAST)
     policy: Any = queue
     return choice.until_ps if running.num or len(policy) else None
+
+
+class Waits:
+    """Consecutive decisions to run nothing until a time that a policy from outside named.
+
+    A policy that names the next picosecond and admits no sequence would keep a simulation, or a scheduler, busy for
+    ever. The waits are counted as answered, not as they pass: live and simulated, the same decision is the one too
+    many. Each further one is too, until something runs or a sequence leaves the queue.
+    """
+
+    __slots__ = ("_num", "_total_ps")
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._total_ps = 0
+
+    def end(self) -> None:
+        """Forget the decisions so far: something runs, or a sequence has left the queue."""
+        self._num = self._total_ps = 0
+
+    def add(self, wait_ps: int, *, is_of_queue: bool) -> None:
+        """Count a decision.
+
+        Args:
+            wait_ps: until the time that was named.
+            is_of_queue: whether the queue named it; otherwise the way to batch.
+
+        Raises:
+            ValueError: it is one too many.
+        """
+        self._num += 1
+        self._total_ps += min(wait_ps, WAITS_ON_PS)
+        if self._num < WAITS_ON:
+            return
+        if self._total_ps >= WAITS_ON_PS:
+            self.end()
+            return
+        raise ValueError(_waits_on(self._total_ps // self._num, is_of_queue=is_of_queue))
+
+
+def _waits_on(mean_ps: int, *, is_of_queue: bool) -> str:
+    """Name the mean as a power of ten above it, so that there are few such messages."""
+    at_most_ps = 1
+    while at_most_ps < mean_ps:
+        at_most_ps *= 10
+    answers = "`wakes_at_ps` answered a time" if is_of_queue else "`choose` answered a Wait"
+    cure = (
+        "answer the time from which `admit` decides otherwise, or None: it is called when something arrives"
+        if is_of_queue
+        else "wait until the time from which it chooses a Step, or until None: it is called when something arrives"
+    )
+    return (
+        f"{answers} {WAITS_ON:,} times in a row, on average at most {at_most_ps:,} ps later, and nothing ran and no"
+        f" request was admitted or dropped; {cure}; {CHECK_IT}"
+    )
 
 
 def _a(answer: object) -> str:

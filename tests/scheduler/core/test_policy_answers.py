@@ -13,7 +13,7 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.plan import Chunk, Plan, Raised, Ran
+from lorrery.scheduler.core.plan import Chunk, Idle, Plan, Raised, Ran
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.queues.base import ListedQueue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
@@ -69,6 +69,64 @@ class WakesLater(Queue):
     def wakes_at_ps(self, at_ps: int) -> int | None:
         assert len(self), "asked though nobody waits"
         return at_ps + 10**9
+
+
+class LetsNobodyIn(Queue):
+    """Names one time after another, and admits nobody."""
+
+    ahead_ps = 1
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        return []
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        return at_ps + self.ahead_ps
+
+
+class LetsNobodyInFor90Microseconds(LetsNobodyIn):
+    ahead_ps = 90 * 10**6
+
+
+class NeverAdmits(ListedQueue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        return []
+
+
+class HoldsBack(Queue):
+    """Waits a few microseconds a few thousand times, and then admits."""
+
+    num_times = 9_000
+    ahead_ps = 5 * 10**6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_left = self.num_times
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        if self.times_left > 0:
+            self.times_left -= 1
+            return []
+        self.times_left = self.num_times
+        return super().admit(admission, running, at_ps)
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        return at_ps + self.ahead_ps
+
+
+class HoldsBackForLong(HoldsBack):
+    num_times = 11_000
+    ahead_ps = 100 * 10**6
+
+
+class DropsOneAtATime(Queue):
+    """Admits nobody; each time that it named is the end of one request."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        first = self.cancel(next(iter(self)).handle)
+        return [] if first is None else [first]
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        return at_ps + 1
 
 
 class WakesAtNan(Queue):
@@ -179,6 +237,13 @@ class Polls(Batch):
     def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         choice = super().choose(context, at_ps)
         return Wait(at_ps + 10**9) if isinstance(choice, Wait) else choice
+
+
+class WaitsOn(Batch):
+    """Runs prompts, and then nothing any more."""
+
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        return Wait(at_ps + 1) if len(context.running) else super().choose(context, at_ps)
 
 
 class WaitsForNan(Batch):
@@ -294,6 +359,64 @@ def test_a_queue_whose_answer_makes_no_sense_has_raised(queue: type[Queue], answ
         assert f"policy {__name__}:{queue.__qualname__} under " in request.detail
         assert answer in request.detail
         assert request.detail.endswith(CHECK_IT)
+
+
+@pytest.mark.parametrize(
+    ("queue", "ahead"), [(LetsNobodyIn, "1 ps later"), (LetsNobodyInFor90Microseconds, "100,000,000 ps later")]
+)
+def test_a_queue_that_names_one_time_after_another_in_vain_has_raised(queue: type[Queue], ahead: str) -> None:
+    ended = run(lambda _: queue())
+    assert [request.outcome for request in ended] == ["failed"] * NUM_REQUESTS
+    for request in ended:
+        assert f"policy {__name__}:{queue.__qualname__} under " in request.detail
+        assert f"`wakes_at_ps` answered a time 10,000 times in a row, on average at most {ahead}" in request.detail
+        assert request.detail.endswith(CHECK_IT)
+
+
+def test_the_decision_that_is_one_too_many_is_counted_not_timed() -> None:
+    worker = member(LetsNobodyIn())
+    worker.submit(Sequence(0, 50, 20, 0), 0)
+    late_ps = 10**9  # as in a live scheduler, which gets to each decision after its time
+    times = [n * late_ps for n in range(10_000)]
+    assert not [message for at_ps in times[:-1] for message in raised(worker, at_ps)]
+    assert len(raised(worker, times[-1])) == 1
+    assert not worker.sequences
+    worker.submit(Sequence(1, 50, 20, times[-1]), times[-1])
+    assert len(raised(worker, times[-1])) == 1  # nothing has run since
+
+
+@pytest.mark.parametrize("queue", [HoldsBack, HoldsBackForLong, WakesLater])
+def test_a_queue_may_hold_requests_back_until_times_that_it_names(queue: type[Queue]) -> None:
+    assert {request.outcome for request in run(lambda _: queue())} == {"finished"}
+
+
+def test_times_in_vain_are_counted_anew_once_a_request_was_dropped() -> None:
+    worker = member(DropsOneAtATime())
+    for handle in range(10_500):
+        worker.submit(Sequence(handle, 50, 20, 0), 0)
+    assert not [message for at_ps in range(10_500) for message in raised(worker, at_ps)]
+    assert not worker.sequences
+
+
+def test_a_way_to_batch_that_waits_on_though_requests_run_ends_them() -> None:
+    ended = of(WaitsOn)
+    assert [request.outcome for request in ended] == ["failed"] * NUM_REQUESTS
+    for request in ended:
+        assert f"under {__name__}:WaitsOn raised ValueError: `choose` answered a Wait 10,000 times" in request.detail
+
+
+def test_strict_slora_polls_a_queue_that_lets_nobody_in_for_as_long_as_it_likes() -> None:
+    settings = ReplicaSettings("fcfs", 1_000, 400, batching="slora_loop", limits="slora", strict=True)
+    worker = Member("w", build_replica(settings, make_queue=lambda _: NeverAdmits(strict=True)), NEVER)
+    worker.submit(Sequence(0, 50, 20, 0), 0)
+    at_ps = 0
+    for _ in range(25_000):
+        decision = worker.plan(at_ps)
+        assert isinstance(decision, Idle)
+        assert not decision.events
+        assert decision.until_ps is not None
+        at_ps = decision.until_ps
+    assert at_ps > 200 * 10**12
 
 
 @pytest.mark.parametrize(
