@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from lorrery.chassis.commands import Command, command_app
-from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
+from lorrery.chassis.exits import exit_in_words
 from lorrery.chassis.faults import parse_fault
 from lorrery.chassis.names import cut
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
@@ -349,7 +350,10 @@ def _run(
 
             show = stack.enter_context(ProgressBar())
             run.watch = show.look
-        report = run.run()
+        try:
+            report = run.run()
+        except (SystemExit, KeyboardInterrupt) as error:  # of a plug-in: a signal stops the run and raises nothing
+            raise LorreryError(exit_in_words(error)) from None
     print_report(report, console, _bases(run))
     if out is not None:
         written = [*write_report(report, out), *written]

@@ -56,7 +56,7 @@ class PlugIn(Generic[T]):
         self._check_options(len(arguments))
         try:
             made: T = self.made_by(*arguments, **self.options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._refused(f"making it raised {in_words(error)}") from error
         for name, asked in _members(self.protocol).items():
             if not hasattr(made, name):
@@ -104,7 +104,7 @@ def find(key: str, name: str, protocol: type, options: Mapping[str, Any]) -> Plu
         found = getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"{key}: {name}: {error}") from None
-    except Exception as error:  # the author's own, at the top of the module
+    except (Exception, SystemExit) as error:  # the author's own, at the top of the module
         raise SettingsError(f"{key}: {name}: importing {module_name} raised {in_words(error)}") from error
     if not isinstance(found, type):
         raise SettingsError(f"{key}: {name}: it is no class, but of type {type(found).__name__}")

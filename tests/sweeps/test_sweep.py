@@ -18,6 +18,7 @@ from lorrery.sweeps.store import PointStore
 from lorrery.vocabulary.run_files import CPU_SECONDS
 from tests.sweeps.sweeping import simulate, sweep, table, without_cpu
 
+EXITS, INTERRUPTS = "tests.sweeps.faulty_queues:Exits", "tests.sweeps.faulty_queues:Interrupts"
 DEADLY, BROKEN = "tests.sweeps.faulty_queues:Deadly", "tests.sweeps.faulty_queues:Broken"
 
 
@@ -232,6 +233,14 @@ def test_a_point_that_fails_is_told_and_stops_nothing(jobs: int, tmp_path: Path)
     assert "3 of 8 points are there already" in again
     assert "4 points to run" in again  # the combination that cannot be is none of them
     assert without_cpu(tmp_path) == [{name: row[name] for name in row if name != CPU_SECONDS} for row in rows]
+
+
+def test_a_policy_that_ends_its_process_fails_its_point(tmp_path: Path) -> None:
+    sweep(tmp_path, f"scheduler.policy={EXITS},{INTERRUPTS},fcfs", exit_code=1)
+    rows = table(tmp_path)
+    assert [row["status"] for row in rows] == ["failed", "failed", "ok"]
+    assert f"{EXITS}.admit raised SystemExit(0)" in rows[0]["error"]
+    assert f"{INTERRUPTS}.admit raised KeyboardInterrupt()" in rows[1]["error"]
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
