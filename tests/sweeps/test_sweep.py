@@ -152,6 +152,19 @@ def test_what_a_run_warns_of_a_sweep_tells_of_its_points_each_time(tmp_path: Pat
     assert "! 2 of 2 points, such as rate=4: " in sweep(tmp_path, "rate=4,8", asked=asked)
 
 
+def test_a_page_has_the_warnings_of_its_own_points(tmp_path: Path) -> None:
+    asked = ["--fault", "worker_loss,at=900,worker=worker-0"]
+    sweep(tmp_path, "rate=4,8", asked=asked)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2 of 2 points, such as rate=4: " in page
+    assert "worker_loss,at=900" in page
+    sweep(tmp_path, "rate=4,8")
+    assert "such as rate=4" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "sweep.csv").unlink()
+    (told,) = [text for text in read_sweep(tmp_path, "it").warnings if "such as" in text]
+    assert told.startswith("2 of 4 points, such as rate=")
+
+
 def test_a_page_tells_of_the_sweep_that_it_shows_and_not_of_others_in_the_folder(tmp_path: Path) -> None:
     for gpu in ("A10G", "H100-SXM", "L4", "A10G"):
         sweep(tmp_path, "rate=4,8", asked=["--set", f"worker.gpu={gpu}"])
