@@ -8,6 +8,7 @@ The compiled core converts what a typed call returns, and would refuse a wrong t
 policy from outside is called as `Any`, and gets the same message whether or not the core is compiled.
 """
 
+from operator import attrgetter
 from typing import Any, Final
 
 from lorrery.scheduler.core.admission import CHECK_IT, AdmissionPass
@@ -29,6 +30,8 @@ WAITS_ON: Final = 10_000
 WAITS_ON_PS: Final = PS_PER_SECOND
 """So many times in a row a policy may name the time of the next decision, if the waits together are shorter than that.
 On average they are then below 100 microseconds, about what one decision takes live."""
+ADMITTED_UNKNOWN = f"`admit` admitted a request that does not wait in this queue; {CHECK_IT}"
+ADMITTED_BY_HAND = f"`admit` changed `admission.admitted`; requests enter it by `admission.admit` alone; {CHECK_IT}"
 DROPPED_UNKNOWN = f"`admit` dropped a request that it does not have; {CHECK_IT}"
 
 
@@ -101,6 +104,80 @@ def end_of(choice: object, running: Running, queue: Queue, at_ps: int) -> int | 
         raise ValueError(WAITS_FOR_THE_PAST)
     policy: Any = queue
     return choice.until_ps if running.num or len(policy) else None
+
+
+FIELDS: Final = (
+    "handle", "prompt_tokens", "max_new_tokens", "arrived_ps", "adapter", "tenant_id", "produced_tokens",
+    "input_tokens", "budget_tokens",
+)  # fmt: skip
+"""Fields of a request that do not change while it waits."""
+
+_fields_of = attrgetter(*FIELDS)
+
+
+class Given:
+    """Requests that were given to a queue from outside the tree, as they were then.
+
+    It gets the core's own objects and may only read them: a changed length would surface in the device, as an error
+    that names no policy. So each is compared when it is admitted. What had changed in any of them is then put back.
+    """
+
+    __slots__ = ("_given",)
+
+    def __init__(self) -> None:
+        self._given: dict[int, tuple[Sequence, tuple[object, ...]]] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        """Note a sequence before the queue gets it."""
+        self._given[sequence.handle] = (sequence, _fields_of(sequence))
+
+    def forget(self, handle: int) -> None:
+        """Forget a sequence that has left the queue in another way than by `admit`."""
+        self._given.pop(handle, None)
+
+    def forget_all(self) -> None:
+        """Forget all, since the queue is emptied, and put back what it has changed in them."""
+        self.put_back()
+        self._given.clear()
+
+    def check(self, admitted: list[Sequence], at_ps: int) -> None:
+        """Check the sequences that a pass has admitted, and forget them.
+
+        Raises:
+            ValueError: one has changed, is not of this queue, or was not admitted by the pass.
+        """
+        for sequence in admitted:
+            given = self._given.get(sequence.handle)
+            if given is None or given[0] is not sequence:
+                is_known = any(one is sequence for one, _ in self._given.values())
+                raise ValueError(changed_fields(["handle"]) if is_known else ADMITTED_UNKNOWN)
+            if sequence.admitted_ps != at_ps:
+                raise ValueError(ADMITTED_BY_HAND)
+            if changed := _differences(sequence, given[1]):
+                raise ValueError(changed_fields(changed))
+        for sequence in admitted:
+            del self._given[sequence.handle]
+
+    def put_back(self) -> list[str]:
+        """Undo what the queue has changed, so that the sequences can be ended by their handles; return which fields."""
+        found: dict[str, None] = {}
+        for sequence, fields in self._given.values():
+            for name in _differences(sequence, fields):
+                setattr(sequence, name, fields[FIELDS.index(name)])
+                found[name] = None
+        return list(found)
+
+
+def _differences(sequence: Sequence, fields: tuple[object, ...]) -> list[str]:
+    now = _fields_of(sequence)
+    if now == fields:
+        return []
+    return [name for name, new, old in zip(FIELDS, now, fields, strict=True) if new != old]
+
+
+def changed_fields(names: list[str]) -> str:
+    """Return the error of a queue that has changed these fields."""
+    return f"the queue changed {', '.join(names)} of a request; it may only read requests; {CHECK_IT}"
 
 
 class Waits:

@@ -246,6 +246,7 @@ class Replica:
             self.queue.cancel(sequence.handle)  # it may have been taken in before the error
         except Exception as other:
             self._errors.error = other
+        self._forget_given(sequence.handle)
         raise SequenceError(sequence, error) from error
 
     def _apply_cancel(self, handle: int, at_ps: int) -> None:
@@ -279,7 +280,12 @@ class Replica:
             return None
         if sequence.handle != handle:
             raise ValueError(CANCELS_ANOTHER)
+        self._forget_given(handle)
         return sequence
+
+    def _forget_given(self, handle: int) -> None:
+        if self._context.given is not None:
+            self._context.given.forget(handle)
 
     def _preempt(self, at_ps: int) -> None:
         while (sequence := self.memory.victim(self.running)) is not None:
@@ -361,6 +367,7 @@ class Replica:
     def _drop_unloadable(self, given_up: frozenset[str]) -> None:
         for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.key in given_up]:
             if self.queue.cancel(sequence.handle) is not None:
+                self._forget_given(sequence.handle)
                 self._context.events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
     def _put_out_retired(self, at_ps: int) -> None:
@@ -385,6 +392,8 @@ class Replica:
         Args:
             sequences: all that this replica has. A queue that has raised is not read.
         """
+        if self._context.given is not None:
+            self._context.given.forget_all()
         try:
             self.queue.clear()
         except Exception as error:  # what the queue may still hold must never run, so it is not used again
@@ -438,6 +447,8 @@ class Replica:
 
     def _clear_queue(self, at_ps: int) -> dict[int, Sequence]:
         """Empty the queue; sequences it dropped but kept, or strict S-LoRA has not swept, were reported before."""
+        if self._context.given is not None:
+            self._context.given.forget_all()
         waiting = {one.handle: one for one in self.queue.clear() if not (one.aborted or one.dropped)}
         for sequence in waiting.values():
             sequence.leave_load(at_ps)

@@ -18,7 +18,7 @@ from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.queues.base import ListedQueue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
@@ -197,6 +197,57 @@ class DropsAStranger(Queue):
         return [Sequence(99, 5, 5, 0)]
 
 
+class Writes(Queue):
+    """Changes a field of each request that waits, before the pass or after it."""
+
+    field: str
+    value: Any
+    afterwards = False
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        waiting = list(self)
+        dropped = super().admit(admission, running, at_ps) if self.afterwards else []
+        for sequence in waiting:
+            setattr(sequence, self.field, self.value)
+        return dropped if self.afterwards else super().admit(admission, running, at_ps)
+
+
+class WritesInput(Writes):
+    field, value = "input_tokens", 7
+
+
+class WritesInputAfterwards(WritesInput):
+    afterwards = True
+
+
+class WritesHandleAfterwards(Writes):
+    field, value, afterwards = "handle", 7, True
+
+
+class WritesHandle(Writes):
+    field, value = "handle", 7
+
+
+class WritesProduced(Writes):
+    field, value = "produced_tokens", 3
+
+
+class WritesAdapter(Writes):
+    field, value = "adapter", Adapter("other", 8)
+
+
+class AdmitsAStranger(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        admission.admit(Sequence(99, 5, 5, 0))
+        return []
+
+
+class AdmitsByHand(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        admission.admitted.extend(self.clear())
+        return []
+
+
 class Forgets(Queue):
     def append(self, sequence: Sequence, at_ps: int) -> None:
         if sequence.handle % 2:
@@ -348,6 +399,14 @@ def test_a_run_ends_though_its_policies_name_one_time_after_another() -> None:
         (AdmitsNone, "TypeError: `admit` answered None; it must be a list"),
         (AdmitsATuple, "TypeError: `admit` answered a tuple; it must be a list"),
         (Forgets, "the queue has lost requests"),
+        (WritesInput, "the queue changed input_tokens of a request; it may only read requests"),
+        (WritesInputAfterwards, "the queue changed input_tokens of a request"),
+        (WritesHandleAfterwards, "the queue changed handle of a request"),
+        (WritesHandle, "the queue changed handle of a request"),
+        (WritesProduced, "the queue changed produced_tokens of a request"),
+        (WritesAdapter, "the queue changed adapter of a request"),
+        (AdmitsAStranger, "`admit` admitted a request that does not wait in this queue"),
+        (AdmitsByHand, "requests enter it by `admission.admit` alone"),
     ],
 )
 def test_a_queue_whose_answer_makes_no_sense_has_raised(queue: type[Queue], answer: str) -> None:
