@@ -250,7 +250,8 @@ def check_step(step: Step, running: Running) -> None:
     _check_types(step)
     if step.max_steps < 1 or step.chunk_steps < 1:
         raise ValueError(f"`choose` answered a Step of less than one step; {CHECK_IT}")
-    if not step.chunks and not (step.decode and running.num_decoding):
+    runs_chunks = any(chunk.new_tokens or chunk.samples for chunk in step.chunks)
+    if not runs_chunks and not (step.decode and running.num_decoding):
         raise ValueError(f"`choose` answered a Step in which nothing runs; answer a Wait, or chunks; {CHECK_IT}")
     handles: set[int] = set()
     for chunk in step.chunks:
@@ -276,6 +277,10 @@ def _check_types(step: Any) -> None:  # noqa: ANN401  as somebody's own class ha
         number = getattr(step, name)
         if not isinstance(number, int):
             raise TypeError(f"`choose` answered a Step whose `{name}` is {_a(number)}; it must be an int; {CHECK_IT}")
+    if not isinstance(step.chunks, (list, tuple)):
+        raise TypeError(
+            f"`choose` answered a Step whose `chunks` are {_a(step.chunks)}; they must be a list; {CHECK_IT}"
+        )
     for chunk in step.chunks:
         for name in ("new_tokens", "past_tokens"):
             number = getattr(chunk, name)

@@ -118,6 +118,21 @@ class Replica:
             return self._inbox.num_arrivals
 
     @property
+    def has_raised(self) -> bool:
+        """Whether a policy has raised since the last plan; the next one raises it again."""
+        return self._errors.error is not None
+
+    @property
+    def next_event_ps(self) -> int | None:
+        """When the next event that was handed in takes effect, or a load of an adapter ends."""
+        next_ps = self._inbox.next_ps
+        if self.adapters.loading:
+            end_ps = self.adapters.next_event_ps
+            if next_ps is None or (end_ps is not None and end_ps < next_ps):
+                return end_ps
+        return next_ps
+
+    @property
     def num_running(self) -> int:
         """Sequences in the batch, those in prefill included."""
         return len(self.running)
@@ -158,7 +173,12 @@ class Replica:
     def headroom(self) -> Headroom:
         """Return what could enter the batch now; invalid after the next plan or commit."""
         running = self.running
-        seats = 0 if self._planner.holds and running.num else self.batching.limits.max_sequences - running.num
+        seats = 0
+        if not (self._planner.holds and running.num):
+            try:
+                seats = self.batching.limits.max_sequences - running.num
+            except Exception as error:
+                self._errors.error = error
         adapters = None if self.options.no_lora else self.adapters
         return Headroom(running, seats, self.memory.trial(running), adapters)
 
@@ -179,10 +199,10 @@ class Replica:
             return None
         try:
             limits = self.batching.limits
+            if not limits.partial and sequence.input_tokens > limits.max_prompt_tokens:
+                return f"prompt has {sequence.input_tokens} tokens; a batch takes at most {limits.max_prompt_tokens}"
         except Exception:  # the next decision raises it too, and ends the sequences it concerns
             return None
-        if not limits.partial and sequence.input_tokens > limits.max_prompt_tokens:
-            return f"prompt has {sequence.input_tokens} tokens; a batch takes at most {limits.max_prompt_tokens}"
         return self.memory.can_ever_hold(sequence)
 
     @property

@@ -347,6 +347,22 @@ def test_a_policy_that_ends_the_process_is_named(queue: str, raised: str) -> Non
         run("-n", "5", "--rate", "5", "--set", f"scheduler.policy=tests.sweeps.faulty_queues:{queue}")
 
 
+class WritesInTheBatch(Fifo):
+    """Changes what runs, which is not looked for."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        for sequence in running:
+            sequence.base_step += 5
+        return super().admit(admission, running, at_ps)
+
+
+def test_an_error_after_which_no_run_can_go_on_names_the_plug_ins() -> None:
+    with pytest.raises(IndexError) as caught:
+        run("-n", "20", "--rate", "30", "--set", f"scheduler.policy={__name__}:WritesInTheBatch")
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"scheduler.policy = {__name__}:WritesInTheBatch may have changed what it may only read")
+
+
 def test_ctrl_c_in_the_midst_of_a_policy_interrupts() -> None:
     assert "interrupted" in run("-n", "5", "--set", f"scheduler.policy={__name__}:CtrlC", code=130)
 

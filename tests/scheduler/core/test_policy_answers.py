@@ -159,6 +159,29 @@ class ClaimsToBeEmpty(Queue):
         return super().admit(admission, running, at_ps) if at_ps else []
 
 
+class ClaimsToHaveLess(ListedQueue):
+    def __len__(self) -> int:
+        return len(self._waiting) - 5
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        return []
+
+
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("message")
+
+
+class RaisesSpeechless(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        raise SpeechlessError
+
+
+class RaisesHalfACharacter(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        raise ValueError("\ud800")
+
+
 class DropsTheCancelled(Queue):
     def __init__(self) -> None:
         super().__init__()
@@ -300,6 +323,16 @@ class WaitsOn(Batch):
 class WaitsForNan(Batch):
     def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         return Wait(float("nan"))  # type: ignore[arg-type]
+
+
+class ChunksOnce(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step(iter(whole(admitted)))  # type: ignore[arg-type]
+
+
+class ChunksOfNothing(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step([Chunk(one, 0, 0, samples=False) for one in admitted])
 
 
 class PrefetchesAName(Batch):
@@ -495,6 +528,31 @@ def test_an_answer_for_no_step_is_refused_where_memory_is_full(queue: type[Queue
     assert any(answer in request.detail for request in ended)
 
 
+def test_a_queue_whose_len_is_wrong_ends_its_requests_and_rests() -> None:
+    worker = member(ClaimsToHaveLess())
+    worker.submit(Sequence(0, 50, 20, 0), 0)
+    assert raised(worker, 0)
+    assert not worker.sequences
+    decision = worker.plan(1)
+    assert isinstance(decision, Idle)
+    assert decision.until_ps is None
+    worker.submit(Sequence(1, 50, 20, 1), 1)
+    assert any("__len__() should return >= 0" in message for message in raised(worker, 1))
+
+
+@pytest.mark.parametrize(
+    ("queue", "message"),
+    [
+        (RaisesSpeechless, "raised SpeechlessError: (its message raised KeyError)"),
+        (RaisesHalfACharacter, r"raised ValueError: \ud800"),
+    ],
+)
+def test_an_error_whose_message_cannot_be_shown_is_told_all_the_same(queue: type[Queue], message: str) -> None:
+    ended = run(lambda _: queue())
+    assert {request.outcome for request in ended} == {"failed"}
+    assert all(request.detail.endswith(message) for request in ended)
+
+
 def test_requests_of_a_queue_that_says_it_has_none_end_once() -> None:
     worker = member(ClaimsToBeEmpty())
     worker.submit(Sequence(0, 50, 20, 0), 0)
@@ -556,6 +614,8 @@ def test_a_request_that_ends_though_its_worker_does_not_have_it_is_told_by_how_i
         (WaitsForNan, "TypeError: Wait(nan): until_ps must be whole picoseconds, or None"),
         (PrefetchesAName, "TypeError: `choose` answered a Step that would prefetch a str"),
         (ChunksInFloats, "TypeError"),
+        (ChunksOnce, "a Step whose `chunks` are a list_iterator; they must be a list"),
+        (ChunksOfNothing, "a Step in which nothing runs"),
         (WaitsWithAdmitted, "admitted requests and answered a Wait"),
         (RunsNothing, "a Step in which nothing runs"),
         (RunsNoStep, "a Step of less than one step"),
