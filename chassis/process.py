@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.calls import CallGuard
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.exits import exit_in_words
 from lorrery.chassis.interrupt import exit_on_signals, handled_by, stop_signals
 from lorrery.chassis.log import configure, get_logger
 from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
@@ -282,6 +283,9 @@ def _run_to_exit(
 
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(main())
+    except SystemExit as error:  # of a plug-in: `run_service` raises none
+        typer.echo(f"{name}: error: {exit_in_words(error)}", err=True)
+        raise SystemExit(1) from None
     except Exception as error:  # the outermost frame: every error becomes an exit code
         raise SystemExit(_report(name, error)) from None
 

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from lorrery.chassis.commands import Command, command_app
-from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
+from lorrery.chassis.exits import exit_in_words
 from lorrery.chassis.faults import parse_fault
 from lorrery.chassis.names import cut
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
@@ -24,6 +25,7 @@ from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
 from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
+from lorrery.settings import Settings
 from lorrery.simulator.interface import checked_record, prepare
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.simulator.step_span import Observer
@@ -349,7 +351,14 @@ def _run(
 
             show = stack.enter_context(ProgressBar())
             run.watch = show.look
-        report = run.run()
+        try:
+            report = run.run()
+        except (SystemExit, KeyboardInterrupt) as error:  # of a plug-in: a signal stops the run and raises nothing
+            raise LorreryError(exit_in_words(error)) from None
+        except Exception as error:
+            if not isinstance(error, LorreryError | OSError) and (named := _plug_ins(run.settings)):
+                error.add_note(f"{', '.join(named)} may have changed what it may only read: `lorrery validate policy`")
+            raise
     print_report(report, console, _bases(run))
     if out is not None:
         written = [*write_report(report, out), *written]
@@ -364,6 +373,12 @@ def _run(
         shown = f"record    {run.record} (lorrery web {run.record})"
         console.print(shown, style="dim", highlight=False, soft_wrap=True)
     return report.exit_code
+
+
+def _plug_ins(settings: Settings) -> list[str]:
+    own = settings.scheduler
+    chosen = {"policy": own.policy, "batching": own.batching or "", "placement": own.placement}
+    return [f"scheduler.{key} = {name}" for key, name in chosen.items() if ":" in name]
 
 
 def _text(path: Path, stack: ExitStack) -> TextIO:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.exits import exit_in_words
 from lorrery.chassis.sections import checked_address
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder
@@ -34,7 +36,10 @@ def serve_run(run: SimulatedRun, listen: str, out: Path | None, console: Console
     def listening(address: str) -> None:
         console.print(f"serving lorrery.v1.SimulationService at {address}", highlight=False, soft_wrap=True)
 
-    result = asyncio.run(serve(cluster, listen, run.settings.server_tls, listening))
+    try:
+        result = asyncio.run(serve(cluster, listen, run.settings.server_tls, listening))
+    except SystemExit as error:  # of a plug-in
+        raise LorreryError(exit_in_words(error)) from None
     if result is None:
         return EXIT_INTERRUPTED
     print_report(result.report, console)

@@ -74,7 +74,7 @@ def build_workload(
     except ValueError as error:
         raise SettingsError(str(error)) from None
     if not built.requests:
-        raise SettingsError("the workload has no requests; look at --num-requests, --duration and --rate")
+        raise SettingsError(_no_requests(options))
     if options.concurrency is not None:
         note = f"closed loop of {options.concurrency} clients: the workload's times are not used"
     elif options.speed_up == 1:
@@ -82,6 +82,16 @@ def build_workload(
     else:
         note = f"played {options.speed_up:g} times as fast as recorded or drawn"
     return BuiltWorkload(built.requests, built.attribution, (*built.notes, note))
+
+
+def _no_requests(options: LoadOptions) -> str:
+    if options.trace_file is None:
+        return "the workload has no requests; look at --num-requests, --duration and --rate"
+    if options.workload == "sharegpt":
+        why = "vLLM's rules for lengths leave out all its conversations, or --num-requests and --duration do"
+    else:
+        why = "look at --num-requests and --duration"
+    return f"the workload has no requests: of {options.trace_file} none is left; {why}"
 
 
 def admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:

@@ -3,7 +3,8 @@
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 from lorrery.chassis.errors import FormatError
 from lorrery.vocabulary.run_files import CPU_SECONDS, POINTS_FOLDER, SWEEP_FILE
 
-__all__ = ["Axis", "Point", "Sweep", "read_sweep", "unmoved"]
+__all__ = ["Axis", "Point", "Sweep", "read_sweep", "unmoved", "warned"]
 
 STATUS, ERROR, DONE = "status", "error", "ok"
 _MOST_POINT_FILES = 20_000
+_MOST_WARNINGS = 8
 _REPLACEMENT = "the same `lorrery simulate --sweep ... --out` writes it again, and runs only what is missing"
 
 
@@ -78,20 +80,19 @@ def read_sweep(folder: Path, name: str) -> Sweep:
     table = folder / SWEEP_FILE
     if table.exists():
         keys, points = _read_table(table)
-        of_rows = {None, *(point.figure(CPU_SECONDS) for point in points)}
-        # The folder may have points of other sweeps too; CPU time, which never repeats, identifies the row of a point.
-        first = next((one for one in map(_read_point, point_files) if one and _cpu_seconds(one) in of_rows), None)
+        own = _points_of(points, point_files)
+        first = own[0] if own else None
     else:
         read = [content for path in point_files if (content := _read_point(path)) is not None]
         if not read:
             raise FormatError(f"{folder}: no {SWEEP_FILE}, and no finished point in {POINTS_FOLDER}/; {_REPLACEMENT}")
         first = read[0]
         keys = list(first["point"])
-        alike = [content for content in read if list(content["point"]) == keys]
-        points = [_point_of(content) for content in alike]
+        own = [content for content in read if list(content["point"]) == keys]
+        points = [_point_of(content) for content in own]
         warnings.append(f"{SWEEP_FILE} is missing, so only finished points are shown; {_REPLACEMENT}")
-        if len(alike) < len(read):
-            warnings.append(f"{len(read) - len(alike)} points of another sweep are in {POINTS_FOLDER}/ and left out")
+        if len(own) < len(read):
+            warnings.append(f"{len(read) - len(own)} points of another sweep are in {POINTS_FOLDER}/ and left out")
     if not points:
         raise FormatError(f"{table}: no point in it; {_REPLACEMENT}")
     axes = [Axis(key, tuple(dict.fromkeys(point.values[key] for point in points))) for key in keys]
@@ -101,6 +102,7 @@ def read_sweep(folder: Path, name: str) -> Sweep:
             example = next((point.error for point in points if point.status == status and point.error), "")
             warnings.append(f"{count:,} of {len(points):,} points {text}{f', such as: {example}' if example else ''}")
     warnings += unmoved(keys, [(point.values, point.figures) for point in points if point.status == DONE])
+    warnings += warned(len(points), [told for content in own for told in _told(content)])
     context = first.get("determined_by") if first is not None else None
     return Sweep(name, folder, axes, points, context if isinstance(context, Mapping) else {}, warnings)
 
@@ -126,6 +128,45 @@ def unmoved(keys: Sequence[str], done: Sequence[tuple[Mapping[str, object], Mapp
                 " under these settings (docs/settings.md), and this load?"
             )
     return found
+
+
+def warned(num_points: int, told: Iterable[tuple[str, str]]) -> list[str]:
+    """Say what readers of the points' figures must know, once of warnings that differ in numbers only.
+
+    Args:
+        num_points: of the sweep.
+        told: warnings, each with the title of its point.
+    """
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for title, text in told:
+        alike.setdefault(re.sub(r"[\d.,]+", "#", text), []).append((title, text))
+    return [
+        f"{len(found):,} of {num_points:,} points, such as {found[0][0]}: {found[0][1]}"
+        for found in list(alike.values())[:_MOST_WARNINGS]
+    ]
+
+
+def _points_of(points: Sequence[Point], files: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the files of these rows of a table, in their order; others may be in the folder too.
+
+    CPU time tells whose a row is, since it is another each time. A file without one counts as of the sweep.
+    """
+    rows = {point.figure(CPU_SECONDS): number for number, point in reversed(list(enumerate(points)))}
+    found: list[tuple[int, dict[str, Any]]] = []
+    for content in map(_read_point, files):
+        if content is not None:
+            seconds = _cpu_seconds(content)
+            number = len(points) if seconds is None else rows.get(seconds)
+            if number is not None:
+                found.append((number, content))
+    return [content for _, content in sorted(found, key=lambda one: one[0])]
+
+
+def _told(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the warnings of a point's file, each with the point's title."""
+    title = " ".join(f"{key}={value}" for key, value in content["point"].items())
+    texts = content.get("warnings")
+    return [(title, str(text)) for text in texts] if isinstance(texts, list) else []
 
 
 def _read_table(path: Path) -> tuple[list[str], list[Point]]:

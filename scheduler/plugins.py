@@ -12,13 +12,14 @@ before anything runs.
 import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.scheduler.core.policy_errors import error_text
 
 T = TypeVar("T")
 
@@ -43,11 +44,12 @@ class PlugIn(Generic[T]):
     options: Mapping[str, Any]
     protocol: type
 
-    def make(self, *arguments: object) -> T:
+    def make(self, *arguments: object, asks: Iterable[str] = ()) -> T:
         """Make an instance.
 
         Args:
             arguments: positional ones that come before the options.
+            asks: attributes that it may have beside the protocol's, which are read later.
 
         Raises:
             SettingsError: an option that the class does not take or that it lacks, an exception in it, or a method
@@ -56,14 +58,23 @@ class PlugIn(Generic[T]):
         self._check_options(len(arguments))
         try:
             made: T = self.made_by(*arguments, **self.options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._refused(f"making it raised {in_words(error)}") from error
         for name, asked in _members(self.protocol).items():
-            if not hasattr(made, name):
+            if not self._has(made, name):
                 raise self._refused(f"it has no attribute {name}, which a {self.protocol.__name__} has")
             if not _is_attribute(asked) and (wrong := _other_arguments(getattr(made, name), asked)) is not None:
                 raise self._refused(f"{name}{wrong}")
+        for name in asks:
+            self._has(made, name)
         return made
+
+    def _has(self, made: object, name: str) -> bool:
+        """Return whether an instance has an attribute; one that raises is refused."""
+        try:
+            return hasattr(made, name)
+        except (Exception, SystemExit) as error:
+            raise self._refused(f"its {name} raised {in_words(error)}") from error
 
     def _check_options(self, num_arguments: int) -> None:
         try:
@@ -104,7 +115,7 @@ def find(key: str, name: str, protocol: type, options: Mapping[str, Any]) -> Plu
         found = getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"{key}: {name}: {error}") from None
-    except Exception as error:  # the author's own, at the top of the module
+    except (Exception, SystemExit) as error:  # the author's own, at the top of the module
         raise SettingsError(f"{key}: {name}: importing {module_name} raised {in_words(error)}") from error
     if not isinstance(found, type):
         raise SettingsError(f"{key}: {name}: it is no class, but of type {type(found).__name__}")
@@ -125,7 +136,7 @@ def in_words(error: BaseException) -> str:
     """Return an exception with the place in its author's file: `KeyError: 3 (my_module.py, line 12)`."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    return f"{error_text(error)}{where}"
 
 
 def _members(protocol: type) -> dict[str, Any]:

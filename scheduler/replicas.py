@@ -106,7 +106,7 @@ class ReplicaFactory:
         """
         rng = self._rng if rng is None else rng
         if self._placement is not None:
-            made: Placement = self._placement.make(rng)
+            made: Placement = self._placement.make(rng, asks=("predicts", "moves_waiting", "asks_all"))
             return made
         own = self._settings.scheduler
         weights = Weights(**own.placement_weights.model_dump())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.exits import exit_in_words
 from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.simulator.run import SimulatedRun
@@ -88,6 +89,8 @@ def run_point(point: Point) -> Outcome:
         return Outcome(point.key, _figures(report), warnings=report.warnings)
     except LorreryError as error:
         return Outcome(point.key, error=str(error))
+    except (SystemExit, KeyboardInterrupt) as error:  # raised by a plug-in: processes that run points ignore Ctrl-C
+        return Outcome(point.key, error=exit_in_words(error))
     except Exception as error:  # an internal error, or a plug-in's, fails this point alone
         where = traceback.extract_tb(error.__traceback__)[-1]
         return Outcome(

@@ -1,6 +1,5 @@
 """One sweep from points to table: stored points are read, the others run and are stored one by one."""
 
-import re
 import signal
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from lorrery.chassis.interrupt import SIGNALS
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder
 from lorrery.reports.report import report
-from lorrery.reports.sweep import unmoved
+from lorrery.reports.sweep import unmoved, warned
 from lorrery.sweeps.axes import Axis, parse_axes
 from lorrery.sweeps.backends import Run, count, open_backend
 from lorrery.sweeps.claims import Claims, open_claims
@@ -46,7 +45,6 @@ PARQUET_FILE = "sweep.parquet"
 
 _LOOK_SECONDS = 0.2
 """Interval between two checks for points finished by other sweeps."""
-_MOST_WARNINGS = 8
 
 
 def sweep(
@@ -219,15 +217,9 @@ def _tell_failure(console: Console, point: Point, error: str) -> None:
 
 
 def _warnings(points: Sequence[Point], done: Mapping[str, Outcome]) -> list[str]:
-    """Return the points' warnings, one for each group that differs in numbers only."""
-    alike: dict[str, list[tuple[Point, str]]] = {}
-    for point in points:
-        for text in done[point.key].warnings if point.key in done else ():
-            alike.setdefault(re.sub(r"[\d.,]+", "#", text), []).append((point, text))
-    return [
-        f"{len(found):,} of {len(points):,} points, such as {found[0][0].title}: {found[0][1]}"
-        for found in list(alike.values())[:_MOST_WARNINGS]
-    ]
+    """Return the points' warnings for readers of their figures."""
+    ended = [(point.title, done[point.key]) for point in points if point.key in done]
+    return warned(len(points), [(title, text) for title, outcome in ended for text in outcome.warnings])
 
 
 def _row(point: Point, done: dict[str, Outcome]) -> Row:

@@ -41,10 +41,12 @@ def read_mooncake(lines: Iterable[str], limit: int | None = None) -> list[Worklo
         empty requests do not exist here.
 
     Raises:
-        TraceError: a row that does not parse, or whose `hash_ids` do not fit its length.
+        TraceError: a row that does not parse, or whose `hash_ids` do not fit its length; no row at all.
     """
     filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     rows = [_read_row(number, line) for number, line in islice(filled, limit)]
+    if not rows and limit != 0:
+        raise TraceError("there is no row in it")
     rows.sort(key=lambda row: row[0])
     return [
         WorkloadRequest(index, (stamp - rows[0][0]) / 1e3, prompt_tokens, output_tokens, hash_ids=hash_ids)
@@ -88,6 +90,8 @@ def _read_row(number: int, line: str) -> tuple[float, int, int, "array[int] | No
     for name, value in (("timestamp", stamp), ("input_length", prompt_tokens), ("output_length", output_tokens)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise TraceError(f"line {number}: {name} is {value!r}; expected a number, 0 or more")
+        if name != "timestamp" and not (isinstance(value, int) or value.is_integer()):
+            raise TraceError(f"line {number}: {name} is {value!r}; expected a whole number of tokens")
         if name != "timestamp" and value > MOST_TOKENS:
             raise TraceError(f"line {number}: {name} is {value!r}; at most {MOST_TOKENS} tokens can be")
     prompt_tokens, output_tokens = max(int(prompt_tokens), 1), max(int(output_tokens), 1)

@@ -14,7 +14,7 @@ there are too few.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,12 @@ def read_sharegpt(text: str) -> list[list[str]]:
     """Read the messages of each conversation that has two or more; half a surrogate pair becomes U+FFFD.
 
     Raises:
-        TraceError: not of this format.
+        TraceError: not of this format, or without an entry.
     """
     found: list[list[str]] = []
-    for number, entry in enumerate(_entries(text), start=1):
+    if not (entries := _entries(text)):
+        raise TraceError("there is no conversation in it")
+    for number, entry in enumerate(entries, start=1):
         messages = entry.get("conversations") if isinstance(entry, dict) else None
         if not isinstance(messages, list):
             raise TraceError(f"entry {number}: expected an object with a list `conversations`")
@@ -82,7 +84,7 @@ def _pairs(messages: Sequence[str], encode: Encode, max_turns: int) -> Iterator[
         yield messages[first], question, answer_tokens
 
 
-def _entries(text: str) -> Iterable[Any]:
+def _entries(text: str) -> list[Any]:
     if text.lstrip("\ufeff \t\r\n").startswith("["):
         try:
             entries: list[Any] = json.loads(text.lstrip("\ufeff"))

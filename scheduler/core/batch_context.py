@@ -8,7 +8,7 @@ from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
 from lorrery.scheduler.core.batching.base import BatchContext
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
-from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_held
+from lorrery.scheduler.core.policy_answers import Given, changed_fields, dropped_by, is_ours, steps_held
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.running import Running
@@ -35,6 +35,7 @@ class ReplicaBatchContext(BatchContext):
             limit counts only if nothing was admitted: otherwise the next step has the full prompt budget again. So the
             value holds until a sequence enters.
         at_rest: the queue has said that it is, and nothing has arrived since.
+        given: what a queue from outside the tree has got; None: it is of the tree.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ReplicaBatchContext(BatchContext):
         self.events: list[Event] = []
         self._queue = queue
         self._queue_is_ours = is_ours(queue)
+        self.given = None if self._queue_is_ours else Given()
         self._memory = memory
         self._prefix_cache = prefix_cache
         self._min_computed_tokens = min_computed_tokens
@@ -68,6 +70,8 @@ class ReplicaBatchContext(BatchContext):
 
     def enqueue(self, sequence: Sequence, at_ps: int) -> None:
         """Put a sequence into the queue."""
+        if self.given is not None:
+            self.given.add(sequence)
         self._queue.append(sequence, at_ps)
         self.at_rest = False
 
@@ -98,8 +102,14 @@ class ReplicaBatchContext(BatchContext):
             if dropped:
                 # Strict S-LoRA also drops cancelled sequences, whose end was reported at the cancel.
                 self.events += [Dropped(sequence) for sequence in taken_out(dropped)]
-        except Exception:
+            if self.given is not None:
+                for sequence in dropped:
+                    self.given.forget(sequence.handle)
+                self.given.check(admission.admitted, at_ps)
+        except Exception as error:
             self._take_back(admission.admitted)
+            if self.given is not None and (changed := self.given.put_back()):
+                raise ValueError(changed_fields(changed)) from error  # which most likely caused this error
             raise
         refused = admission.refused
         self.blocked = refused is not None and (refused[1] is not Blocked.PROMPT or not admission.admitted)
@@ -164,6 +174,8 @@ class ReplicaBatchContext(BatchContext):
     def _take_back(self, sequences: Many[Sequence]) -> None:
         """Undo the admissions of a pass that its queue broke off: the sequences wait again, with nothing pinned."""
         for sequence in sequences:
+            if sequence.admitted_ps is None:  # its queue put it there without the pass
+                continue
             sequence.admitted_ps = None
             if self._prefix_cache is not None:
                 self._prefix_cache.release(sequence, 0)

@@ -27,7 +27,7 @@ from lorrery.scheduler.core.plan import (
     Recalled,
 )
 from lorrery.scheduler.core.policy_answers import DROPPED_UNKNOWN, HAS_ENDED, LOST
-from lorrery.scheduler.core.policy_errors import SequenceError
+from lorrery.scheduler.core.policy_errors import SequenceError, error_text
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.standings import Standings
@@ -233,6 +233,8 @@ class Member:
             self._is_chunking = False
             if self.sequences:
                 self._look_for_lost(decision)
+            if not self.sequences and self.replica.has_raised:  # it would raise again, and there is nothing to end
+                decision.until_ps = self.replica.next_event_ps
         if self.backlog is not None:
             self.backlog.note(decision.events)
         forecast = self.forecast
@@ -375,7 +377,7 @@ class Member:
 
     def _describe(self, error: Exception) -> str:
         queue, batching = class_name(self.replica.queue), class_name(self.replica.batching)
-        return f"policy {queue} under {batching} raised {type(error).__name__}: {error}"
+        return f"policy {queue} under {batching} raised {error_text(error)}"
 
 
 def _why_unknown(events: list[Event]) -> str:

@@ -19,6 +19,7 @@ from lorrery.scheduler.core.member import Member, class_name
 from lorrery.scheduler.core.placement_answers import choice_of
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.policy_answers import is_ours
+from lorrery.scheduler.core.policy_errors import error_text
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.waiting_room import WaitingRoom
@@ -206,7 +207,7 @@ class Placing:
                 choice = choice_of(self._placement, sequence, candidates)
             member = fitting.of(choice.candidate)
         except Exception as error:
-            message = f"placement {class_name(self._placement)} raised {type(error).__name__}: {error}"
+            message = f"placement {class_name(self._placement)} raised {error_text(error)}"
             return Refused(sequence, refusals.raised(message), error, figures)
         return Placed(sequence, member, member.submit(sequence, at_ps), choice.why, figures)
 

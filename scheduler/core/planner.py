@@ -14,9 +14,10 @@ from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Step, decodes_on
 from lorrery.scheduler.core.inbox import Inbox
-from lorrery.scheduler.core.plan import Chunk, Idle, Plan
+from lorrery.scheduler.core.plan import Chunk, Failed, Idle, Plan, Raised
 from lorrery.scheduler.core.policy_answers import (
     WAITS_WITH_ADMITTED,
+    Waits,
     check_step,
     end_of,
     is_ours,
@@ -70,6 +71,7 @@ class Planner:
         self._queue_is_ours = is_ours(queue)
         self._batching = batching
         self._batching_is_ours = is_ours(batching)
+        self._waits = None if self._queue_is_ours and self._batching_is_ours else Waits()
         self._adapters = adapters
         self._uses_adapters = not options.no_lora
         self._inbox = inbox
@@ -108,7 +110,25 @@ class Planner:
         until_ps = choice.until_ps if self._batching_is_ours else end_of(choice, running, self._queue, at_ps)
         if context.admitted:
             raise ValueError(WAITS_WITH_ADMITTED)
-        return Idle(_earlier(until_ps, self._next_event_ps(at_ps)))
+        next_ps = self._next_event_ps(at_ps)
+        if self._waits is not None:
+            self._count_wait(self._waits, until_ps, next_ps, at_ps)
+        return Idle(_earlier(until_ps, next_ps))
+
+    def _count_wait(self, waits: Waits, until_ps: int | None, next_ps: int | None, at_ps: int) -> None:
+        """Count a decision to run nothing until a time named by the way to batch, or by the queue if that is earlier.
+
+        Events of other origin (a load that ends, an input) count too; there are few.
+
+        Raises:
+            ValueError: a policy from outside names one time after another.
+        """
+        earliest_ps, events = _earlier(until_ps, next_ps), self._context.events
+        has_raised = bool(events) and all(isinstance(event, (Raised, Failed)) for event in events)
+        if not has_raised and (events or earliest_ps is None):
+            waits.end()
+        elif earliest_ps is not None:
+            waits.add(earliest_ps - at_ps, is_of_queue=earliest_ps == next_ps)
 
     def _decode_on(self, at_ps: int) -> Plan:
         """Return what the way to batch would choose (`decodes_on`) while nothing waits and nothing is in prefill.
@@ -153,6 +173,8 @@ class Planner:
         self._looked_at_batch = batch_version if wants_place else -1  # a place may become free when a sequence leaves
 
     def _plan_step(self, step: Step, at_ps: int) -> Plan:
+        if self._waits is not None:
+            self._waits.end()
         max_steps = step.max_steps
         if max_steps > 1:
             one_step = self._one_step or self._batch.aborted

@@ -8,7 +8,8 @@ The compiled core converts what a typed call returns, and would refuse a wrong t
 policy from outside is called as `Any`, and gets the same message whether or not the core is compiled.
 """
 
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 from lorrery.scheduler.core.admission import CHECK_IT, AdmissionPass
 from lorrery.scheduler.core.batching.base import Step, Wait
@@ -16,6 +17,7 @@ from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 WAITS_FOR_THE_PAST = f"`choose` answered a Wait until now or before; it must be until later, or until None; {CHECK_IT}"
 WAITS_WITH_ADMITTED = f"`choose` admitted requests and answered a Wait; one that is admitted has to run; {CHECK_IT}"
@@ -24,6 +26,12 @@ HOLDS_FOR_NOTHING = f"`holds_for` answered less than 1; it must be from 1 to its
 LOST = f"the queue has lost requests: they neither run nor wait, or its len() leaves them out; {CHECK_IT}"
 CANCELS_ANOTHER = f"`cancel` answered another request than the one it was asked for; {CHECK_IT}"
 HAS_ENDED = f"the queue still has requests that have ended; {CHECK_IT}"
+WAITS_ON: Final = 10_000
+WAITS_ON_PS: Final = PS_PER_SECOND
+"""So many times in a row a policy may name the time of the next decision, if the waits together are shorter than that.
+On average they are then below 100 microseconds, about what one decision takes live."""
+ADMITTED_UNKNOWN = f"`admit` admitted a request that does not wait in this queue; {CHECK_IT}"
+ADMITTED_BY_HAND = f"`admit` changed `admission.admitted`; requests enter it by `admission.admit` alone; {CHECK_IT}"
 DROPPED_UNKNOWN = f"`admit` dropped a request that it does not have; {CHECK_IT}"
 
 
@@ -98,6 +106,135 @@ def end_of(choice: object, running: Running, queue: Queue, at_ps: int) -> int | 
     return choice.until_ps if running.num or len(policy) else None
 
 
+FIELDS: Final = (
+    "handle", "prompt_tokens", "max_new_tokens", "arrived_ps", "adapter", "tenant_id", "produced_tokens",
+    "input_tokens", "budget_tokens",
+)  # fmt: skip
+"""Fields of a request that do not change while it waits."""
+
+_fields_of = attrgetter(*FIELDS)
+
+
+class Given:
+    """Requests that were given to a queue from outside the tree, as they were then.
+
+    It gets the core's own objects and may only read them: a changed length would surface in the device, as an error
+    that names no policy. So each is compared when it is admitted. What had changed in any of them is then put back.
+    """
+
+    __slots__ = ("_given",)
+
+    def __init__(self) -> None:
+        self._given: dict[int, tuple[Sequence, tuple[object, ...]]] = {}
+
+    def add(self, sequence: Sequence) -> None:
+        """Note a sequence before the queue gets it."""
+        self._given[sequence.handle] = (sequence, _fields_of(sequence))
+
+    def forget(self, handle: int) -> None:
+        """Forget a sequence that has left the queue in another way than by `admit`."""
+        self._given.pop(handle, None)
+
+    def forget_all(self) -> None:
+        """Forget all, since the queue is emptied, and put back what it has changed in them."""
+        self.put_back()
+        self._given.clear()
+
+    def check(self, admitted: list[Sequence], at_ps: int) -> None:
+        """Check the sequences that a pass has admitted, and forget them.
+
+        Raises:
+            ValueError: one has changed, is not of this queue, or was not admitted by the pass.
+        """
+        for sequence in admitted:
+            given = self._given.get(sequence.handle)
+            if given is None or given[0] is not sequence:
+                is_known = any(one is sequence for one, _ in self._given.values())
+                raise ValueError(changed_fields(["handle"]) if is_known else ADMITTED_UNKNOWN)
+            if sequence.admitted_ps != at_ps:
+                raise ValueError(ADMITTED_BY_HAND)
+            if changed := _differences(sequence, given[1]):
+                raise ValueError(changed_fields(changed))
+        for sequence in admitted:
+            del self._given[sequence.handle]
+
+    def put_back(self) -> list[str]:
+        """Undo what the queue has changed, so that the sequences can be ended by their handles; return which fields."""
+        found: dict[str, None] = {}
+        for sequence, fields in self._given.values():
+            for name in _differences(sequence, fields):
+                setattr(sequence, name, fields[FIELDS.index(name)])
+                found[name] = None
+        return list(found)
+
+
+def _differences(sequence: Sequence, fields: tuple[object, ...]) -> list[str]:
+    now = _fields_of(sequence)
+    if now == fields:
+        return []
+    return [name for name, new, old in zip(FIELDS, now, fields, strict=True) if new != old]
+
+
+def changed_fields(names: list[str]) -> str:
+    """Return the error of a queue that has changed these fields."""
+    return f"the queue changed {', '.join(names)} of a request; it may only read requests; {CHECK_IT}"
+
+
+class Waits:
+    """Consecutive decisions to run nothing until a time that a policy from outside named.
+
+    A policy that names the next picosecond and admits no sequence would keep a simulation, or a scheduler, busy for
+    ever. The waits are counted as answered, not as they pass: live and simulated, the same decision is the one too
+    many. Each further one is too, until something runs or a sequence leaves the queue.
+    """
+
+    __slots__ = ("_num", "_total_ps")
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._total_ps = 0
+
+    def end(self) -> None:
+        """Forget the decisions so far: something runs, or a sequence has left the queue."""
+        self._num = self._total_ps = 0
+
+    def add(self, wait_ps: int, *, is_of_queue: bool) -> None:
+        """Count a decision.
+
+        Args:
+            wait_ps: until the time that was named.
+            is_of_queue: whether the queue named it; otherwise the way to batch.
+
+        Raises:
+            ValueError: it is one too many.
+        """
+        self._num += 1
+        self._total_ps += min(wait_ps, WAITS_ON_PS)
+        if self._num < WAITS_ON:
+            return
+        if self._total_ps >= WAITS_ON_PS:
+            self.end()
+            return
+        raise ValueError(_waits_on(self._total_ps // self._num, is_of_queue=is_of_queue))
+
+
+def _waits_on(mean_ps: int, *, is_of_queue: bool) -> str:
+    """Name the mean as a power of ten above it, so that there are few such messages."""
+    at_most_ps = 1
+    while at_most_ps < mean_ps:
+        at_most_ps *= 10
+    answers = "`wakes_at_ps` answered a time" if is_of_queue else "`choose` answered a Wait"
+    cure = (
+        "answer the time from which `admit` decides otherwise, or None: it is called when something arrives"
+        if is_of_queue
+        else "wait until the time from which it chooses a Step, or until None: it is called when something arrives"
+    )
+    return (
+        f"{answers} {WAITS_ON:,} times in a row, on average at most {at_most_ps:,} ps later, and nothing ran and no"
+        f" request was admitted or dropped; {cure}; {CHECK_IT}"
+    )
+
+
 def _a(answer: object) -> str:
     """Name a result by its type: messages that have its value would differ each time."""
     return "None" if answer is None else f"a {type(answer).__name__}"
@@ -113,7 +250,8 @@ def check_step(step: Step, running: Running) -> None:
     _check_types(step)
     if step.max_steps < 1 or step.chunk_steps < 1:
         raise ValueError(f"`choose` answered a Step of less than one step; {CHECK_IT}")
-    if not step.chunks and not (step.decode and running.num_decoding):
+    runs_chunks = any(chunk.new_tokens or chunk.samples for chunk in step.chunks)
+    if not runs_chunks and not (step.decode and running.num_decoding):
         raise ValueError(f"`choose` answered a Step in which nothing runs; answer a Wait, or chunks; {CHECK_IT}")
     handles: set[int] = set()
     for chunk in step.chunks:
@@ -139,6 +277,10 @@ def _check_types(step: Any) -> None:  # noqa: ANN401  as somebody's own class ha
         number = getattr(step, name)
         if not isinstance(number, int):
             raise TypeError(f"`choose` answered a Step whose `{name}` is {_a(number)}; it must be an int; {CHECK_IT}")
+    if not isinstance(step.chunks, (list, tuple)):
+        raise TypeError(
+            f"`choose` answered a Step whose `chunks` are {_a(step.chunks)}; they must be a list; {CHECK_IT}"
+        )
     for chunk in step.chunks:
         for name in ("new_tokens", "past_tokens"):
             number = getattr(chunk, name)

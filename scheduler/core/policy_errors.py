@@ -3,6 +3,18 @@
 from lorrery.scheduler.core.sequence import Sequence
 
 
+def error_text(error: BaseException) -> str:
+    """Return the type and the message of an exception, as text that any log or message can carry.
+
+    The message is its author's: to make it may raise, and half a surrogate pair in it cannot be encoded.
+    """
+    try:
+        message = str(error)
+    except Exception as other:
+        message = f"(its message raised {type(other).__name__})"
+    return f"{type(error).__name__}: {message}".encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 class SequenceError(Exception):
     """A policy raised while handling one sequence.
 

@@ -118,6 +118,21 @@ class Replica:
             return self._inbox.num_arrivals
 
     @property
+    def has_raised(self) -> bool:
+        """Whether a policy has raised since the last plan; the next one raises it again."""
+        return self._errors.error is not None
+
+    @property
+    def next_event_ps(self) -> int | None:
+        """When the next event that was handed in takes effect, or a load of an adapter ends."""
+        next_ps = self._inbox.next_ps
+        if self.adapters.loading:
+            end_ps = self.adapters.next_event_ps
+            if next_ps is None or (end_ps is not None and end_ps < next_ps):
+                return end_ps
+        return next_ps
+
+    @property
     def num_running(self) -> int:
         """Sequences in the batch, those in prefill included."""
         return len(self.running)
@@ -158,7 +173,12 @@ class Replica:
     def headroom(self) -> Headroom:
         """Return what could enter the batch now; invalid after the next plan or commit."""
         running = self.running
-        seats = 0 if self._planner.holds and running.num else self.batching.limits.max_sequences - running.num
+        seats = 0
+        if not (self._planner.holds and running.num):
+            try:
+                seats = self.batching.limits.max_sequences - running.num
+            except Exception as error:
+                self._errors.error = error
         adapters = None if self.options.no_lora else self.adapters
         return Headroom(running, seats, self.memory.trial(running), adapters)
 
@@ -179,10 +199,10 @@ class Replica:
             return None
         try:
             limits = self.batching.limits
+            if not limits.partial and sequence.input_tokens > limits.max_prompt_tokens:
+                return f"prompt has {sequence.input_tokens} tokens; a batch takes at most {limits.max_prompt_tokens}"
         except Exception:  # the next decision raises it too, and ends the sequences it concerns
             return None
-        if not limits.partial and sequence.input_tokens > limits.max_prompt_tokens:
-            return f"prompt has {sequence.input_tokens} tokens; a batch takes at most {limits.max_prompt_tokens}"
         return self.memory.can_ever_hold(sequence)
 
     @property
@@ -248,6 +268,7 @@ class Replica:
             self.queue.cancel(sequence.handle)  # it may have been taken in before the error
         except Exception as other:
             self._errors.error = other
+        self._forget_given(sequence.handle)
         raise SequenceError(sequence, error) from error
 
     def _apply_cancel(self, handle: int, at_ps: int) -> None:
@@ -281,7 +302,12 @@ class Replica:
             return None
         if sequence.handle != handle:
             raise ValueError(CANCELS_ANOTHER)
+        self._forget_given(handle)
         return sequence
+
+    def _forget_given(self, handle: int) -> None:
+        if self._context.given is not None:
+            self._context.given.forget(handle)
 
     def _preempt(self, sequence: Sequence, at_ps: int) -> None:
         sequence.requeue(self._batch.remove(sequence), at_ps)
@@ -362,6 +388,7 @@ class Replica:
     def _drop_unloadable(self, given_up: frozenset[str]) -> None:
         for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.key in given_up]:
             if self.queue.cancel(sequence.handle) is not None:
+                self._forget_given(sequence.handle)
                 self._context.events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
     def _put_out_retired(self, at_ps: int) -> None:
@@ -386,6 +413,8 @@ class Replica:
         Args:
             sequences: all that this replica has. A queue that has raised is not read.
         """
+        if self._context.given is not None:
+            self._context.given.forget_all()
         try:
             self.queue.clear()
         except Exception as error:  # what the queue may still hold must never run, so it is not used again
@@ -439,6 +468,8 @@ class Replica:
 
     def _clear_queue(self, at_ps: int) -> dict[int, Sequence]:
         """Empty the queue; sequences it dropped but kept, or strict S-LoRA has not swept, were reported before."""
+        if self._context.given is not None:
+            self._context.given.forget_all()
         waiting = {one.handle: one for one in self.queue.clear() if not (one.aborted or one.dropped)}
         for sequence in waiting.values():
             sequence.leave_load(at_ps)

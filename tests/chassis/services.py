@@ -31,7 +31,7 @@ class EchoService:
         self.drains = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
-        self.fail: Exception | None = None
+        self.fail: Exception | SystemExit | None = None
         self.lingers = False
         self.set_ready: Callable[[bool], Awaitable[None]]
 
@@ -76,6 +76,8 @@ def make(settings: Settings, registry: CollectorRegistry) -> Made:
         service.fail = ExceptionGroup("of a task group", [LorreryError("the disk is full of eels")])
     elif settings.model == "breaks":
         service.fail = ZeroDivisionError("1 / 0")
+    elif settings.model == "exits":
+        service.fail = SystemExit(0)
     elif settings.model == "holds":
         service.idle.clear()
     elif settings.model == "lingers":

@@ -334,6 +334,14 @@ async def test_other_errors_keep_their_traceback():
     assert "ZeroDivisionError: 1 / 0" in error
 
 
+async def test_an_exit_of_code_that_the_service_calls_is_an_error():
+    code, _, error = await finish(await start("--set", "log.level=error", "--set", "model=exits"))
+    assert code == 1
+    assert error.startswith("echo: error: ")
+    assert "raised SystemExit(0) (" in error
+    assert error.count("\n") == 1
+
+
 async def test_version_and_help():
     assert (await finish(await start("--version")))[1].startswith("lorrery echo ")
     code, out, _ = await finish(await start("--help"))

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.simulate import app
 from lorrery.loadgen.report_files import read_report
 from lorrery.loadgen.requests_csv import CSV_COLUMNS
+from lorrery.scheduler.core.admission import AdmissionPass
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 CONFIG = ["--config", str(Path(__file__).parents[2] / "deploy" / "cluster.toml")]
 TRACES = Path(__file__).parents[2] / "deploy" / "traces"
@@ -319,6 +324,47 @@ def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
         run(*arguments)
     assert isinstance(error.value, SettingsError)
     assert len(str(error.value)) < 1_000
+
+
+class CtrlC(Fifo):
+    """Admits as ever while somebody presses Ctrl-C."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        signal.raise_signal(signal.SIGINT)
+        return super().admit(admission, running, at_ps)
+
+
+@pytest.mark.parametrize(
+    ("queue", "raised"),
+    [
+        ("Exits", r"Exits.admit raised SystemExit\(0\) \(faulty_queues.py, line \d+\)"),
+        ("Interrupts", r"Interrupts.admit raised KeyboardInterrupt\(\) \(faulty_queues.py, line \d+\)"),
+        ("ExitsAtOnce", "ExitsAtOnce: making it raised SystemExit: no such file"),
+    ],
+)
+def test_a_policy_that_ends_the_process_is_named(queue: str, raised: str) -> None:
+    with pytest.raises(LorreryError, match=f"tests.sweeps.faulty_queues:{raised}"):
+        run("-n", "5", "--rate", "5", "--set", f"scheduler.policy=tests.sweeps.faulty_queues:{queue}")
+
+
+class WritesInTheBatch(Fifo):
+    """Changes what runs, which is not looked for."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        for sequence in running:
+            sequence.base_step += 5
+        return super().admit(admission, running, at_ps)
+
+
+def test_an_error_after_which_no_run_can_go_on_names_the_plug_ins() -> None:
+    with pytest.raises(IndexError) as caught:
+        run("-n", "20", "--rate", "30", "--set", f"scheduler.policy={__name__}:WritesInTheBatch")
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"scheduler.policy = {__name__}:WritesInTheBatch may have changed what it may only read")
+
+
+def test_ctrl_c_in_the_midst_of_a_policy_interrupts() -> None:
+    assert "interrupted" in run("-n", "5", "--set", f"scheduler.policy={__name__}:CtrlC", code=130)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,24 @@ def test_files_that_are_missing_binary_or_broken_are_told_apart(tmp_path):
         build(workload="mooncake", trace=AZURE)
 
 
+@pytest.mark.parametrize("workload", ["azure", "mooncake", "sharegpt"])
+def test_a_trace_without_requests_is_named(workload, tmp_path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(FormatError, match=r"empty\.jsonl: "):
+        build(workload=workload, trace=empty)
+
+
+def test_a_trace_of_which_no_request_is_left_is_named(tmp_path):
+    trace = tmp_path / "short.json"
+    trace.write_text('[{"conversations": [{"value": "a"}, {"value": "b"}]}]')
+    with pytest.raises(SettingsError, match=r"of \S*short\.json none is left; vLLM's rules"):
+        build(workload="sharegpt", trace=trace)
+    trace.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1}')
+    with pytest.raises(SettingsError, match=r"of \S*short\.json none is left; look at --num-requests and --duration"):
+        build(workload="mooncake", trace=trace, duration=0.0)
+
+
 def test_an_empty_workload_is_an_error():
     with pytest.raises(SettingsError, match="no requests"):
         build(duration=0.0)

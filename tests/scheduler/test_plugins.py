@@ -57,6 +57,12 @@ class Failing(Patient):
         raise ValueError("no such luck")
 
 
+class Unreadable(Patient):
+    @property
+    def arrivals_read_state(self):
+        raise ValueError("no such luck")
+
+
 class FewArguments(Patient):
     def admit(self, admission):
         return []
@@ -120,6 +126,10 @@ def test_options_are_keyword_arguments_of_the_class() -> None:
         (
             ["policy=my_module:Failing"],
             "scheduler.policy: my_module:Failing: making it raised ValueError: no such luck (my_module.py, line ",
+        ),
+        (
+            ["policy=my_module:Unreadable"],
+            "scheduler.policy: my_module:Unreadable: its arrivals_read_state raised ValueError: no such luck",
         ),
         (
             ["policy=my_module:FewArguments"],

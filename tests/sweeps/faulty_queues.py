@@ -3,9 +3,13 @@
 import fcntl
 import os
 import signal
+import sys
 from pathlib import Path
 
+from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class Deadly(Fifo):
@@ -33,3 +37,26 @@ class Gated(Fifo):
         with Path(os.environ[self.GATE]).open("rb") as gate:
             fcntl.flock(gate, fcntl.LOCK_SH)
         super().__init__()
+
+
+class Exits(Fifo):
+    """Ends its process as if all had gone well."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """End it."""
+        sys.exit(0)
+
+
+class Interrupts(Fifo):
+    """Ends its process as Ctrl-C does."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """End it."""
+        raise KeyboardInterrupt
+
+
+class ExitsAtOnce(Fifo):
+    """Ends its process while it is made."""
+
+    def __init__(self, *_arguments: object, **_options: object) -> None:
+        sys.exit("no such file")

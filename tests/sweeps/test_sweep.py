@@ -18,6 +18,7 @@ from lorrery.sweeps.store import PointStore
 from lorrery.vocabulary.run_files import CPU_SECONDS
 from tests.sweeps.sweeping import simulate, sweep, table, without_cpu
 
+EXITS, INTERRUPTS = "tests.sweeps.faulty_queues:Exits", "tests.sweeps.faulty_queues:Interrupts"
 DEADLY, BROKEN = "tests.sweeps.faulty_queues:Deadly", "tests.sweeps.faulty_queues:Broken"
 
 
@@ -151,6 +152,19 @@ def test_what_a_run_warns_of_a_sweep_tells_of_its_points_each_time(tmp_path: Pat
     assert "! 2 of 2 points, such as rate=4: " in sweep(tmp_path, "rate=4,8", asked=asked)
 
 
+def test_a_page_has_the_warnings_of_its_own_points(tmp_path: Path) -> None:
+    asked = ["--fault", "worker_loss,at=900,worker=worker-0"]
+    sweep(tmp_path, "rate=4,8", asked=asked)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "2 of 2 points, such as rate=4: " in page
+    assert "worker_loss,at=900" in page
+    sweep(tmp_path, "rate=4,8")
+    assert "such as rate=4" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+    (tmp_path / "sweep.csv").unlink()
+    (told,) = [text for text in read_sweep(tmp_path, "it").warnings if "such as" in text]
+    assert told.startswith("2 of 4 points, such as rate=")
+
+
 def test_a_page_tells_of_the_sweep_that_it_shows_and_not_of_others_in_the_folder(tmp_path: Path) -> None:
     for gpu in ("A10G", "H100-SXM", "L4", "A10G"):
         sweep(tmp_path, "rate=4,8", asked=["--set", f"worker.gpu={gpu}"])
@@ -232,6 +246,14 @@ def test_a_point_that_fails_is_told_and_stops_nothing(jobs: int, tmp_path: Path)
     assert "3 of 8 points are there already" in again
     assert "4 points to run" in again  # the combination that cannot be is none of them
     assert without_cpu(tmp_path) == [{name: row[name] for name in row if name != CPU_SECONDS} for row in rows]
+
+
+def test_a_policy_that_ends_its_process_fails_its_point(tmp_path: Path) -> None:
+    sweep(tmp_path, f"scheduler.policy={EXITS},{INTERRUPTS},fcfs", exit_code=1)
+    rows = table(tmp_path)
+    assert [row["status"] for row in rows] == ["failed", "failed", "ok"]
+    assert f"{EXITS}.admit raised SystemExit(0)" in rows[0]["error"]
+    assert f"{INTERRUPTS}.admit raised KeyboardInterrupt()" in rows[1]["error"]
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:

@@ -99,6 +99,6 @@ def _fault_in(case: Case, cases: Cases) -> str | None:
         return str(fault)
     except SequenceError as error:
         return f"raised {in_words(error.error)}"
-    except Exception as error:  # raised by the policy, or by the core that cannot go on after what the policy did
+    except (Exception, SystemExit) as error:  # raised by the policy, or by the core that cannot go on after it
         return f"raised {in_words(error)}"
     return None

@@ -104,7 +104,7 @@ def check_placement(make: Callable[[np.random.Generator], Placement], *, seed: i
             first, again = (_play(make, seed, number) for _ in range(2))
         except PolicyFault as fault:
             return PlacementVerdict(number + 1, str(fault), case)
-        except Exception as error:  # raised by the placement
+        except (Exception, SystemExit) as error:  # raised by the placement
             return PlacementVerdict(number + 1, f"`place` raised {in_words(error)}", case)
         number += 1
         if first != again:

@@ -72,6 +72,8 @@ def test_the_order_is_the_seeds():
     [
         ("[", "not JSON"),
         ("nonsense", "line 1"),
+        ("", "no conversation"),
+        (" []\n", "no conversation"),
         ('{"a": 1}', "entry 1: expected an object"),
         ('[{"conversations": [{"from": "human"}]}]', "entry 1: each message"),
     ],

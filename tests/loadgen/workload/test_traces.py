@@ -118,6 +118,11 @@ def test_mooncake_reads_milliseconds_and_block_ids():
         ('{"timestamp": 0, "input_length": "3", "output_length": 1}', "line 1: input_length is '3'"),
         ('{"timestamp": 0, "input_length": 3, "output_length": -1}', "line 1: output_length is -1"),
         ('{"timestamp": 0, "input_length": 3, "output_length": 1e300}', "output_length is 1e.300; at most 2147483647"),
+        (
+            '{"timestamp": 0, "input_length": 1000.5, "output_length": 1}',
+            "input_length is 1000.5; .* whole number",
+        ),
+        ('{"timestamp": 0, "input_length": 3, "output_length": 0.5}', "line 1: output_length is 0.5; .* whole number"),
         ('{"timestamp": NaN, "input_length": 3, "output_length": 1}', "line 1: timestamp is nan"),
         ('{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}', "1 hash_ids for 513 tokens"),
         ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}', "hash_ids must be"),
@@ -127,6 +132,17 @@ def test_mooncake_reads_milliseconds_and_block_ids():
 def test_mooncake_names_the_line_that_does_not_parse(line, message):
     with pytest.raises(TraceError, match=message):
         read_mooncake([line])
+
+
+def test_mooncake_takes_whole_numbers_in_any_spelling_and_stamps_between_milliseconds():
+    (request,) = read_mooncake(['{"timestamp": 0.5, "input_length": 1e3, "output_length": 5.0}'])
+    assert (request.prompt_tokens, request.output_tokens) == (1_000, 5)
+
+
+def test_a_mooncake_trace_without_a_row_is_refused():
+    with pytest.raises(TraceError, match="no row"):
+        read_mooncake(["\n"])
+    assert read_mooncake(["\n"], limit=0) == []
 
 
 def test_spread_moves_requests_apart_within_their_window_and_keeps_their_order():

@@ -13,12 +13,12 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.plan import Chunk, Plan, Raised, Ran
+from lorrery.scheduler.core.plan import Chunk, Idle, Plan, Raised, Ran
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.queues.base import ListedQueue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
@@ -71,6 +71,64 @@ class WakesLater(Queue):
         return at_ps + 10**9
 
 
+class LetsNobodyIn(Queue):
+    """Names one time after another, and admits nobody."""
+
+    ahead_ps = 1
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        return []
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        return at_ps + self.ahead_ps
+
+
+class LetsNobodyInFor90Microseconds(LetsNobodyIn):
+    ahead_ps = 90 * 10**6
+
+
+class NeverAdmits(ListedQueue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        return []
+
+
+class HoldsBack(Queue):
+    """Waits a few microseconds a few thousand times, and then admits."""
+
+    num_times = 9_000
+    ahead_ps = 5 * 10**6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_left = self.num_times
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        if self.times_left > 0:
+            self.times_left -= 1
+            return []
+        self.times_left = self.num_times
+        return super().admit(admission, running, at_ps)
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        return at_ps + self.ahead_ps
+
+
+class HoldsBackForLong(HoldsBack):
+    num_times = 11_000
+    ahead_ps = 100 * 10**6
+
+
+class DropsOneAtATime(Queue):
+    """Admits nobody; each time that it named is the end of one request."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        first = self.cancel(next(iter(self)).handle)
+        return [] if first is None else [first]
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        return at_ps + 1
+
+
 class WakesAtNan(Queue):
     def wakes_at_ps(self, at_ps: int) -> Any:
         return float("nan")
@@ -99,6 +157,29 @@ class ClaimsToBeEmpty(Queue):
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         return super().admit(admission, running, at_ps) if at_ps else []
+
+
+class ClaimsToHaveLess(ListedQueue):
+    def __len__(self) -> int:
+        return len(self._waiting) - 5
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        return []
+
+
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("message")
+
+
+class RaisesSpeechless(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        raise SpeechlessError
+
+
+class RaisesHalfACharacter(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        raise ValueError("\ud800")
 
 
 class DropsTheCancelled(Queue):
@@ -137,6 +218,57 @@ class KeepsTheAdmitted(Queue):
 class DropsAStranger(Queue):
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         return [Sequence(99, 5, 5, 0)]
+
+
+class Writes(Queue):
+    """Changes a field of each request that waits, before the pass or after it."""
+
+    field: str
+    value: Any
+    afterwards = False
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        waiting = list(self)
+        dropped = super().admit(admission, running, at_ps) if self.afterwards else []
+        for sequence in waiting:
+            setattr(sequence, self.field, self.value)
+        return dropped if self.afterwards else super().admit(admission, running, at_ps)
+
+
+class WritesInput(Writes):
+    field, value = "input_tokens", 7
+
+
+class WritesInputAfterwards(WritesInput):
+    afterwards = True
+
+
+class WritesHandleAfterwards(Writes):
+    field, value, afterwards = "handle", 7, True
+
+
+class WritesHandle(Writes):
+    field, value = "handle", 7
+
+
+class WritesProduced(Writes):
+    field, value = "produced_tokens", 3
+
+
+class WritesAdapter(Writes):
+    field, value = "adapter", Adapter("other", 8)
+
+
+class AdmitsAStranger(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        admission.admit(Sequence(99, 5, 5, 0))
+        return []
+
+
+class AdmitsByHand(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        admission.admitted.extend(self.clear())
+        return []
 
 
 class Forgets(Queue):
@@ -181,9 +313,26 @@ class Polls(Batch):
         return Wait(at_ps + 10**9) if isinstance(choice, Wait) else choice
 
 
+class WaitsOn(Batch):
+    """Runs prompts, and then nothing any more."""
+
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        return Wait(at_ps + 1) if len(context.running) else super().choose(context, at_ps)
+
+
 class WaitsForNan(Batch):
     def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         return Wait(float("nan"))  # type: ignore[arg-type]
+
+
+class ChunksOnce(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step(iter(whole(admitted)))  # type: ignore[arg-type]
+
+
+class ChunksOfNothing(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step([Chunk(one, 0, 0, samples=False) for one in admitted])
 
 
 class PrefetchesAName(Batch):
@@ -283,6 +432,14 @@ def test_a_run_ends_though_its_policies_name_one_time_after_another() -> None:
         (AdmitsNone, "TypeError: `admit` answered None; it must be a list"),
         (AdmitsATuple, "TypeError: `admit` answered a tuple; it must be a list"),
         (Forgets, "the queue has lost requests"),
+        (WritesInput, "the queue changed input_tokens of a request; it may only read requests"),
+        (WritesInputAfterwards, "the queue changed input_tokens of a request"),
+        (WritesHandleAfterwards, "the queue changed handle of a request"),
+        (WritesHandle, "the queue changed handle of a request"),
+        (WritesProduced, "the queue changed produced_tokens of a request"),
+        (WritesAdapter, "the queue changed adapter of a request"),
+        (AdmitsAStranger, "`admit` admitted a request that does not wait in this queue"),
+        (AdmitsByHand, "requests enter it by `admission.admit` alone"),
     ],
 )
 def test_a_queue_whose_answer_makes_no_sense_has_raised(queue: type[Queue], answer: str) -> None:
@@ -294,6 +451,64 @@ def test_a_queue_whose_answer_makes_no_sense_has_raised(queue: type[Queue], answ
         assert f"policy {__name__}:{queue.__qualname__} under " in request.detail
         assert answer in request.detail
         assert request.detail.endswith(CHECK_IT)
+
+
+@pytest.mark.parametrize(
+    ("queue", "ahead"), [(LetsNobodyIn, "1 ps later"), (LetsNobodyInFor90Microseconds, "100,000,000 ps later")]
+)
+def test_a_queue_that_names_one_time_after_another_in_vain_has_raised(queue: type[Queue], ahead: str) -> None:
+    ended = run(lambda _: queue())
+    assert [request.outcome for request in ended] == ["failed"] * NUM_REQUESTS
+    for request in ended:
+        assert f"policy {__name__}:{queue.__qualname__} under " in request.detail
+        assert f"`wakes_at_ps` answered a time 10,000 times in a row, on average at most {ahead}" in request.detail
+        assert request.detail.endswith(CHECK_IT)
+
+
+def test_the_decision_that_is_one_too_many_is_counted_not_timed() -> None:
+    worker = member(LetsNobodyIn())
+    worker.submit(Sequence(0, 50, 20, 0), 0)
+    late_ps = 10**9  # as in a live scheduler, which gets to each decision after its time
+    times = [n * late_ps for n in range(10_000)]
+    assert not [message for at_ps in times[:-1] for message in raised(worker, at_ps)]
+    assert len(raised(worker, times[-1])) == 1
+    assert not worker.sequences
+    worker.submit(Sequence(1, 50, 20, times[-1]), times[-1])
+    assert len(raised(worker, times[-1])) == 1  # nothing has run since
+
+
+@pytest.mark.parametrize("queue", [HoldsBack, HoldsBackForLong, WakesLater])
+def test_a_queue_may_hold_requests_back_until_times_that_it_names(queue: type[Queue]) -> None:
+    assert {request.outcome for request in run(lambda _: queue())} == {"finished"}
+
+
+def test_times_in_vain_are_counted_anew_once_a_request_was_dropped() -> None:
+    worker = member(DropsOneAtATime())
+    for handle in range(10_500):
+        worker.submit(Sequence(handle, 50, 20, 0), 0)
+    assert not [message for at_ps in range(10_500) for message in raised(worker, at_ps)]
+    assert not worker.sequences
+
+
+def test_a_way_to_batch_that_waits_on_though_requests_run_ends_them() -> None:
+    ended = of(WaitsOn)
+    assert [request.outcome for request in ended] == ["failed"] * NUM_REQUESTS
+    for request in ended:
+        assert f"under {__name__}:WaitsOn raised ValueError: `choose` answered a Wait 10,000 times" in request.detail
+
+
+def test_strict_slora_polls_a_queue_that_lets_nobody_in_for_as_long_as_it_likes() -> None:
+    settings = ReplicaSettings("fcfs", 1_000, 400, batching="slora_loop", limits="slora", strict=True)
+    worker = Member("w", build_replica(settings, make_queue=lambda _: NeverAdmits(strict=True)), NEVER)
+    worker.submit(Sequence(0, 50, 20, 0), 0)
+    at_ps = 0
+    for _ in range(25_000):
+        decision = worker.plan(at_ps)
+        assert isinstance(decision, Idle)
+        assert not decision.events
+        assert decision.until_ps is not None
+        at_ps = decision.until_ps
+    assert at_ps > 200 * 10**12
 
 
 @pytest.mark.parametrize(
@@ -311,6 +526,31 @@ def test_an_answer_for_no_step_is_refused_where_memory_is_full(queue: type[Queue
     ended = list(simulation.run(build_requests(workload, "Llama-2-7B", {})))
     assert len(ended) == NUM_REQUESTS
     assert any(answer in request.detail for request in ended)
+
+
+def test_a_queue_whose_len_is_wrong_ends_its_requests_and_rests() -> None:
+    worker = member(ClaimsToHaveLess())
+    worker.submit(Sequence(0, 50, 20, 0), 0)
+    assert raised(worker, 0)
+    assert not worker.sequences
+    decision = worker.plan(1)
+    assert isinstance(decision, Idle)
+    assert decision.until_ps is None
+    worker.submit(Sequence(1, 50, 20, 1), 1)
+    assert any("__len__() should return >= 0" in message for message in raised(worker, 1))
+
+
+@pytest.mark.parametrize(
+    ("queue", "message"),
+    [
+        (RaisesSpeechless, "raised SpeechlessError: (its message raised KeyError)"),
+        (RaisesHalfACharacter, r"raised ValueError: \ud800"),
+    ],
+)
+def test_an_error_whose_message_cannot_be_shown_is_told_all_the_same(queue: type[Queue], message: str) -> None:
+    ended = run(lambda _: queue())
+    assert {request.outcome for request in ended} == {"failed"}
+    assert all(request.detail.endswith(message) for request in ended)
 
 
 def test_requests_of_a_queue_that_says_it_has_none_end_once() -> None:
@@ -374,6 +614,8 @@ def test_a_request_that_ends_though_its_worker_does_not_have_it_is_told_by_how_i
         (WaitsForNan, "TypeError: Wait(nan): until_ps must be whole picoseconds, or None"),
         (PrefetchesAName, "TypeError: `choose` answered a Step that would prefetch a str"),
         (ChunksInFloats, "TypeError"),
+        (ChunksOnce, "a Step whose `chunks` are a list_iterator; they must be a list"),
+        (ChunksOfNothing, "a Step in which nothing runs"),
         (WaitsWithAdmitted, "admitted requests and answered a Wait"),
         (RunsNothing, "a Step in which nothing runs"),
         (RunsNoStep, "a Step of less than one step"),

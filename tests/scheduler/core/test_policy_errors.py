@@ -189,6 +189,13 @@ def test_a_worker_whose_limits_have_changed_does_not_speak_for_others() -> None:
     assert isinstance(event, Refused)
 
 
+def test_a_worker_whose_limits_raise_has_no_seat_for_requests_that_move() -> None:
+    replica = build_replica(ReplicaSettings("fcfs", 400, 80), make_batching=lambda _: NoLimits(chooses=True))
+    assert not replica.headroom().has(Sequence(1, 5, 5))
+    with pytest.raises(ZeroDivisionError, match="in limits"):
+        replica.plan(0)
+
+
 @pytest.mark.parametrize("chooses", [True, False])
 def test_limits_that_raise_take_nobody_along_at_the_door(chooses: bool) -> None:
     settings = ReplicaSettings("fcfs", 400, 80)

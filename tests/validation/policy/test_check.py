@@ -9,6 +9,7 @@ from lorrery.cli.validate import app
 from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
 from lorrery.scheduler.core.queues.fifo import Fifo
+from tests.sweeps.faulty_queues import Exits
 
 NEEDS = {"cluster": ["--set", "scheduler.batch_num_adapters=2"]}
 
@@ -148,6 +149,7 @@ class Draws(ShortestFirst):
         (ForgetsCancels, ["was cancelled, and `cancel(", "did not return it"]),
         (ClearsHalf, ["the worker was lost, and request", "did not come back; `clear` must return all that wait"]),
         (Raises, ["raised KeyError: 'my table' (test_check.py, line "]),
+        (Exits, ["raised SystemExit: 0 (faulty_queues.py, line "]),
         (PromisesNothing, ["`holds_for` answered 0; it must be a whole number from 1 to limit, here "]),
         (AnswersNone, ["`admit` answered None; it must be a list of requests that it dropped, [] for none"]),
         (RestsInWords, ["`at_rest` answered '", "'; it must be True or False"]),
