@@ -49,28 +49,29 @@ class Settings(FileSettings):
     )
     engine: Name | None = Field(
         default=None,
-        description="inference engine whose defaults hold, vllm, sglang or trtllm, or a version of it as vllm-0.24:"
-        " the way to batch, memory, limits, host time and kernels; single settings win; docs/engines.md says what it"
-        " sets; unset: none",
+        description="inference engine whose defaults apply: vllm, sglang or trtllm, or a version such as vllm-0.24;"
+        " sets batching, memory, limits, host time and kernels (docs/engines.md); individual settings take precedence;"
+        " unset: none",
     )
-    catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
+    catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with additional GPUs, models and engines")
     time_scale: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] = Field(
-        default=1.0, description="2 = everything takes twice as long"
+        default=1.0, description="wall seconds per device second; 2 = everything takes twice as long"
     )
     faults: tuple[str, ...] = Field(
-        default=(), description="what goes wrong on schedule, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
+        default=(), description="scheduled faults, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
     )
     cluster_token: PathOrNone = Field(
         default=None,
-        description="file of the token that routers and workers show to schedulers, read again when it changes; unset:"
-        " none is asked for",
+        description="file of the token with which routers and workers authenticate to schedulers, reread when it"
+        " changes; unset: no token is required",
     )
     adapters: AdapterSettings = AdapterSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerSettings = WorkerSettings()
     workers: tuple[WorkerGroup, ...] = Field(
         default=(),
-        description="groups of workers with different GPUs; unset: all are as [worker] says, as many as are started",
+        description="groups of workers with different GPUs; unset: all workers are as in [worker], as many as are"
+        " started",
     )
     autoscaler: AutoscalerSettings = AutoscalerSettings()
     router: RouterSettings = RouterSettings()
