@@ -33,17 +33,17 @@ app = command_app()
 
 @app.command(cls=Command)
 def certs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where they go.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to.")],
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME", help="A name or address that services are dialled by; repeatable."),
+        typer.Option("--host", metavar="NAME", help="Name or address at which services are reached; repeatable."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long the certificates hold.")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="Validity of the certificates.")] = 365,
     version: VersionOption = False,
 ) -> None:
-    """Make a certificate authority for development, and a certificate for each role in a cluster.
+    """Create a certificate authority for development, and a certificate for each role in a cluster.
 
-    An authority that is in the folder already signs new certificates, which services then take up without a restart.
+    If the folder already contains an authority, it signs new certificates, which services pick up without a restart.
     Files: ca.pem, and NAME.pem with NAME.key for router, scheduler, worker, client, operator, and for cluster, which
     has the roles of all three services.
 

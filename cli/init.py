@@ -25,13 +25,13 @@ app = command_app()
 
 @app.command(cls=Command)
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the file goes.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder to write to.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     version: VersionOption = False,
 ) -> None:
-    """Write cluster.toml, the settings of a cluster, to edit.
+    """Write cluster.toml, a settings file to edit.
 
-    It describes the cluster that every command uses without --config.
+    It contains the settings that every command uses without --config.
 
     Examples:
       lorrery init
