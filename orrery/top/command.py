@@ -81,7 +81,7 @@ def top(
 ) -> None:
     """Show a running cluster, or the record of a simulation, in the terminal, like top.
 
-    Shows workers with their batches, queues, KV memory and adapters; adapters; tenants; requests; problems, by the rules
+    Shows workers with their batches, queues, KV memory and adapters; adapters; tenants; requests; problems by the rules
     of docs/orrery.md; the latest events. Press h for a list of keys. If the output is not a terminal, prints the state
     once, as with --once.
 
