@@ -32,10 +32,10 @@ lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weigh
   So `Llama-3-8B`, the default of a cluster, takes 8,192 tokens, like its checkpoint, and `Llama-3.1-8B` 131,072.
 * **Memory** is what the device reports, where the catalogue has it (H100, H200, B200), or the nominal size;
   `worker.gpu_memory_utilization` and `worker.activation_gb` say how much of it the engine uses.
-* **Workers.** If an engine is named, `simulate` and `up` run one worker unless `--workers` says otherwise: a closed loop
-  of `-c` clients then means the same as in that engine's own benchmark.
-* **Adapters** work under each engine. vLLM's `--max-loras` is 1 by default, so requests for several adapters take turns,
-  as they do in vLLM: `--set adapters.max_loras=8` corresponds to `--max-loras 8`.
+* **Workers.** If an engine is named, `simulate` and `up` run one worker unless `--workers` says otherwise: a closed
+  loop of `-c` clients then means the same as in that engine's own benchmark.
+* **Adapters** work under each engine. vLLM's `--max-loras` is 1 by default, so requests for several adapters take
+  turns, as they do in vLLM: `--set adapters.max_loras=8` corresponds to `--max-loras 8`.
 * A setting that conflicts with a preset is refused with a message that names both.
 
 The closed loop of engine benchmarks: `-c` clients start at once, each sends its next request when its last one has
@@ -50,9 +50,9 @@ NOT_MODELLED = """
 ## What is left out
 
 * SGLang admits a request by an estimate of what the running ones will still produce (`new_token_ratio`, which decays
-  from 0.7 and rises when a request is retracted); here a request is admitted if there are blocks for its prompt, and the
-  last to arrive is preempted when blocks run out. Its default order, longest cached prefix first, is replaced by order
-  of arrival.
+  from 0.7 and rises when a request is retracted); here a request is admitted if there are blocks for its prompt, and
+  the last to arrive is preempted when blocks run out. Its default order, longest cached prefix first, is replaced by
+  order of arrival.
 * TensorRT-LLM computes prompts whole unless `enable_chunked_prefill` is set; here they are chunked at `max_num_tokens`,
   as if it were set, since longer prompts would not run at all.
 * The overlap of a step with the scheduling of the next one is part of the host time, not of the order of events: a

@@ -40,8 +40,8 @@ with 0, unless a line below says otherwise; `shard` and `worker` have one value 
 worker's name (`worker.name`), as in a request's usage, so that series of the scheduler and of the worker can be joined;
 a scheduler's series for a worker end when the worker leaves. Nothing is labelled by request.
 
-**Adapters and tenants.** `adapter` and `tenant` take the `metrics.max_adapters` and `metrics.max_tenants` names with the
-most traffic in this process (20 each), and `other` for the rest. `adapter="base"` is the base model; `tenant="none"`
+**Adapters and tenants.** `adapter` and `tenant` take the `metrics.max_adapters` and `metrics.max_tenants` names with
+the most traffic in this process (20 each), and `other` for the rest. `adapter="base"` is the base model; `tenant="none"`
 are requests that name no tenant; an adapter that really has such a name is shown in quotes, `'base'`. Names of more
 than 200 characters, or with unprintable characters, count as `other`.
 
