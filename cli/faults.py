@@ -92,7 +92,7 @@ def _change(rules: Sequence[str], *, add: bool) -> router_pb2.SetFaultsRequest:
     try:
         return router_pb2.SetFaultsRequest(rules=rules, add=add)
     except UnicodeEncodeError as error:
-        raise SettingsError(f"RULE {error.object!r} is no UTF-8 text; docs/faults.md has every kind") from None
+        raise SettingsError(f"RULE {error.object!r} is not UTF-8 text; docs/faults.md has every kind") from None
 
 
 def _call(target: str, config: Path | None, api_key: str, change: router_pb2.SetFaultsRequest | None = None) -> None:

@@ -47,7 +47,7 @@ def init(
     except FileExistsError:
         if not folder.is_dir():
             raise LorreryError(f"{folder} is a file; name the folder that {FILE} goes to") from None
-        raise LorreryError(f"{path} is there already; --force overwrites it") from None
+        raise LorreryError(f"{path} already exists; --force overwrites it") from None
     except OSError as error:
         raise LorreryError(f"{path}: {error.strerror}") from None
     typer.echo(f"wrote {path}; try\n\n  lorrery up --config {path}\n")

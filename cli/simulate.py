@@ -262,9 +262,9 @@ def simulate(
         overrides = [*overrides, "autoscaler.enabled=true"]
     if sweeps:
         if steps or perfetto or record is not None:
-            raise SettingsError("--steps, --perfetto and --record are of one run; leave out --sweep")
+            raise SettingsError("--steps, --perfetto and --record are for a single run; leave out --sweep")
         if serve is not None:
-            raise SettingsError("--serve is of one run; leave out --sweep")
+            raise SettingsError("--serve is for a single run; leave out --sweep")
         from lorrery.sweeps.run import sweep
 
         simulation = SimulationOptions(workers, shards, routers, tuple(map(parse_fault, faults or [])), one_step)
@@ -272,7 +272,7 @@ def simulate(
         where = sweep_flags.Where(backend, backend_address, jobs)
         raise typer.Exit(sweep(context, sweeps, asked, out, where, with_page=report))
     if jobs is not None or backend_address is not None or backend != sweep_flags.DEFAULT_BACKEND:
-        raise SettingsError("--jobs, --backend and --backend-address are of a sweep; add --sweep KEY=VALUES")
+        raise SettingsError("--jobs, --backend and --backend-address are for sweeps; add --sweep KEY=VALUES")
     run = prepare(
         config,
         options,
@@ -293,7 +293,7 @@ def simulate(
 
         raise typer.Exit(serve_run(run, serve, out, Console(), with_page=report))
     if record_every is not None and record is None:
-        raise SettingsError("--record-every is of a record; add --record")
+        raise SettingsError("--record-every needs --record")
     if record == "":
         raise SettingsError("--record: the path is empty; name one, or give --record alone for the usual file in DIR")
     if record == _USUAL and out is None:

@@ -37,7 +37,7 @@ def tokenizer(
     try:
         shutil.copytree(SHIPPED, folder)
     except FileExistsError:
-        raise LorreryError(f"{folder} is there already; name a new folder") from None
+        raise LorreryError(f"{folder} already exists; name a new folder") from None
     except OSError as error:
         raise LorreryError(f"{folder}: {error.strerror}") from None
     typer.echo(folder)

@@ -74,7 +74,7 @@ def build_workload(
     except ValueError as error:
         raise SettingsError(str(error)) from None
     if not built.requests:
-        raise SettingsError("the workload has no requests; look at --num-requests, --duration and --rate")
+        raise SettingsError("the workload has no requests; check --num-requests, --duration and --rate")
     if options.concurrency is not None:
         note = f"closed loop of {options.concurrency} clients: the workload's times are not used"
     elif options.speed_up == 1:

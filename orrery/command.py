@@ -94,7 +94,7 @@ def web(
     del version
     try:
         if record is not None and target is not None:
-            raise SettingsError("RECORD and --target: it shows either a record or a cluster; leave one of them out")
+            raise SettingsError("RECORD and --target: give either a record or a cluster, not both")
         if target is not None:
             check_target("--target", target)
         settings = load_settings(config, overrides or ())

@@ -57,4 +57,4 @@ class RunningPlan:
                 f" {boundary_ps}, and {latest_ps} has not come"
             )
         if end_ps > start_ps and not self.steps_left:
-            raise ProtocolError(f"the worker has more than the {self.plan.max_steps} steps of plan {self.plan_id}")
+            raise ProtocolError(f"the worker ran more than the {self.plan.max_steps} steps of plan {self.plan_id}")

@@ -192,7 +192,7 @@ class PrefixCacheSettings(Section):
     @model_validator(mode="after")
     def _has_corpus(self) -> Self:
         if self.kind == "static_trie" and (self.corpus is None) == (self.trie is None):
-            raise ValueError("kind = 'static_trie' needs corpus, or trie as `lorrery cache` builds it")
+            raise ValueError("kind = 'static_trie' needs corpus, or trie, a file written by `lorrery cache`")
         return self
 
 
@@ -400,5 +400,5 @@ class SchedulerSettings(Section):
         for part in ("policy", "batching", "placement"):
             name, options = chosen[part], chosen[f"{part}_options"]
             if options and ":" not in (name or ""):
-                raise ValueError(f"{part}_options are for a {part} of one's own, module:Class; {part} is {name!r}")
+                raise ValueError(f"{part}_options are for a custom {part}, module:Class; {part} is {name!r}")
         return self

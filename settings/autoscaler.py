@@ -98,27 +98,27 @@ class AutoscalerSettings(Section):
     def _possible(self) -> Self:
         if self.min_replicas > self.max_replicas:
             raise ValueError(
-                f"min_replicas is {self.min_replicas}, max_replicas {self.max_replicas}: have no more at least than at"
-                " most"
+                f"min_replicas is {self.min_replicas}, max_replicas {self.max_replicas}; min_replicas must not exceed"
+                " max_replicas"
             )
         if not self.min_replicas and "num_requests_waiting" not in (self.metric, *self.metrics):
             raise ValueError(
-                "min_replicas is 0, and without a worker no metric but num_requests_waiting shows that one is wanted:"
-                " add num_requests_waiting to the metrics, or keep one worker"
+                "min_replicas is 0, and without a worker only num_requests_waiting shows that one is needed: add it to"
+                " the metrics, or keep one worker"
             )
         if 0 < self.scrape_interval_seconds < SHORTEST_SECONDS:
             raise ValueError(
-                f"scrape_interval_seconds is {self.scrape_interval_seconds:g}: it must be 0, which scrapes at each"
-                f" decision, or from {SHORTEST_SECONDS:g} s on"
+                f"scrape_interval_seconds is {self.scrape_interval_seconds:g}: it must be 0, to scrape at each"
+                f" decision, or at least {SHORTEST_SECONDS:g} s"
             )
         if self.metrics_delay_seconds and not self.scrape_interval_seconds:
             raise ValueError(
                 f"metrics_delay_seconds is {self.metrics_delay_seconds:g}, and scrape_interval_seconds 0: each decision"
-                " would see the scrape of an earlier one; set scrape_interval_seconds too, as to 15, or leave out the"
-                " delay"
+                " would see the scrape of an earlier one; also set scrape_interval_seconds, for example to 15, or leave"
+                " out the delay"
             )
         if self.metric in self.metrics:
-            raise ValueError(f"metric {self.metric} is among the further metrics too; give it one target")
+            raise ValueError(f"metric {self.metric} is also in metrics; give it one target")
         return self
 
     @property

@@ -121,7 +121,9 @@ class Settings(FileSettings):
     def _check_numbers(self) -> None:
         gpus = (int(group.overrides.get("gpus", self.worker.gpus)) * group.count for group in self.workers)
         if (count := sum(gpus)) > MAX_WORKERS:
-            raise ValueError(f"workers: the groups have {count} workers; at most {MAX_WORKERS} can be; lower a count")
+            raise ValueError(
+                f"workers: the groups have {count} workers; at most {MAX_WORKERS} are allowed; lower a count"
+            )
 
     @model_validator(mode="after")
     def _known_format(self) -> Self:
@@ -135,7 +137,7 @@ class Settings(FileSettings):
         if 2 * every > within:
             raise ValueError(
                 f"worker.heartbeat_seconds ({every:g}) must be at most half of scheduler.worker_timeout_seconds"
-                f" ({within:g}): workers that are well would be lost"
+                f" ({within:g}): healthy workers would be lost"
             )
         return self
 
@@ -144,7 +146,7 @@ class Settings(FileSettings):
         kind = self.scheduler.prefix_cache.kind
         if self.worker.kv_events.endpoint is not None and kind != "blocks":
             raise ValueError(
-                f"worker.kv_events.endpoint is set; a prefix cache of kind {kind!r} has no blocks to tell of: set"
+                f"worker.kv_events.endpoint is set; a prefix cache of kind {kind!r} has no blocks to report: set"
                 " scheduler.prefix_cache.kind = 'blocks', or leave the endpoint unset"
             )
         return self

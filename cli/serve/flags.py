@@ -339,8 +339,7 @@ FLAGS = (
         str,
         _TIME,
         "worker.constant.prefill_ms",
-        "Extra time of each step with prompt tokens, in addition to --prefill-time-per-token; needs"
-        " --inter-token-latency.",
+        "Time of each step with prompt tokens, plus --prefill-time-per-token; needs --inter-token-latency.",
         plain=False,
         metavar="DURATION",
     ),

@@ -99,10 +99,10 @@ def top(
     del version
     try:
         if record is not None and target is not None:
-            raise SettingsError("RECORD and --target: it shows either a record or a cluster; leave one of them out")
+            raise SettingsError("RECORD and --target: give either a record or a cluster, not both")
         for option, value in (("--at", at), ("--speed", speed)):
             if value is not None and record is None:
-                raise SettingsError(f"{option} {value:g}: a running cluster is shown as it is now; name a RECORD")
+                raise SettingsError(f"{option} {value:g}: this is for records; name a RECORD")
         look = _look(view, sort, text)
         feed = _feed(target, config, api_key) if record is None else None
         code = asyncio.run(_run(record, feed, look, view, once, json, at, speed or 1.0, hz))

@@ -182,7 +182,7 @@ def test_adapters_have_the_rank_of_their_folder_and_the_widest_projections(tmp_p
         ("Llama-3-8B --inter-token-latency fast", "a duration expected, such as 5s or 250ms"),
         ('Llama-3-8B --kv-events-config {"x":1}', "x has no meaning here"),
         ("Llama-3-8B --preemption-mode fifo", "the last to arrive is preempted"),
-        ("Llama-3-8B --failure-injection-rate 101", "it is in percent"),
+        ("Llama-3-8B --failure-injection-rate 101", "it is a percentage"),
         ("Llama-3-8B --failure-injection-rate 1 --failure-types flood", "must be one of rate_limit"),
         ("Llama-3-8B --failure-types rate_limit", "give --failure-injection-rate"),
         ("Llama-3-8B --port 99999", "router.http: HOST:PORT expected"),

@@ -324,7 +324,7 @@ def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "README.md: is no journal"),
+        ([], "README.md: is not a journal"),
         (["--set", "scheduler.policy=fcfs", "--config", "none.toml"], "was recorded with; leave out --config, --set$"),
         (["-n", "5"], "leave out --num-requests$"),
         (["--sweep", "rate=1,2"], "leave out --sweep$"),
