@@ -161,7 +161,7 @@ PREFIX_QUERIES = Series(
 )
 PREFIX_HITS = Series("lorrery_scheduler_prefix_cache_hits_total", "tokens", "Input tokens found in the prefix cache.")
 PREFIX_EVICTIONS = Series(
-    "lorrery_scheduler_prefix_cache_evictions_total", "blocks", "Blocks evicted from prefix caches of kind `blocks`."
+    "lorrery_scheduler_prefix_cache_evictions_total", "blocks", "Blocks evicted from prefix caches of kind blocks."
 )
 ADAPTER_LOADS = Series(
     "lorrery_scheduler_adapter_loads_total",
@@ -264,7 +264,7 @@ WORKER_LOADING = Series(
 WORKER_ADAPTER_RESIDENT = Series(
     "lorrery_scheduler_worker_adapter_resident",
     "adapters",
-    "1 if the adapter is in this memory of this worker, else 0; for `other`, the number of other adapters there.",
+    "1 if the adapter is in this memory of this worker, else 0; for other, the number of other adapters there.",
     ("worker", "adapter", "level"),
     more="`level`: `gpu` (usable), `host` (cached; usually includes the adapters on the GPU).",
 )

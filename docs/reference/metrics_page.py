@@ -42,8 +42,8 @@ a scheduler's series for a worker end when the worker leaves. Nothing is labelle
 
 **Adapters and tenants.** `adapter` and `tenant` take the `metrics.max_adapters` and `metrics.max_tenants` names with
 the most traffic in this process (20 each), and `other` for the rest. `adapter="base"` is the base model;
-`tenant="none"` are requests that name no tenant; an adapter that really has such a name is shown in quotes, `'base'`. Names of more
-than 200 characters, or with unprintable characters, count as `other`.
+`tenant="none"` are requests that name no tenant; an adapter that really has such a name is shown in quotes, `'base'`.
+Names of more than 200 characters, or with unprintable characters, count as `other`.
 
 * Names known in advance get a place from the start, with 0, as long as places are free: adapters when they are listed
   or loaded, at a router also the tenants of its keys. Any other name appears with its first request, which a `rate` of

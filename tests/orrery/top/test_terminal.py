@@ -90,7 +90,7 @@ def test_a_record_that_is_none_is_an_error_on_the_usual_screen(tmp_path: Path) -
     with closing(Terminal([str(tmp_path / "other.json")])) as one:
         code, written = one.end()
         assert (code, one.is_as_before()) == (1, True)
-        assert b"no record" in written
+        assert b"not a record" in written
         assert IN not in written
 
 
