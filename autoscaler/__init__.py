@@ -1,6 +1,6 @@
-"""PURE: how many workers a rule wants, given what a scraper has seen of a cluster; the same live and simulated.
+"""PURE: the number of workers that a rule wants, given scraped samples of a cluster; the same live and simulated.
 
-`figures.py` makes a metric's value of samples as one scrapes them, `rule.py` decides. Neither has a clock.
+`figures.py` computes a metric's value from samples, `rule.py` decides. Neither has a clock.
 """
 
 if __name__ != "lorrery.autoscaler":

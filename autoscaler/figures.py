@@ -1,8 +1,8 @@
-"""From what one scrapes of a cluster to the value of a metric: gauges, rates and percentiles over a window.
+"""Computes a metric's value from scraped samples of a cluster: gauges, rates and percentiles over a window.
 
-Names are those of vLLM's series without `vllm:`. A gauge is the sum over the workers that serve, a rate is
-`sum(rate(series[window]))`, both for each replica; a percentile is `histogram_quantile(p, sum by (le)
-(rate(series_bucket[window])))`, interpolated within its bucket as Prometheus does.
+Names are those of vLLM's series without `vllm:`. A gauge is the sum over serving workers, a rate is
+`sum(rate(series[window]))`, both with targets per replica; a percentile is `histogram_quantile(p, sum by (le)
+(rate(series_bucket[window])))`, interpolated within its bucket as in Prometheus.
 """
 
 from bisect import bisect_left
@@ -20,32 +20,32 @@ RATES = {
     "prompt_tokens_per_second": "prompt_tokens",
     "generation_tokens_per_second": "generation_tokens",
 }
-"""Metric -> the counter whose rate it is."""
+"""Metric -> counter of the rate."""
 HISTOGRAMS = ("time_to_first_token_seconds", "request_queue_time_seconds")
 PERCENTILES = {f"{series}_p{share}": (series, share / 100) for series in HISTOGRAMS for share in (50, 90, 95, 99)}
-"""Metric -> its histogram, and which share of the values is below it."""
+"""Metric -> histogram, and share of the values below it."""
 COUNTED = ("num_requests_waiting", "num_requests_running", *RATES)
-"""Metrics that add up over the workers of a process."""
+"""Metrics that are summed over the workers of a process."""
 METRICS = (*GAUGES, *RATES, *PERCENTILES)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one scrape of a cluster shows.
+    """One scrape of a cluster.
 
     Attributes:
-        at_seconds: when.
+        at_seconds: time of the scrape.
         num_ready: replicas that serve.
         num_starting: replicas that load their weights.
-        num_draining: replicas that end what they have, and then leave.
-        num_requests_waiting: requests in the queues of workers, and those that wait for a worker.
-        num_requests_running: sequences in batches of workers that serve.
-        kv_cache_usage_perc: the mean share of a worker's KV pool in use, times the replicas that serve.
-        request_success: requests that have ended by themselves, since the start; so the two that follow.
-        prompt_tokens: of prompts whose first token has come.
-        generation_tokens: tokens made.
-        buckets: by histogram: its bounds, and how many values so far are up to each; the last has no bound.
-        sums: by histogram: of its values so far.
+        num_draining: replicas that finish their sequences before they leave.
+        num_requests_waiting: requests in the queues of workers, and requests that wait for a worker.
+        num_requests_running: sequences in the batches of serving workers.
+        kv_cache_usage_perc: mean share of a worker's KV pool in use, times the number of serving replicas.
+        request_success: requests finished by themselves, since the start.
+        prompt_tokens: of prompts whose first token was produced, since the start.
+        generation_tokens: output tokens, since the start.
+        buckets: histogram -> bounds, and cumulative counts up to each bound; the last count is for no bound.
+        sums: histogram -> sum of its values.
     """
 
     at_seconds: float
@@ -63,17 +63,17 @@ class Sample:
 
     @property
     def num_replicas(self) -> int:
-        """Replicas that are asked for: those that serve, and those that start."""
+        """Replicas wanted: those that serve and those that start."""
         return self.num_ready + self.num_starting
 
 
 def quantile(share: float, bounds: Sequence[float], counts: Sequence[float]) -> float | None:
-    """Return a percentile of a histogram, as Prometheus' `histogram_quantile`; None: it has no value.
+    """Return a percentile of a histogram, as Prometheus' `histogram_quantile`; None: the histogram is empty.
 
     Args:
-        share: of the values that are below.
+        share: share of the values that are below the result.
         bounds: shape (n,), upper bounds, ascending.
-        counts: shape (n + 1,), how many values are up to each bound; the last counts all.
+        counts: shape (n + 1,), cumulative counts up to each bound; the last is the total.
     """
     total = counts[-1]
     if total <= 0:
@@ -87,11 +87,11 @@ def quantile(share: float, bounds: Sequence[float], counts: Sequence[float]) -> 
 
 
 class Window:
-    """The samples of the last seconds, as far as they are seen.
+    """The visible samples of the last `seconds`.
 
     Args:
-        seconds: of rates and percentiles.
-        delay_seconds: after which a sample is seen.
+        seconds: window of rates and percentiles.
+        delay_seconds: delay after which a sample becomes visible.
     """
 
     def __init__(self, seconds: float, delay_seconds: float = 0.0) -> None:
@@ -100,12 +100,12 @@ class Window:
         self._coming: deque[Sample] = deque()
 
     def add(self, sample: Sample) -> None:
-        """Take a sample, later than the ones before; forget what the window does not begin with any more."""
+        """Add a sample, later than the previous ones; drop samples that have left the window."""
         self._coming.append(sample)
         self.pass_until(sample.at_seconds)
 
     def pass_until(self, at_seconds: float) -> None:
-        """Let time pass: samples that are seen by then count."""
+        """Advance time: samples become visible after their delay."""
         samples = self._samples
         while self._coming and self._coming[0].at_seconds + self._delay_seconds <= at_seconds:
             sample = self._coming.popleft()
@@ -114,10 +114,10 @@ class Window:
                 samples.popleft()
 
     def read(self, metric: str) -> Reading | None:
-        """Return a metric's value at the last sample that is seen; None: it has none.
+        """Return a metric's value at the last visible sample; None: it has none.
 
-        A rate has none before there are two samples. A percentile of nothing is 0, as where a query ends with
-        `or vector(0)`: a time without requests keeps nobody from scaling down.
+        A rate has none before there are two samples. The percentile of an empty histogram is 0, as in a query that ends
+        with `or vector(0)`, so that a time without requests does not prevent scaling down.
         """
         if not self._samples:
             return None
@@ -136,6 +136,6 @@ class Window:
         return Reading(quantile(share, bounds, counts) or 0.0, is_total=False)
 
     def read_all(self, metrics: Iterable[str]) -> dict[str, Reading]:
-        """Return by name those of some metrics that have a value at the last sample."""
+        """Return the metrics that have a value at the last sample, by name."""
         readings = {metric: self.read(metric) for metric in metrics}
         return {metric: reading for metric, reading in readings.items() if reading is not None}

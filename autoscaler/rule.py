@@ -1,23 +1,24 @@
-"""How many replicas there should be: the algorithm of Kubernetes' HorizontalPodAutoscaler, and KEDA's way to zero.
+"""The number of replicas: the algorithm of Kubernetes' HorizontalPodAutoscaler, and KEDA's scaling to zero.
 
-    desired = ceil(current * value / target)        unless |value / target - 1| <= tolerance: then it stays
+    desired = ceil(current * value / target)        unchanged if |value / target - 1| <= tolerance
 
-With several metrics the largest answer counts. Then, as in the controller of Kubernetes 1.27 and later
+With several metrics the largest result counts. Further, as in the controller of Kubernetes 1.27 and later
 (pkg/controller/podautoscaler/horizontal.go and replica_calculator.go):
 
-* where a metric has no value, the others may scale up, not down (`computeReplicasForMetrics`);
-* a value that is an average over replicas (`AverageValue` of HPA's Pods metrics) is taken over the replicas that say
-  something. Those that still start, or came after the last scrape, count as 0 where the answer is to scale up, and as
-  the target where it is to scale down. `AverageValue` of External metrics, which KEDA makes, has no such correction;
-* where no replica that serves says anything, such a value is none, and nothing changes, but that what waits for any
-  replica (`num_requests_waiting`) may want more: KEDA's external metric, without which none would come back;
-* a value that is the cluster's (`Value`) multiplies the replicas that are ready;
-* stabilisation: scaling up takes the smallest answer of the last `scale_up.stabilization_seconds`, scaling down the
+* if a metric has no value, the others may scale up, not down (`computeReplicasForMetrics`);
+* a value that is an average over replicas (`AverageValue` of HPA's Pods metrics) is taken over the replicas that
+  report. Those that are starting, or started after the last scrape, count as 0 if the result is to scale up, and as the
+  target if it is to scale down. `AverageValue` of External metrics, which KEDA creates, has no such correction;
+* if no serving replica reports, such a value does not count and nothing changes, except that requests that wait for any
+  replica (`num_requests_waiting`) may scale up: KEDA's external metric, without which no replica would come back;
+* a value of the whole cluster (`Value`) multiplies the number of ready replicas;
+* stabilisation: scaling up uses the smallest result of the last `scale_up.stabilization_seconds`, scaling down the
   largest of the last `scale_down.stabilization_seconds`;
-* policies: within `period_seconds` no more than so many replicas or per cent come or go, whichever is more.
+* policies: within `period_seconds` at most so many replicas, or per cent of them, are added or removed, whichever is
+  more.
 
-HPA never goes to zero. With `min_replicas` = 0 KEDA's rule does: no replicas once no metric was above 0 for
-`cooldown_seconds`, and one again as soon as one is.
+HPA never scales to zero. With `min_replicas` = 0 KEDA's rule does: to no replicas once no metric was above 0 for
+`cooldown_seconds`, and to one again as soon as one is.
 """
 
 import math
@@ -28,17 +29,17 @@ from dataclasses import dataclass
 __all__ = ["MOST_REPLICAS", "Autoscaler", "Decision", "Direction", "Reading", "Rule"]
 
 MOST_REPLICAS = 10_000
-"""That may be asked for: more are a mistake."""
+"""Upper bound on replicas; more are a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A metric's value now.
+    """The current value of a metric.
 
     Attributes:
-        value: of all replicas that say something together (`is_total`), or the cluster's own.
-        is_total: whether the target is for each replica.
-        replicas: that said something; of those that serve now others may be newer. None: all that serve.
+        value: sum over all replicas that report (`is_total`), or the cluster's own.
+        is_total: whether the target is per replica.
+        replicas: number of replicas that reported; fewer than serve now if some are newer. None: all that serve.
     """
 
     value: float
@@ -48,14 +49,14 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """How fast replicas may come, or go.
+    """How fast replicas may be added, or removed.
 
     Attributes:
-        stabilization_seconds: for which answers are remembered.
-        max_pods: that come or go within a period; 0: this policy is not there.
-        max_percent: of those at the beginning of the period; 0: this policy is not there. Without either nothing
-            moves in this direction.
-        period_seconds: for which both hold.
+        stabilization_seconds: for which results are remembered.
+        max_pods: upper bound on replicas added or removed within a period; 0: no such policy.
+        max_percent: the same, relative to the replicas at the start of the period; 0: no such policy. Without either,
+            nothing changes in this direction.
+        period_seconds: period of both policies.
     """
 
     stabilization_seconds: float
@@ -66,14 +67,14 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is wanted.
+    """The scaling rule.
 
     Attributes:
-        targets: by metric; replicas are added where its value is above.
-        min_replicas: 0: KEDA's way to zero and back.
+        targets: by metric; replicas are added if its value is above.
+        min_replicas: 0 enables KEDA's scaling to zero and back.
         max_replicas: up to `MOST_REPLICAS`.
-        tolerance: by which a value may miss its target, as a share of it.
-        cooldown_seconds: without any value above 0, before the last replica goes.
+        tolerance: relative deviation from the target at which nothing changes.
+        cooldown_seconds: time without any value above 0 before the last replica is removed.
     """
 
     targets: Mapping[str, float]
@@ -87,12 +88,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do.
+    """The result of a decision.
 
     Attributes:
-        replicas: that there should be from now on.
+        replicas: replicas wanted from now on.
         recommended: by the metrics alone, before bounds, stabilisation and policies; up to `MOST_REPLICAS`.
-        why: the metric that wants most, and its value.
+        why: the metric that wants most replicas, and its value.
     """
 
     replicas: int
@@ -101,10 +102,10 @@ class Decision:
 
 
 class Autoscaler:
-    """Applies a rule, time after time; remembers its answers and what it did.
+    """Applies a rule repeatedly; remembers its results and changes.
 
     Args:
-        rule: to apply.
+        rule: the rule.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -114,13 +115,13 @@ class Autoscaler:
         self._active_at: float | None = None
 
     def decide(self, at_seconds: float, current: int, ready: int, readings: Mapping[str, Reading]) -> Decision:
-        """Say how many replicas there should be.
+        """Decide the number of replicas.
 
         Args:
-            at_seconds: now; never less than in the call before.
-            current: replicas that are asked for, those that start included.
+            at_seconds: the current time, non-decreasing.
+            current: replicas wanted so far, starting ones included.
             ready: of those, the ones that serve.
-            readings: of every metric of the rule that has a value now. Where one has none, no replica goes.
+            readings: of every metric of the rule that has a value now. If one has none, no replica is removed.
         """
         rule = self.rule
         answers = {
@@ -160,7 +161,7 @@ class Autoscaler:
         return min(max(replicas, self.rule.min_replicas), self.rule.max_replicas)
 
     def _recommend(self, reading: Reading, target: float, current: int, ready: int) -> int:
-        """Return what one metric wants."""
+        """Return the number of replicas that one metric wants."""
         tolerance = self.rule.tolerance
         if not reading.is_total:
             ratio = reading.value / target
@@ -177,7 +178,8 @@ class Autoscaler:
         num_starting = current - ready
         if num_starting <= 0:
             return _rounded_up(reading.value / target)
-        # Those that start are taken as idle where the answer is more, and as just right where it is fewer.
+        # Starting replicas count as idle if the result is to scale up, and as exactly at the target if it is to scale
+        # down.
         total = reading.value + (target * num_starting if ratio < 1 else 0.0)
         again = total / (target * current)
         if abs(again - 1) <= tolerance or (ratio > 1) != (again > 1):
@@ -185,11 +187,11 @@ class Autoscaler:
         return _rounded_up(total / target)
 
     def _stable(self, recommended: int, current: int, at_seconds: float) -> int:
-        """Return what the answers of the windows have in common; HPA's stabilizeRecommendationWithBehaviors."""
+        """Apply the stabilisation windows; HPA's stabilizeRecommendationWithBehaviors."""
         up, down = self.rule.scale_up.stabilization_seconds, self.rule.scale_down.stabilization_seconds
         answers = self._answers
         if not answers:
-            answers.append((at_seconds, current))  # so that a rule that begins lets nobody go at once
+            answers.append((at_seconds, current))  # so that a new rule removes no replica at once
         while answers and answers[0][0] <= at_seconds - max(up, down):
             answers.popleft()
         answers.append((at_seconds, recommended))
@@ -198,7 +200,7 @@ class Autoscaler:
         return min(max(current, lowest), highest)
 
     def _limited(self, wanted: int, current: int, at_seconds: float) -> int:
-        """Return what policies and bounds allow; HPA's convertDesiredReplicasWithBehaviorRate."""
+        """Apply policies and bounds; HPA's convertDesiredReplicasWithBehaviorRate."""
         rule = self.rule
         longest = max(rule.scale_up.period_seconds, rule.scale_down.period_seconds)
         while self._changes and self._changes[0][0] <= at_seconds - longest:
@@ -222,12 +224,12 @@ class Autoscaler:
         return current
 
     def _changed_since(self, since_seconds: float) -> int:
-        """Return by how much there are more than at that time."""
+        """Return the net change in replicas since that time."""
         return sum(change for at, change in self._changes if at > since_seconds)
 
 
 def _says_something(reading: Reading, current: int, ready: int) -> bool:
-    """Tell whether a value is one of replicas that serve, of the cluster, or what waits for any replica."""
+    """Return whether a value counts: from serving replicas, of the cluster, or requests that wait for any replica."""
     if not reading.is_total or not current:
         return True
     return reading.value > 0 if reading.replicas == 0 else ready > 0

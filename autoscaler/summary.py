@@ -1,4 +1,4 @@
-"""What an autoscaled run comes to: GPU hours against the service level, and its decisions one by one."""
+"""The results of an autoscaled run: GPU hours and service level, and the decisions one by one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ __all__ = ["Scaling", "ScalingRow", "ScalingSummary"]
 
 @dataclass(frozen=True, slots=True)
 class ScalingRow:
-    """One look at the cluster, and what was decided; a line of the timeline.
+    """One decision with the state that it was based on; a row of the timeline.
 
     Attributes:
         seconds: since the start.
-        group: of workers that was looked at; empty: there is one.
-        desired: replicas that there should be from now on.
+        group: group of workers; empty: there is only one.
+        desired: replicas wanted from now on.
         recommended: by the metrics alone.
-        values: of the metrics of all rules, in order; None: no value yet, or none of this group's rule.
+        values: of the metrics of all rules, in order; None: no value yet, or not a metric of this group's rule.
     """
 
     seconds: float
@@ -42,9 +42,9 @@ class ScalingRow:
         readings: Mapping[str, Reading],
         group: str = "",
     ) -> "ScalingRow":
-        """Make one of what there is and what was decided, given what the rule saw of it.
+        """Build a row from a sample, the decision, and the readings that the rule used.
 
-        A value for each replica is divided by those that said something.
+        Totals are divided by the number of replicas that reported.
         """
         num_ready = sample.num_ready
         shares = {
@@ -70,17 +70,17 @@ class ScalingRow:
 
 @dataclass(frozen=True, slots=True)
 class ScalingSummary:
-    """Figures of a whole run.
+    """Summary of a whole run.
 
     Attributes:
-        gpu_hours: device hours times GPUs, from each worker's start until it has gone: its start-up and the end of
-            what it runs count.
-        replicas_mean: of those that serve, over time; so the two beside it.
-        num_scale_ups: decisions for more workers.
-        start_up_seconds: from a worker's start to its first plan; of groups the longest.
-        ttft_seconds: the service level: time to the first token, and
-        tpot_seconds: mean time of a further one.
-        good_ratio: requests that had both, as a share of all. Those that failed had not.
+        gpu_hours: device hours times GPUs, from each worker's start until it is gone, including its start-up and the
+            end of its requests.
+        replicas_mean: serving replicas, over time; `replicas_min` and `replicas_max` likewise.
+        num_scale_ups: number of decisions for more workers.
+        start_up_seconds: from a worker's start to its first plan; the longest of all groups.
+        ttft_seconds: service level: time to the first token.
+        tpot_seconds: service level: mean time per further token.
+        good_ratio: share of all requests that met both; failed requests did not.
     """
 
     gpu_hours: float
@@ -100,8 +100,8 @@ class Scaling:
     """An autoscaled run.
 
     Attributes:
-        metrics: of the rule, in its order; of several groups' rules each once.
-        timeline: one row for each decision.
+        metrics: of the rule, in its order; with several groups' rules, each metric once.
+        timeline: one row per decision.
     """
 
     summary: ScalingSummary

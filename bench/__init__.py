@@ -1,5 +1,5 @@
-"""Benchmarks: what the running system costs, and how true its pace is. They report; they are no tests.
+"""Benchmarks: the cost of the running system, and how well it keeps its pace. They report figures; they are not tests.
 
-Every absolute figure depends on who else uses the machine, so what counts are ratios of two things measured in the same
-run. `docs/benchmarks.md` says how to read them.
+Every absolute figure depends on other load on the machine, so only ratios of two things measured in the same run count.
+`docs/benchmarks.md` explains how to read them.
 """

@@ -6,7 +6,7 @@ Exit code 1 if something broke; never because something was slow.
 from lorrery.chassis.grpc_core import set_up_grpc
 
 if __name__ == "__main__":
-    set_up_grpc()  # before what imports gRPC
+    set_up_grpc()  # before the modules that import gRPC
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ app = command_app()
 
 
 class Benchmark(Enum):
-    """What can be run."""
+    """The benchmarks."""
 
     FIDELITY = "fidelity"
     LAST_HOP = "last-hop"
@@ -111,7 +111,7 @@ def main(
       python -m bench --quick
       python -m bench core sim-speed
     """
-    configure(LogSettings(level="warning"), "bench")  # services in this process would log each request
+    configure(LogSettings(level="warning"), "bench")  # services in this process would otherwise log each request
     console = Console()
     console.width = max(console.width, WIDTH)
     facts = machine.facts()
@@ -293,7 +293,7 @@ def main(
 
 
 def _in_loop(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    # The services' own kind of loop; the load generator's too.
+    # The loop type of the services and the load generator.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(make())
 

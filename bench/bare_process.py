@@ -1,4 +1,4 @@
-"""Processes of yardsticks: started, told where they listen, and over when their standard input closes."""
+"""Processes of reference programs: started, report their address, and exit when their standard input closes."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ _OPEN_SECONDS, _CLOSE_SECONDS = 30.0, 20.0
 
 @contextlib.asynccontextmanager
 async def start_bare(module: str, *arguments: str) -> AsyncIterator[tuple[str, int]]:
-    """Run a module in a process of its own until its standard input closes; yield what it prints first, and its pid."""
+    """Run a module in its own process until its standard input closes; yield its first line of output and its pid."""
     process = await _start(module, *arguments)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -43,10 +43,10 @@ async def start_bare(module: str, *arguments: str) -> AsyncIterator[tuple[str, i
 
 
 async def in_own_process(module: str, *arguments: str) -> str:
-    """Run a module in a process of its own to its end; return what it has printed.
+    """Run a module in its own process to completion; return its output.
 
     Raises:
-        BenchBrokenError: it failed.
+        BenchBrokenError: the module failed.
     """
     process = await _start(module, *arguments)
     try:
@@ -61,18 +61,18 @@ async def in_own_process(module: str, *arguments: str) -> str:
 
 async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
-    # A service is started without the folder that it is started from; this one lies there.
+    # start_python passes -P, which removes the current folder from sys.path; these modules are in `_ROOT`.
     paths = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH")) if path)
     chosen = {**variables(installed_version()), **os.environ, "PYTHONPATH": paths}
     return await start_python(["-m", module, *arguments], stdin=pipe, stdout=pipe, variables=chosen)
 
 
 async def serve_bytes(service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]) -> None:
-    """Serve methods that take and give bytes, with the chassis's options, and print where; until standard input closes.
+    """Serve byte-to-byte methods with the chassis's options and print the address; return when standard input closes.
 
     Args:
-        service: its full name.
-        handlers: by the methods' names.
+        service: full service name.
+        handlers: by method name.
     """
     server = new_server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))

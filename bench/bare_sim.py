@@ -1,14 +1,14 @@
-"""The least that a simulator of continuous batching costs: a loop to hold the full one against.
+"""Minimal simulator of continuous batching: a reference for the cost of the full one.
 
-One worker, first come first served. At a boundary everybody who has arrived enters, in one prefill step that the
-running sequences wait for; otherwise every running sequence decodes, and a sequence leaves with the step that gives its
-last token. The prefill gives the first token, so a request takes `output_tokens - 1` decode steps.
+One worker, first come first served. At a step boundary all arrived requests are admitted, in one prefill step during
+which running sequences wait; otherwise every running sequence decodes, and a sequence leaves with the step that yields
+its last token. The prefill yields the first token, so a request takes `output_tokens - 1` decode steps.
 
     prefill step = prefill_ps + prompt_token_ps * prompt tokens
     decode step  = decode_ps + sequence_ps * sequences + kv_token_ps * tokens in the KV cache before the step
 
-The whole of it is one heap of finish steps and, between two events (an arrival, a finish), a closed form. There is no
-limit on the batch, no KV memory, no adapter, no policy, no cancel, and no record but the two times of each request.
+It consists of one heap of finish steps and a closed form between events (an arrival, a finish). It has no batch limit,
+KV memory, adapters, policy or cancellation, and records only the two times of each request.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class BareCost:
 
 @dataclass(frozen=True, slots=True)
 class BareTimes:
-    """When each request got its first token and when it ended, in picoseconds, in order of the requests."""
+    """Time of each request's first token and of its end, in picoseconds, in request order."""
 
     first_token_ps: list[int]
     finished_ps: list[int]
@@ -39,10 +39,10 @@ class BareTimes:
 def run(
     arrived_ps: Sequence[int], prompt_tokens: Sequence[int], output_tokens: Sequence[int], cost: BareCost
 ) -> BareTimes:
-    """Run requests to their ends.
+    """Run requests to completion.
 
     Args:
-        arrived_ps: in rising order.
+        arrived_ps: in ascending order.
         prompt_tokens: of each request.
         output_tokens: of each request, at least 1.
         cost: of a step; `decode_ps` at least 1.
@@ -81,7 +81,7 @@ def run(
         duration_ps = steps * base_ps + slope_ps * (steps * (steps - 1) // 2)
         gap_ps = arrival_ps - now_ps
         if duration_ps > gap_ps and steps > 1:
-            # The first boundary at or after the arrival: a root as a guess, then the exact whole number.
+            # The first boundary at or after the arrival: estimated by a root, then corrected to the exact integer.
             half = base_ps - slope_ps / 2
             steps = min(max(int(2 * gap_ps / (half + sqrt(half * half + 2.0 * slope_ps * gap_ps))), 1), steps)
             duration_ps = steps * base_ps + slope_ps * (steps * (steps - 1) // 2)

@@ -1,7 +1,7 @@
-"""The yardstick of a worker's lag: how late the machine wakes a process that does nothing but sleep.
+"""Reference for a worker's lag: how late the machine wakes a process that only sleeps.
 
-`python -m bench.bare_sleeps SECONDS PERIOD_SECONDS` sleeps until one absolute deadline after another, and prints how
-late it woke, at p50 and p99, in seconds, as JSON.
+`python -m bench.bare_sleeps SECONDS PERIOD_SECONDS` sleeps until successive absolute deadlines, and prints the p50 and
+p99 of its lateness, in seconds, as JSON.
 """
 
 import json
@@ -11,7 +11,7 @@ from statistics import quantiles
 
 
 def main(seconds: float, period_seconds: float) -> None:
-    """Sleep for so long, and print."""
+    """Sleep periodically for `seconds`, and print the lateness."""
     late: list[float] = []
     due = time.monotonic()
     end = due + seconds

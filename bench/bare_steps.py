@@ -1,10 +1,10 @@
-"""The yardstick of a step: bare bidirectional gRPC streams that carry as many messages, of the same sizes.
+"""Reference for a step: bare bidirectional gRPC streams that carry as many messages, of the same sizes.
 
-`python -m bench.bare_steps` is a process of one of three parts, told as JSON in its argument. A *sender* stands for the
-worker: on a period it writes one message of pre-serialised bytes to its stream. A *relay* stands for the scheduler: for
-each message that a sender sends it writes one to whoever reads (the benchmark itself stands for the router). The third
-only wakes on the period, and does nothing then: what no service can be below. gRPC options and event loop are the
-chassis's; there is no protobuf, no decision and no count.
+`python -m bench.bare_steps` is a process in one of three roles, given as JSON in its argument. A *sender* stands for
+the worker: it periodically writes one message of pre-serialised bytes to its stream. A *relay* stands for the
+scheduler: for each message from a sender it writes one to its reader (the benchmark itself stands for the router). The
+third role only wakes periodically and does nothing: a lower bound for any service. gRPC options and event loop are the
+chassis's; there is no protobuf, no decision and no counting.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 @contextlib.asynccontextmanager
 async def bare_relay(message_bytes: int) -> AsyncIterator[tuple[str, int]]:
-    """Run a relay that writes messages of so many bytes; yield its address and pid."""
+    """Run a relay that writes messages of `message_bytes`; yield its address and pid."""
     async with start_bare("bench.bare_steps", json.dumps({"message_bytes": message_bytes})) as started:
         yield started
 
 
 @contextlib.asynccontextmanager
 async def bare_sender(address: str, period_seconds: float, message_bytes: int) -> AsyncIterator[int]:
-    """Run a sender to a relay; yield its pid."""
+    """Run a sender that writes to a relay; yield its pid."""
     part = {"address": address, "period_seconds": period_seconds, "message_bytes": message_bytes}
     async with start_bare("bench.bare_steps", json.dumps(part)) as (_, pid):
         yield pid
@@ -44,7 +44,7 @@ async def bare_sender(address: str, period_seconds: float, message_bytes: int) -
 
 @contextlib.asynccontextmanager
 async def bare_wakes(period_seconds: float) -> AsyncIterator[int]:
-    """Run a process that wakes on a period; yield its pid."""
+    """Run a process that wakes periodically; yield its pid."""
     async with start_bare("bench.bare_steps", json.dumps({"wake_seconds": period_seconds})) as (_, pid):
         yield pid
 
@@ -115,7 +115,7 @@ async def _send(address: str, period_seconds: float, message_bytes: int) -> None
 
 
 def main(part: dict[str, Any]) -> None:
-    """Be the part that is told."""
+    """Run the given role."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if "wake_seconds" in part:
             runner.run(_wake(**part))

@@ -1,10 +1,10 @@
-"""The yardstick of the last hop: a gRPC server that streams the same bytes over and over, and does nothing else.
+"""Reference for the last hop: a gRPC server that only streams the same bytes repeatedly.
 
 `python -m bench.bare_stream` prints its address and serves until its standard input closes. A call carries its pace as
-JSON: {"period_seconds": p, "message_bytes": n}. All streams of one pace are woken together on absolute deadlines, as a
-batch's tokens come, and each writes one message of pre-serialised bytes: no protobuf, no look-up, no text. Server and
-client have the chassis's gRPC options and event loop, so what the router costs beyond this is the router's own. A call
-of the other method is refused at once, which is the yardstick of a refusal.
+JSON: {"period_seconds": p, "message_bytes": n}. All streams of one pace are woken together at absolute deadlines, like
+the tokens of a batch, and each writes one message of pre-serialised bytes: no protobuf, no look-up, no text. Server and
+client use the chassis's gRPC options and event loop, so any cost of the router beyond this is its own. A call of the
+other method is refused at once, which is the reference for a refusal.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ SERVICE, METHOD, REFUSE = "bench.BareStream", "Stream", "Refuse"
 
 
 class _Ticker:
-    """Counts a period after the other, and wakes everyone who waits for the next."""
+    """Counts periods, and wakes all tasks that wait for the next one."""
 
     def __init__(self, period_seconds: float) -> None:
         self.count = 0
@@ -37,7 +37,7 @@ class _Ticker:
         self._timer = self._loop.call_at(self._next, self._tick)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the timer."""
         self._timer.cancel()
 
     async def wait(self) -> None:
@@ -52,7 +52,7 @@ class _Ticker:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-        # As a worker does: what is late is caught up with by one period, a longer stall is lost.
+        # As in a worker: lateness of up to one period is caught up, a longer stall is lost.
         self._next = max(self._next, self._loop.time() - self._period_seconds) + self._period_seconds
         self._timer = self._loop.call_at(self._next, self._tick)
 
@@ -86,7 +86,7 @@ class _Server:
 
 
 class BareClient:
-    """Opens bare streams; use it inside the loop that made it."""
+    """Opens bare streams; must be used in the loop that created it."""
 
     def __init__(self, address: str) -> None:
         self._channel = open_channel(address, TlsSettings())
@@ -95,7 +95,7 @@ class BareClient:
         )
 
     async def receive(self, period_seconds: float, message_bytes: int, on_tokens: Callable[[int], None]) -> None:
-        """Read one stream until cancelled; `on_tokens(1)` for each message."""
+        """Read one stream until cancelled; calls `on_tokens(1)` for each message."""
         pace = json.dumps({"period_seconds": period_seconds, "message_bytes": message_bytes})
         call = self._stream(pace.encode())
         try:
@@ -111,7 +111,7 @@ class BareClient:
 
 @contextlib.asynccontextmanager
 async def bare_server() -> AsyncIterator[tuple[str, int]]:
-    """Run the bare server in a process of its own; yield its address and pid."""
+    """Run the bare server in its own process; yield its address and pid."""
     async with start_bare("bench.bare_stream") as started:
         yield started
 

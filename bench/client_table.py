@@ -1,4 +1,4 @@
-"""The figures of `bench.clients` as tables for a terminal."""
+"""Shows the figures of `bench.clients` as tables in a terminal."""
 
 from statistics import median
 
@@ -12,7 +12,7 @@ SSE_AIM = 0.8
 
 
 def client_table(result: Clients) -> Group:
-    """Show what an event costs over SSE and gRPC, and what other servers make of a CPU second."""
+    """Show the cost of an event over SSE and gRPC, and the tokens per CPU second of other servers."""
     edges = Table(title="Clients: CPU of the router per event, SSE beside gRPC in the same run")
     for name in ("streams", "events/s, SSE", "gRPC, us", "SSE, us", f"SSE / gRPC (aim <= {SSE_AIM})"):
         edges.add_column(name, justify="right")

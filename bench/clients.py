@@ -1,17 +1,17 @@
-"""What an event of a stream costs the server: SSE beside gRPC, and the whole cluster beside other mock servers.
+"""Server cost of a stream's event: SSE compared with gRPC, and the whole cluster compared with other mock servers.
 
-Two questions, each answered by windows that alternate in one run, so that what a neighbour does to the machine it does
-to both sides; medians over the repetitions are shown.
+Two comparisons, each of windows that alternate in one run, so that other load on the machine affects both sides;
+medians over the repetitions are shown.
 
-* **SSE / gRPC**: endless streams through one router, as many over HTTP (`/v1/completions`, `stream`) as before over
-  gRPC. CPU of the router per event that the client received.
-* **Peers**: the same number of streams, once from all of Lorrery's processes together, once from each mock server that
-  is installed: guidellm's, aiperf's, Dynamo's frontend with its mocker. Tokens per second of CPU time of all processes
-  of the server, at the pace of Lorrery's batch; the mocker goes at its own.
+* **SSE / gRPC**: endless streams through one router, the same number over HTTP (`/v1/completions`, `stream`) as over
+  gRPC. CPU of the router per event received by the client.
+* **Peers**: the same number of streams, once from all of Lorrery's processes together, once from each installed mock
+  server: guidellm's, aiperf's, Dynamo's frontend with its mocker. Tokens per second of CPU time of all processes of the
+  server, at the pace of Lorrery's batch; the mocker runs at its own pace.
 
-CPU is user and system time of whole processes. An event is one token, except where Lorrery's router is late and puts
-several into one: beside peers its tokens count, as its own counter has them. The client is this process, counts events
-and looks at nothing in them. Opening and closing are outside the window.
+CPU is user and system time of whole processes. An event is one token, except where Lorrery's router is late and merges
+several into one: next to peers its tokens count, from its own counter. The client is this process; it counts events
+and does not parse them. Opening and closing are outside the window.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from bench.streams import StreamCount, grpc_streams, our_target, sse_streams
 NUM_STREAMS = (64, 256)
 PEER_STREAMS = 256
 PACE_MS = 31
-"""Between two tokens of a stream: Lorrery's step with `PEER_STREAMS` sequences, and what the others are told."""
+"""Time between two tokens of a stream: Lorrery's step with `PEER_STREAMS` sequences, and the setting of the others."""
 SETTLE_SECONDS = 1.5
 _OURS = "Lorrery"
 
@@ -40,7 +40,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One measured window: how long, how many events the client got and tokens it sent, and the server's CPU time."""
+    """One measured window: its length, events received and tokens sent, and the server's CPU time."""
 
     seconds: float
     events: int
@@ -49,18 +49,18 @@ class Window:
 
     @property
     def us_per_event(self) -> float:
-        """CPU microseconds of the server for each event."""
+        """CPU microseconds of the server per event."""
         return self.cpu_seconds / self.events * 1e6
 
     @property
     def tokens_per_cpu_second(self) -> float:
-        """Tokens that a second of the server's CPU time gives."""
+        """Tokens per second of the server's CPU time."""
         return self.tokens / self.cpu_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Windows of one router, over gRPC and over HTTP in turn, with so many streams."""
+    """Windows of one router, alternately over gRPC and HTTP, with `num_streams` streams."""
 
     num_streams: int
     grpc: list[Window] = field(default_factory=list)
@@ -74,12 +74,12 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """All of it.
+    """All results.
 
     Attributes:
         edges: by number of streams.
         servers: windows by server.
-        skipped: server and what is missing.
+        skipped: server -> what is missing.
     """
 
     edges: list[Edges]
@@ -87,13 +87,13 @@ class Clients:
     skipped: dict[str, str]
 
     def ratio(self, name: str) -> float:
-        """Return tokens per CPU second of Lorrery / of a server, median of the pairs."""
+        """Return Lorrery's tokens per CPU second / those of a server, median of the pairs."""
         pairs = zip(self.servers[_OURS], self.servers[name], strict=True)
         return median(ours.tokens_per_cpu_second / theirs.tokens_per_cpu_second for ours, theirs in pairs)
 
 
 async def measure(window_seconds: float, repetitions: int, on_progress: Progress = lambda what: None) -> Clients:
-    """Measure both.
+    """Measure both comparisons.
 
     Raises:
         BenchBrokenError: a stream failed or ended, or a server did not start.
@@ -144,7 +144,7 @@ async def _window(
     seconds: float,
     metrics: str | None = None,
 ) -> Window:
-    """Measure one window; `metrics`: of the router that counts tokens, where events may have several."""
+    """Measure one window; `metrics`: of the router, which counts the tokens where an event may have several."""
 
     async def tokens() -> int:
         if metrics is None:
@@ -161,6 +161,6 @@ async def _window(
         last = await tokens()
     if count.failure or all_events == events:
         raise BenchBrokenError(f"a stream failed: {count.failure or 'no event came'}")
-    await asyncio.sleep(SETTLE_SECONDS)  # what was cancelled leaves
+    await asyncio.sleep(SETTLE_SECONDS)  # let cancelled streams close
     num_tokens = all_events - events if metrics is None else last - first
     return Window(ended - begun, all_events - events, num_tokens, all_cpu - cpu)

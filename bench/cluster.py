@@ -1,4 +1,4 @@
-"""The cluster under measurement, and the requests that load it."""
+"""The cluster under test, and its requests."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ CONFIG = Path(__file__).with_name("cluster.toml")
 
 
 class BenchBrokenError(Exception):
-    """Something does not work, so there is nothing to measure."""
+    """Something does not work, so nothing can be measured."""
 
 
 @contextlib.asynccontextmanager
@@ -27,10 +27,10 @@ async def measured_cluster(
 
 
 async def while_alive(cluster: LocalCluster, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end.
+    """Run `work` to completion.
 
     Raises:
-        BenchBrokenError: a service ended meanwhile.
+        BenchBrokenError: a service exited meanwhile.
     """
     task = asyncio.create_task(work)
     exit_watch = asyncio.create_task(cluster.unexpected_exit())
@@ -47,7 +47,7 @@ async def while_alive(cluster: LocalCluster, work: Coroutine[Any, Any, None]) ->
 
 
 def endless_request(request_id: str, prompt_tokens: int, max_new_tokens: int) -> router_pb2.GenerateRequest:
-    """Return a request that produces `max_new_tokens` tokens whatever the model says; equal ids, equal tokens."""
+    """Return a request that yields `max_new_tokens` tokens whatever the model's output; equal ids, equal tokens."""
     return router_pb2.GenerateRequest(
         request_id=request_id,
         token_ids=router_pb2.TokenIds(ids=range(1, prompt_tokens + 1)),

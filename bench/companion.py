@@ -1,4 +1,4 @@
-"""A process beside this one that makes runs when it is told to: one line of JSON or text in, one line of JSON out."""
+"""A child process that performs runs on request: one line of JSON or text in, one line of JSON out."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ from bench.cluster import BenchBrokenError
 
 
 class Companion:
-    """Starts the process on entry, and closes its standard input and waits for it on exit.
+    """Starts the process on entry; on exit closes its standard input and waits for it.
 
     Args:
         name: for messages.
@@ -42,10 +42,10 @@ class Companion:
         self._process.communicate()
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Send a line, and return the answer.
+        """Send a line and return the response.
 
         Raises:
-            BenchBrokenError: the process has ended.
+            BenchBrokenError: the process has exited.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

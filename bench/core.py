@@ -1,19 +1,20 @@
-"""What the scheduler's core costs: CPU time of one plan and one commit, per step, by policy.
+"""Cost of the scheduler's core: CPU time of one plan and one commit, per step, by policy.
 
 A replica is held at a batch of 32 or 256 with 100 or 100,000 requests waiting. Each step is one `plan` and one `commit`
-of a single step. Sequences end at lengths that the core does not know, and for each that ends one is submitted, so the
-steps are the mixture of plain decodes, steps with ends, and prefills that a loaded worker sees. A live scheduler does
-less: it commits each step, but plans only when the plan is used up or a sequence has ended; that is measured apart, as
-a mean per step. Two kinds of pressure:
+of a single step. Sequences end at lengths hidden from the core, and each that ends is replaced by a new one, so the
+steps are the mixture of plain decodes, steps with ends, and prefills of a loaded worker. A live scheduler does less: it
+commits each step, but plans only when the plan is used up or a sequence has ended; that is measured separately, as a
+mean per step. Two kinds of pressure:
 
 * seats: the batch is full (`running_max_req_size`, `max_num_seqs`), the KV pool is not;
 * memory: the KV pool is full, so the head of the queue is tested against the running sequences' peak.
 
-Reference, in the same run and on the same number of sequences: a plain loop over one slotted object per sequence that
-adds a token to each, sums the KV tokens and replaces who is done - the least that a batch without aggregates costs.
+Reference, in the same run and with the same number of sequences: a plain loop over one slotted object per sequence that
+adds a token to each, sums the KV tokens and replaces finished sequences: the minimum cost of a batch without
+aggregates.
 
-Times are the thread's CPU time (CLOCK_THREAD_CPUTIME_ID) less the clock's own cost, so waiting for a core does not
-count, though a cold cache after it does: the 99th percentile of a busy machine is mostly that.
+Times are the thread's CPU time (CLOCK_THREAD_CPUTIME_ID) minus the clock's own cost, so waiting for a core does not
+count, though a cold cache after the wait does: on a busy machine that is most of the 99th percentile.
 """
 
 import time
@@ -57,10 +58,10 @@ class CoreCost:
 
     Attributes:
         num_running: mean batch over the measured steps.
-        decode_p50_us: steps in which nobody ended and nobody entered.
+        decode_p50_us: steps in which no sequence ended or was admitted.
         prefill_p50_us: steps that admit.
         mean_admitted: sequences that such a step admits.
-        live_mean_us: mean over all steps if a plan is made only where a live scheduler makes one.
+        live_mean_us: mean over all steps if plans are made only when a live scheduler makes one.
         reference_p50_us: the plain loop at the same batch.
     """
 
@@ -79,12 +80,12 @@ class CoreCost:
 
     @property
     def ratio(self) -> float:
-        """Median against the plain loop's."""
+        """Median / the plain loop's median."""
         return self.p50_us / self.reference_p50_us
 
 
 def measure(num_steps: int, on_row: Callable[[CoreCost], None] = lambda row: None) -> list[CoreCost]:
-    """Measure every policy of the catalogue at every size; `on_row` is told each result as it comes."""
+    """Measure every policy of the catalogue at every size; `on_row` is called with each result as it arrives."""
     rows = []
     for batch in BATCHES:
         reference = reference_us(batch, num_steps)
@@ -141,12 +142,12 @@ def profile() -> Profile:
 
 
 def pressed(settings: ReplicaSettings, pressure: str, batch: int) -> ReplicaSettings:
-    """Return settings with limits that hold a batch at about this size by one kind of pressure."""
+    """Return settings whose limits hold a batch near this size by one kind of pressure."""
     total = PROMPT_TOKENS + MAX_OUTPUT_TOKENS
     if pressure == "seats":
         seats, pool = batch, 10 * batch * total
     else:
-        # What `batch` sequences hold at half their longest output, and the adapters' share.
+        # Tokens that `batch` sequences hold at half their longest output, plus the adapters' share.
         seats, pool = 4 * batch, batch * (PROMPT_TOKENS + MAX_OUTPUT_TOKENS // 2) + 4 * RANK * min(NUM_ADAPTERS, batch)
     return replace(
         settings,
@@ -160,7 +161,7 @@ def pressed(settings: ReplicaSettings, pressure: str, batch: int) -> ReplicaSett
 
 
 class _Sample(NamedTuple):
-    """One step: CPU time, whether nobody ended or entered, and how many entered and ran."""
+    """One step: CPU time, whether no sequence ended or was admitted, and how many were admitted and ran."""
 
     nanoseconds: int
     plain: bool
@@ -169,15 +170,15 @@ class _Sample(NamedTuple):
 
 
 class World:
-    """A device that ends sequences at hidden lengths, and clients that replace each that ends.
+    """A device that ends sequences at hidden lengths, and clients that replace each one that ends.
 
     Attributes:
-        replica: what runs them.
+        replica: runs the sequences.
         at_ps: the device's time.
     """
 
     def __init__(self, replica: Replica, num_requests: int, make: Callable[[int, int], Sequence]) -> None:
-        """Submit so many requests; `make` returns the sequence of a handle that arrives at a time."""
+        """Submit `num_requests` requests; `make` returns the sequence for a handle and an arrival time."""
         self.replica = replica
         self.at_ps = 0
         self._make = make
@@ -189,7 +190,7 @@ class World:
             self._submit()
 
     def next_sequence(self) -> Sequence:
-        """Return one that arrives now."""
+        """Return a sequence that arrives now."""
         return self._make(next(self._handles), self.at_ps)
 
     def step(self, plan: Plan) -> Ran:
@@ -210,7 +211,7 @@ class World:
         return Ran(1, self.at_ps, finished)
 
     def replace_finished(self, events: Iterable[object]) -> None:
-        """Submit one more for each that has ended."""
+        """Submit one request for each that has ended."""
         for event in events:
             if isinstance(event, Finished):
                 self._submit()
@@ -224,7 +225,7 @@ def _sequence(handle: int, at_ps: int) -> Sequence:
 
 
 def _run(world: World, num_steps: int, *, plan_always: bool = True) -> list[_Sample]:
-    """Run so many steps and tell what each cost; unless `plan_always`, plan as a live scheduler does."""
+    """Run `num_steps` steps and return the cost of each; unless `plan_always`, plan as a live scheduler does."""
     replica, clock = world.replica, time.thread_time_ns
     samples = []
     steps_left = 0
@@ -276,7 +277,7 @@ def reference_us(batch: int, num_steps: int) -> float:
         for index in done:
             seats[index] = _Seat(lengths.pop())
         samples.append(time.thread_time_ns() - started)
-    # Two intervals are timed for the core, one here; both are freed of their clock.
+    # The core times two intervals, this loop one; the clock's cost is subtracted from both.
     return float(np.median(samples)) / 1e3 - clock_us() / 2
 
 

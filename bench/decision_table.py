@@ -1,4 +1,4 @@
-"""The figures of `bench.deep_policies` as tables for a terminal."""
+"""Shows the figures of `bench.deep_policies` as tables in a terminal."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from bench.deep_policies import AIM_BYTES, AIM_US, NUM_WAITING, DecisionCost, De
 
 
 def decision_table(results: Iterable[DecisionCosts]) -> Group:
-    """Show what each decision costs, one table for each core."""
+    """Show the cost of each decision, one table for each core."""
     shown: list[Table | Text] = []
     for result in results:
         shown += [_table(result), _notes(result)]

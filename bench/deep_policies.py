@@ -1,18 +1,18 @@
-"""What a decision costs with 100,000 requests waiting: CPU time of one plan, one commit, one enqueue and one cancel.
+"""Cost of a decision with 100,000 requests waiting: CPU time of one plan, one commit, one enqueue and one cancel.
 
 A replica is held at a batch of 256 under every policy, way to batch and memory rule of the catalogue, with block caches
-and 200 adapters. It is driven as a live scheduler drives it: every step is committed, a plan is made when the last one
-is used up or a sequence has ended. Sequences end at lengths that the core does not know, and for each that ends one
-arrives. Two kinds of pressure: `seats`, where the batch is full and the KV pool is not, and `memory`, where the pool is
-full, so that whoever waits first is tested against the running sequences.
+and 200 adapters. It is driven like a live scheduler: every step is committed, and a plan is made when the last one is
+used up or a sequence has ended. Sequences end at lengths hidden from the core, and each that ends is replaced. Two
+kinds of pressure: `seats`, where the batch is full and the KV pool is not, and `memory`, where the pool is full, so
+that the first waiting request is tested against the running sequences.
 
-Plans that admit are shown apart, per sequence admitted: such a plan grows with what it does, not with the queue.
+Plans that admit are shown separately, per admitted sequence: their cost grows with the work done, not with the queue.
 
 The reference is a plain loop over one slotted object per sequence of the batch (`bench.core`), in the same run. Times
-are the thread's CPU time, less the clock's own cost. Where the compiled core has been made (`make compiled`), a second
+are the thread's CPU time minus the clock's own cost. If the compiled core has been built (`make compiled`), a second
 process measures it.
 
-    python -m bench.deep_policies 500       one run of so many steps each, as JSON
+    python -m bench.deep_policies 500       one run of 500 steps each, as JSON
 """
 
 import gc
@@ -49,7 +49,7 @@ NUM_WAITING = 100_000
 _ADAPTERS = tuple(Adapter(f"lora-{number}", core.RANK) for number in range(200))
 _NUM_TENANTS = 50
 _RUN_TOKENS = 64
-_SHARED_RUNS = 3  # of the four that a prompt has, the first ones are one of a few system prompts
+_SHARED_RUNS = 3  # of the four runs of a prompt, the first three belong to one of a few system prompts
 _NUM_SYSTEM_PROMPTS = 20
 _WITH_EVERY_MEMORY = ("continuous", "chunked")
 _NUM_TRIED = 1000
@@ -62,14 +62,14 @@ class DecisionCost:
 
     Attributes:
         plan_p50_us: of all plans, as is `plan_p99_us`.
-        quiet_plan_p99_us: of plans that admit nobody; None: there were none.
-        admission_us: what a plan that admits costs for each sequence that it admits, median; None: there were none.
+        quiet_plan_p99_us: of plans that admit no sequence; None: there were none.
+        admission_us: cost per admitted sequence of plans that admit, median; None: there were none.
         admission_p99_us: the same at p99.
-        admission_growth: the same of the half of such plans that admit the most over that of those that admit the
-            fewest; above 1 where admitting grows faster than the number admitted; None: all admit as many.
+        admission_growth: cost per sequence in the half of such plans that admit the most, over that in the half that
+            admit the fewest; above 1 if the cost grows faster than the number admitted; None: all admit equally many.
         num_admitted: mean of such a plan.
-        enqueue_us: to take one more in, mean.
-        cancel_us: to take one out that waits, mean.
+        enqueue_us: to add one request, mean.
+        cancel_us: to remove one waiting request, mean.
     """
 
     policy: str
@@ -93,12 +93,12 @@ class DecisionCost:
 
 @dataclass(frozen=True, slots=True)
 class DecisionCosts:
-    """What one core's decisions cost.
+    """Cost of one core's decisions.
 
     Attributes:
         core: interpreted or compiled.
         rows: of each combination under each pressure.
-        waiting_bytes: what a request that waits takes of memory in the core's structures, its own fields with it.
+        waiting_bytes: memory of a waiting request in the core's structures, its own fields included.
     """
 
     core: str
@@ -107,12 +107,12 @@ class DecisionCosts:
 
     @property
     def num_met(self) -> int:
-        """Rows whose 99th percentiles of plan and commit are within the aim."""
+        """Number of rows whose 99th percentiles of plan and commit are within the aim."""
         return sum(max(row.plan_p99_us, row.commit_p99_us) <= AIM_US for row in self.rows)
 
 
 def measure(num_steps: int, on_row: Callable[[DecisionCost], None] = lambda row: None) -> list[DecisionCosts]:
-    """Measure every combination, and again with the compiled core where it has been made."""
+    """Measure every combination, and again with the compiled core if it has been built."""
     reference = reference_us(AIM_BATCH, num_steps)
     rows = []
     for settings in combinations():
@@ -166,7 +166,7 @@ def _of_policy(policy: str) -> ReplicaSettings:
 
 def _by_name(settings: ReplicaSettings) -> dict[str, object]:
     chosen: dict[str, object] = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    # As settings have them that say nothing of other policies.
+    # As in settings that do not configure other policies.
     return chosen | dict.fromkeys(("batch_num_adapters", "fair_by", "fair_weights"))
 
 
@@ -206,7 +206,7 @@ def _measure_one(settings: ReplicaSettings, pressure: str, num_steps: int, refer
 
 @dataclass(slots=True)
 class _Costs:
-    """Nanoseconds of each plan and commit; of plans that admit with how many."""
+    """Nanoseconds of each plan and commit; plans that admit have the number admitted as well."""
 
     quiet_plans: list[int]
     admitting: list[tuple[int, int]]
@@ -215,7 +215,7 @@ class _Costs:
 
 
 def _run(world: core.World, num_steps: int) -> _Costs:
-    """Run so many steps and tell what each plan and commit cost."""
+    """Run `num_steps` steps and return the cost of each plan and commit."""
     replica, clock = world.replica, time.thread_time_ns
     costs = _Costs([], [], [], [])
     steps_left = 0
@@ -243,7 +243,7 @@ def _run(world: core.World, num_steps: int) -> _Costs:
 
 
 def _growth(admitting: list[tuple[int, int]]) -> float | None:
-    """Return the cost of each sequence in plans that admit many over that in plans that admit few; None: all alike."""
+    """Return the cost per sequence of plans that admit many over that of plans that admit few; None: all are alike."""
     middle = float(np.median([num for _, num in admitting])) if admitting else 0.0
     few = [nanoseconds / num for nanoseconds, num in admitting if num <= middle]
     many = [nanoseconds / num for nanoseconds, num in admitting if num > middle]
@@ -251,7 +251,7 @@ def _growth(admitting: list[tuple[int, int]]) -> float | None:
 
 
 def _enqueue_and_cancel(world: core.World, num: int) -> tuple[float, float]:
-    """Return the mean microseconds that the queue takes to take one more in, and to take it out again."""
+    """Return the mean microseconds to add a request to the queue, and to remove it again."""
     queue, clock = world.replica.queue, time.thread_time_ns
     sequences = [world.next_sequence() for _ in range(num)]
     started = clock()
@@ -276,7 +276,7 @@ def _sequence(handle: int, at_ps: int) -> Sequence:
 
 
 def _waiting_bytes(settings: ReplicaSettings) -> float:
-    """Return what the core's structures take for one request that waits, its own fields and lengths with it."""
+    """Return the memory of one waiting request in the core's structures, its own fields and lengths included."""
     replica = build_replica(replace(settings, max_total_token_num=10**6, max_req_total_len=1000))
     gc.collect()
     tracemalloc.start()

@@ -1,9 +1,9 @@
-"""How long a scheduler's event loop is held when many requests that wait are moved or cancelled at once.
+"""How long a scheduler's event loop is blocked when many waiting requests are moved or cancelled at once.
 
-A scheduler's own code with two workers that answer nothing, in this process: one has N requests that wait. Then it is
-lost, drains, or the router of all of them goes; a second task notes the longest time between two turns of the loop, and
-then the worker that has them now hands its plan back, which lets it plan with all of them. Nothing may hold the loop
-for longer than `AIM_MS`, or workers that still beat look silent.
+A scheduler's own code runs in this process with two workers that do not respond; one has N waiting requests. It is then
+lost or drained, or the router of all requests disconnects; a second task measures the longest time between two turns of
+the loop. Then the worker that now has the requests hands back its plan, so that the next plan considers all of them.
+Nothing may block the loop for longer than `AIM_MS`, or live workers look silent.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ NUM_WAITING = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LoopHold:
-    """What one event did to the loop.
+    """Effect of one event on the loop.
 
     Attributes:
         what: the event.
         longest_ms: the longest time between two turns of the loop.
-        longest_cpu_ms: the same in CPU time of this thread: what another program's turns do not add to.
-        whole_ms: until everything was placed or cancelled, and planned with.
+        longest_cpu_ms: the same in CPU time of this thread, to which other programs do not add.
+        whole_ms: until all requests were placed or cancelled, and planned with.
     """
 
     what: str
@@ -47,7 +47,7 @@ class LoopHold:
 
 async def measure(num_waiting: int = NUM_WAITING) -> list[LoopHold]:
     """Measure each event once."""
-    let_collector_rest()  # as in a scheduler's process, whose modules it does not look at
+    let_collector_rest()  # as in a scheduler's process, where the collector skips the modules
     events: dict[str, Callable[[Cluster, Dispatcher, RouterLink], None]] = {
         "worker lost": lambda cluster, worker, router: cluster.detach(worker),
         "worker drains": lambda cluster, worker, router: cluster.drain_worker(worker),

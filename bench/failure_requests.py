@@ -73,7 +73,7 @@ async def _unload(site: Site) -> None:
 
 
 async def adapter_unloaded(site: Site) -> Failure:
-    """An adapter is unloaded while it is used, and asked for once more."""
+    """An adapter is unloaded while in use, and then requested once more."""
 
     async def act(probes: list[Probe]) -> None:
         await _unload(site)
@@ -88,7 +88,7 @@ async def adapter_unloaded(site: Site) -> Failure:
 
 
 async def adapter_changed(site: Site) -> Failure:
-    """An adapter is unloaded and loaded under another rank while it is used."""
+    """An adapter is unloaded and loaded with another rank while in use."""
 
     async def act(_: list[Probe]) -> None:
         await _unload(site)
@@ -129,7 +129,7 @@ async def adapter_does_not_load(site: Site) -> Failure:
 
 
 async def policy_raises(site: Site) -> Failure:
-    """A request at which the policy raises."""
+    """The policy raises at a request."""
     seconds = 0.0
 
     async def act(probes: list[Probe]) -> None:

@@ -27,7 +27,7 @@ async def worker_killed(site: Site) -> Failure:
 
 
 async def worker_stopped(site: Site) -> Failure:
-    """SIGSTOP to a worker, longer than it is waited for."""
+    """SIGSTOP to a worker, for longer than the timeout."""
 
     async def act(_: list[Probe]) -> None:
         site.cluster.kill("worker-0", signal.SIGSTOP)
@@ -43,7 +43,7 @@ async def worker_stopped(site: Site) -> Failure:
 
 
 async def worker_paused(site: Site) -> Failure:
-    """SIGSTOP to a worker, shorter than it is waited for."""
+    """SIGSTOP to a worker, for less than the timeout."""
     return await site.observe(
         f"worker stopped for {PAUSE_SECONDS:g} s",
         _pause(site, "worker-0"),
@@ -69,7 +69,7 @@ async def worker_drained(site: Site) -> Failure:
 
 
 async def all_workers_killed(site: Site) -> Failure:
-    """SIGKILL to all workers; none comes back in time."""
+    """SIGKILL to all workers; none returns in time."""
 
     async def act(_: list[Probe]) -> None:
         for name in site.cluster.worker_names:
@@ -88,7 +88,7 @@ async def all_workers_killed(site: Site) -> Failure:
 
 
 async def pool_full(site: Site) -> Failure:
-    """More streams than the KV pools hold to their ends."""
+    """More streams than the KV pools can hold until completion."""
 
     async def act(_: list[Probe]) -> None:
         pass
@@ -106,7 +106,7 @@ async def pool_full(site: Site) -> Failure:
 
 
 async def scheduler_killed(site: Site) -> Failure:
-    """SIGKILL to the scheduler, and a start at once."""
+    """SIGKILL to the scheduler, and an immediate restart."""
 
     async def act(_: list[Probe]) -> None:
         site.cluster.kill("scheduler")
@@ -121,7 +121,7 @@ async def scheduler_killed(site: Site) -> Failure:
 
 
 async def scheduler_gone(site: Site) -> Failure:
-    """SIGKILL to the only scheduler; it does not come back in time."""
+    """SIGKILL to the only scheduler; it does not return in time."""
 
     async def act(_: list[Probe]) -> None:
         site.cluster.kill("scheduler")
@@ -145,7 +145,7 @@ async def scheduler_paused(site: Site) -> Failure:
 
 
 async def router_killed(site: Site) -> Failure:
-    """SIGKILL to the router of the streams."""
+    """SIGKILL to the router that serves the streams."""
 
     async def act(_: list[Probe]) -> None:
         site.cluster.kill("router-1")
@@ -158,11 +158,11 @@ async def router_killed(site: Site) -> Failure:
 
 
 async def router_drained(site: Site) -> Failure:
-    """SIGTERM to a router whose streams end within its drain, and a late call."""
+    """SIGTERM to a router whose streams end within its drain time, and a late call."""
 
     async def act(probes: list[Probe]) -> None:
         site.cluster.kill("router-1", signal.SIGTERM)
-        await asyncio.sleep(0.3)  # so that it has begun
+        await asyncio.sleep(0.3)  # so that the drain has started
         late = site.start(1, router="router-1")
         await late[0].read()
         probes += late
@@ -200,7 +200,7 @@ async def host_paused(site: Site) -> Failure:
 
 
 async def worker_cut_off(site: Site) -> Failure:
-    """Nothing passes between a worker and its scheduler any more, and no connection ends."""
+    """No data passes between a worker and its scheduler any more, and no connection ends."""
     async with Line(site.cluster.scheduler_address) as line:
         await site.cluster.add("far", "worker", ["worker.name=far", f"worker.scheduler={line.address}"])
         await site.cluster.serving("far")
@@ -221,12 +221,12 @@ async def worker_cut_off(site: Site) -> Failure:
 
 
 async def router_cut_off(site: Site) -> Failure:
-    """Nothing passes between a router and the scheduler for a while."""
+    """No data passes between a router and the scheduler for a while."""
     return await _far_router(site, f"network between router and scheduler cut for {PAUSE_SECONDS:g} s", _cut)
 
 
 async def router_connection_dropped(site: Site) -> Failure:
-    """The connection of a router and the scheduler ends."""
+    """The connection between a router and the scheduler ends."""
 
     async def drop(line: Line) -> None:
         line.drop()

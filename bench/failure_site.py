@@ -1,4 +1,4 @@
-"""Where faults are measured: a cluster, streams with a note of when each message came, the log and the metrics."""
+"""Test site for faults: a cluster, streams whose messages are time-stamped, the log and the metrics."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ NUM_STREAMS = 8
 OUTPUT_TOKENS = 300
 PROMPT_TOKENS = 16
 END_SECONDS = 60.0
-"""Within which every stream ends, whatever happens."""
+"""Every stream ends within this time, whatever happens."""
 POLL_SECONDS = 0.02
 OVERRIDES = (
     "log.level=info",
@@ -45,14 +45,14 @@ SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 512)
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a stream ended; `code` OK, or a status with the reason of its ErrorInfo and the seconds of its RetryInfo."""
+    """How a stream ended: `code` is OK, or a status with its ErrorInfo's reason and its RetryInfo's seconds."""
 
     code: str
     reason: str = ""
     retry_seconds: float | None = None
 
     def __str__(self) -> str:
-        """Return it as the table has it."""
+        """Return the text for the table."""
         retry = "" if self.retry_seconds is None else f", retry after {self.retry_seconds:g} s"
         return f"{self.code} {self.reason}".strip() + retry
 
@@ -62,8 +62,8 @@ class Probe:
     """One stream.
 
     Attributes:
-        times: `time.monotonic()` of its beginning, of each message and of its end.
-        end: None while it lasts.
+        times: `time.monotonic()` of its start, each message and its end.
+        end: None until it ends.
     """
 
     call: grpc.aio.UnaryStreamCall[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
@@ -73,7 +73,7 @@ class Probe:
     end: End | None = None
 
     async def read(self, num_messages: int | None = None) -> None:
-        """Read so many messages, or all, and note when each came."""
+        """Read `num_messages`, or all, and note when each arrived."""
         try:
             while num_messages is None or num_messages > 0:
                 message = await self.call.read()
@@ -92,7 +92,7 @@ class Probe:
         self.times.append(time.monotonic())
 
     def longest_silence(self, since: float) -> float:
-        """Return the longest time between two messages, or a message and the end, of which some is after `since`."""
+        """Return the longest gap between messages, or a message and the end, counting only the part after `since`."""
         pairs = zip(self.times, self.times[1:], strict=False)
         return max((later - max(earlier, since) for earlier, later in pairs if later > since), default=0.0)
 
@@ -110,17 +110,17 @@ def _end(error: grpc.aio.AioRpcError) -> End:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a fault did.
+    """Effect of a fault.
 
     Attributes:
-        num_streams: that ran when it happened, or came while it lasted.
-        num_exact: of them, ended well with the tokens of an undisturbed run.
-        ends: of the others, how many ended how.
+        num_streams: streams that ran when it happened, or started while it lasted.
+        num_exact: how many of them ended well with the tokens of an undisturbed run.
+        ends: of the others, the number by kind of end.
         seconds: see `what`.
-        what: that the seconds measure.
+        what: the meaning of the seconds.
         counted: metrics that grew, and by how much.
         logged: events that the services logged.
-        settings: that govern it.
+        settings: settings that govern the behaviour.
     """
 
     fault: str
@@ -144,7 +144,7 @@ class Site:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     def stub(self, router: str) -> "router_pb2_grpc.RouterServiceAsyncStub":
-        """Return a client of a router, which must run."""
+        """Return a client of a running router."""
         address = self.cluster.processes[router].grpc
         if address not in self._channels:
             self._channels[address] = open_channel(address, TlsSettings())
@@ -184,7 +184,7 @@ class Site:
         ]
 
     async def learn(self, count: int = NUM_STREAMS, adapter_id: str = "", output_tokens: int = OUTPUT_TOKENS) -> None:
-        """Learn the tokens of an undisturbed run, a few streams at a time."""
+        """Record the tokens of an undisturbed run as the reference, if there is none yet."""
         wanted = [seed for seed in range(count) if (adapter_id, output_tokens, seed) not in self._reference]
         if wanted:
             probes = self.start(count, adapter_id=adapter_id, output_tokens=output_tokens)
@@ -195,11 +195,11 @@ class Site:
                 self._reference[adapter_id, output_tokens, probe.seed] = probe.token_ids
 
     def is_exact(self, probe: Probe, adapter_id: str, output_tokens: int) -> bool:
-        """Tell whether a stream ended well with the tokens of an undisturbed run."""
+        """Return whether a stream ended well with the tokens of an undisturbed run."""
         return probe.end == End("OK") and probe.token_ids == self._reference[adapter_id, output_tokens, probe.seed]
 
     async def counts(self) -> dict[str, float]:
-        """Return every counter of all processes that answer, summed by name and outcome, reason or state."""
+        """Return every counter of all processes that respond, summed by name and outcome or reason."""
         counted: dict[str, float] = {}
         for entry in list(self.cluster.processes.values()):
             with contextlib.suppress(OSError):
@@ -224,18 +224,18 @@ class Site:
         adapter_id: str = "",
         output_tokens: int = OUTPUT_TOKENS,
     ) -> Failure:
-        """Let a fault happen while streams run, and wait for all of them.
+        """Cause a fault while streams run, and wait for all of them to end.
 
         Args:
             fault: its name.
-            act: does it; gets the streams, and may add others.
-            settings: that govern it.
-            expect: events of the log to look for.
-            what: the seconds measure.
-            count: streams.
-            router: through which.
-            adapter_id: that they name.
-            output_tokens: that each asks for.
+            act: causes it; receives the streams, and may add others.
+            settings: settings that govern the behaviour.
+            expect: events to look for in the log.
+            what: the meaning of the seconds.
+            count: number of streams.
+            router: router of the streams.
+            adapter_id: adapter of the streams.
+            output_tokens: output tokens of each stream.
         """
         await self.learn(count, adapter_id, output_tokens)
         before = await self.counts()
@@ -246,7 +246,7 @@ class Site:
         reading = asyncio.gather(*(probe.read() for probe in probes))
         await act(probes)
         await reading
-        # Those that `act` has added are over by now; their silence is not of this fault.
+        # Streams added by `act` have ended by now; their gaps are not caused by this fault.
         exact = sum(self.is_exact(probe, adapter_id, output_tokens) for probe in probes)
         ends = Counter(str(probe.end) for probe in probes if not self.is_exact(probe, adapter_id, output_tokens))
         after = await self.counts()
@@ -263,7 +263,7 @@ class Site:
         )
 
     async def until(self, what: str, predicate: Callable[[], Awaitable[bool]]) -> float:
-        """Wait until something is so; return the seconds."""
+        """Wait until `predicate` holds; return the seconds."""
         began = time.monotonic()
         while not await predicate():
             if time.monotonic() > began + END_SECONDS:
@@ -277,7 +277,7 @@ class Site:
         return Reading.parse(text).total(name, **labels)
 
     async def all_well(self, num_workers: int = 2) -> None:
-        """Wait until all workers are attached, and nothing runs."""
+        """Wait until all workers are attached and nothing runs."""
 
         async def so() -> bool:
             try:

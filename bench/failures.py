@@ -1,9 +1,9 @@
-"""What clients see of each fault, and for how long: the table of docs/failures.md.
+"""Effect of each fault on clients, and its duration: the table of docs/failures.md.
 
 Streams run through a cluster of real processes, a fault happens, and every stream is read to its end. Its tokens must
-be those of an undisturbed run, or it ends with a status. The seconds are the longest time in which a stream stood
-still, or until it ended. The waits for a worker and for a scheduler are set to 6 s and the patience with readers to
-3 s (`failure_site.OVERRIDES`); all else is as it ships.
+be those of an undisturbed run, or it ends with a status. The seconds are the longest pause of a stream, or the time
+until it ended. The timeouts for a worker and for a scheduler are set to 6 s and that for readers to 3 s
+(`failure_site.OVERRIDES`); all other settings are the shipped ones.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ from bench.failure_site import Failure, Probe, Site, failure_site
 
 
 async def measure(say: Callable[[str], None]) -> list[Failure]:
-    """Let every fault happen once."""
+    """Cause every fault once."""
     found: list[Failure] = []
     async with failure_site() as site:
         for scenario in SCENARIOS:

@@ -1,8 +1,8 @@
-"""Does the wall clock keep the model's pace? Measured where it matters: at the client, by when tokens arrive.
+"""Whether the wall clock keeps the model's pace, measured at the client by the arrival of tokens.
 
 The load: a batch of 32 on one worker, continuous batching, steps of about 15 ms. One stream, the *probe*, lasts for the
-whole run; the other 31 are closed loops of requests of mixed lengths, so that a sequence ends and another arrives every
-few steps, and every arrival is a prefill step for which all others wait.
+whole run; the other 31 are closed loops of requests of mixed lengths, so that every few steps a sequence ends and
+another arrives, and every arrival is a prefill step during which all others wait.
 
 Definition. The probe gets one token in each decode step. On a fresh cluster whose first request it is, its token number
 n (from 0, which is its prefill) belongs to the scheduler's n-th decode step. Two scrapes of the scheduler's
@@ -11,11 +11,11 @@ With a(n) the client's monotonic time when token n arrived, and N the number of 
 
     wall-clock mean step = (a(n2) - a(n1)) / N        modelled mean step = (S2 - S1) / N
 
-Both sides speak of the same steps, nothing is clustered or guessed, and time in which the worker stood still (*gaps*,
-which the model does not have) counts on the wall clock's side. A prefill that ended between decode step n and the
-scrape is in S and not in a(n): at most one step in the thousands of the window. A hiccup just when the window begins or
-ends would count in full, so five scrapes are made around either end, and the median over the 25 pairs is reported,
-with the least and the most.
+Both sides refer to the same steps, nothing is clustered or guessed, and time in which the worker stood still (*gaps*,
+which the model does not have) counts as wall-clock time. A prefill that ended between decode step n and the scrape is
+in S and not in a(n): at most one step in the thousands of the window. A pause just at the start or end of the window
+would count in full, so five scrapes are made around either end, and the median over the 25 pairs is reported, with the
+minimum and maximum.
 
 The run is void if the client used more than 80 % of a core. The aim is 1 %, or 2 % if the event loop of any of the four
 processes waited for a core for more than 10 % of the time.
@@ -73,7 +73,7 @@ class _Look:
 
 @dataclass(slots=True)
 class _Run:
-    """What the client saw."""
+    """Data of the client."""
 
     probe: Reception = field(default_factory=Reception)
     ended: list[Reception] = field(default_factory=list)
@@ -87,24 +87,24 @@ class Fidelity:
     """One run's figures. Ratios are wall clock / model - 1, so above 0 is too slow.
 
     Attributes:
-        window_seconds: between the first and the last scrape.
-        num_steps: steps between a scrape of the window's begin and one of its end, median.
-        num_decode_steps: those that decoded, as many as the probe got tokens.
+        window_seconds: from the first to the last scrape.
+        num_steps: steps between a scrape at the window's start and one at its end, median.
+        num_decode_steps: decode steps, equal to the probe's tokens.
         num_requests: requests that ended in the whole run.
         mean_batch: sequences in a decode step.
         wall_step_seconds: the wall-clock mean step.
         modelled_step_seconds: the modelled one.
-        error_ratio: median over the pairs of scrapes; with the least and the most.
+        error_ratio: median over the pairs of scrapes, accompanied by the minimum and maximum.
         gap_ratio: time in which the worker stood still though it had a plan / wall time.
-        num_gaps: how often.
+        num_gaps: number of such gaps.
         late_interrupts: arrivals that took effect later than the core's rule says.
-        worker_lag_seconds: (p50, p99) of noticing a step's end late; wall, from histogram buckets.
+        worker_lag_seconds: (p50, p99) of the delay in noticing a step's end; wall, from histogram buckets.
         router_lag_seconds: (p50, p99) of tokens' lateness in the router; wall, from histogram buckets.
-        client_gap_seconds: (p50, p99, most) between two tokens of the probe, prefill steps included.
+        client_gap_seconds: (p50, p99, max) between two tokens of the probe, prefill steps included.
         usage: of router, scheduler, worker, client.
-        run_queue_delay_ratio: the largest of the four; None where the kernel does not tell.
+        run_queue_delay_ratio: the largest of the four; None if the kernel does not report it.
         aim_ratio: 0.01, or 0.02 on a busy machine.
-        void: why the figures say nothing; empty if they do.
+        void: why the figures are void; empty if they are valid.
     """
 
     window_seconds: float
@@ -130,10 +130,10 @@ class Fidelity:
 
 
 async def measure(seconds: float) -> Fidelity:
-    """Run for `seconds` of wall time, at least `SHORTEST_SECONDS`, and about ten more for starting and stopping.
+    """Run for `seconds` of wall time, at least `SHORTEST_SECONDS`, plus about ten for starting and stopping.
 
     Raises:
-        BenchBrokenError: a stream failed or brought other than it should, or a service ended.
+        BenchBrokenError: a stream failed or returned a wrong number of tokens, or a service exited.
         LorreryError: the cluster did not start.
     """
     seconds = max(seconds, SHORTEST_SECONDS)
@@ -148,7 +148,7 @@ async def measure(seconds: float) -> Fidelity:
 
 
 async def _load(cluster: LocalCluster, client: RouterClient, run: _Run, seconds: float) -> None:
-    """Load the cluster, look at both ends of the window, and stop."""
+    """Load the cluster, scrape at both ends of the window, and stop."""
     timeout_seconds = seconds + 60.0
     num_probe_tokens = round((seconds + SETTLE_SECONDS + 10.0) / _FASTEST_STEP_SECONDS)
     first_token = asyncio.Event()
@@ -168,7 +168,7 @@ async def _load(cluster: LocalCluster, client: RouterClient, run: _Run, seconds:
         ]
         window = asyncio.create_task(_window(cluster, run, seconds))
         tasks.append(window)
-        # Only the window ends in good order; a loop that ends has failed.
+        # Only the window ends normally; a loop that ends has failed.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.done():
@@ -207,7 +207,7 @@ async def _window(cluster: LocalCluster, run: _Run, seconds: float) -> None:
             await asyncio.sleep(max(0.0, begin + index * EDGE_SCRAPE_SECONDS - time.monotonic()))
             looks.append(await _look(cluster))
     run.usage = meter.read()
-    # The tokens of the last steps that were counted are still on their way.
+    # The tokens of the last counted steps are still in transit.
     await asyncio.sleep(1.0)
 
 
@@ -283,11 +283,11 @@ def _token_arrivals(reception: Reception) -> list[float]:
 def _check_alignment(arrivals: list[float], look: _Look) -> None:
     """Check that the probe's token numbers are the scheduler's decode steps.
 
-    The scheduler counts a step before it sends its tokens, so when a scrape began the client had no token of a later
-    step; and a second later it has those of all steps counted.
+    The scheduler counts a step before it sends its tokens, so at the start of a scrape the client had no token of a
+    later step, and a second later it has those of all counted steps.
 
     Raises:
-        BenchBrokenError: they are not.
+        BenchBrokenError: they differ.
     """
     newest = bisect_right(arrivals, look.before_seconds) - 1
     if newest > look.num_decodes:

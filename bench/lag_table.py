@@ -1,4 +1,4 @@
-"""The figures of `bench.worker_lag` as a table for a terminal."""
+"""Shows the figures of `bench.worker_lag` as a table in a terminal."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from bench.worker_lag import AIM_SECONDS, Lagging
 
 
 def lag_table(found: Iterable[Lagging]) -> Table:
-    """Show how late workers were, beside a process that only sleeps."""
+    """Show how late workers were, next to a process that only sleeps."""
     aim_ms = AIM_SECONDS * 1e3
     table = Table(title=f"Worker lag (aim: p99 under {aim_ms:g} ms), and a process that only sleeps", padding=0)
     names = ["GPUs", "step, ms", "steps/s", "lag p50,\nms", "p99,\nms", f"within\n{aim_ms:g} ms"]

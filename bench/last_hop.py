@@ -1,19 +1,19 @@
-"""What a token costs: CPU time per process, beside a bare gRPC stream at the same pace.
+"""CPU time of a token per process, compared with a bare gRPC stream at the same pace.
 
-The last hop, router to client, is the ceiling of the whole system: one message per token and stream. So a batch of 32
-and of 256 streams runs through the cluster (A: worker, scheduler, router, client), and then as many streams from a
-server that only writes pre-serialised bytes (B: `bench.bare_stream`). B's messages have the size that A's typically
-have, and come at the pace that A's did, all streams at once. A and B alternate in one run, each repetition gives one
-ratio, and the medians are reported: what a neighbour does to the machine it then does to both.
+The last hop, router to client, limits the whole system: one message per token and stream. So a batch of 32 and of 256
+streams runs through the cluster (A: worker, scheduler, router, client), and then the same number of streams from a
+server that only writes pre-serialised bytes (B: `bench.bare_stream`). B's messages have the typical size of A's and
+arrive at A's pace, all streams at once. A and B alternate in one run, each repetition gives one ratio, and the medians
+are reported: other load on the machine then affects both.
 
-CPU is user and system time of the whole process over the window, divided by the tokens that the client received in
-it. Router and client are compared per message, since a message costs the same whatever it carries: a router that
-coalesces, because the machine is too busy, would otherwise look cheap. The client is the load generator's for A and
-one that only counts messages for B, both in this process. The streams are opened before the window and settle first,
-so opening, prefill and closing are not in it.
+CPU is user and system time of the whole process over the window, divided by the tokens that the client received in it.
+Router and client are compared per message, since a message costs the same whatever it carries: a router that coalesces
+because the machine is busy would otherwise look cheap. The client is the load generator's for A and one that only
+counts messages for B, both in this process. The streams are opened before the window and settle first, so opening,
+prefill and closing are excluded.
 
 A repetition is void if a client used more than 80 % of a core, or if B's pace differs from A's by more than 5 %, which
-happens where the machine stood still for several steps.
+happens if the machine stood still for several steps.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from lorrery.v1 import router_pb2, router_pb2_grpc
 
 BATCHES = (32, 256)
 PROMPT_TOKENS = 16
-_POOL_TOKENS = 400_000  # a little less than the GPU's pool; all streams must fit at their longest
+_POOL_TOKENS = 400_000  # slightly less than the GPU's pool; all streams must fit at their longest
 SETTLE_SECONDS = 1.0
 MAX_PACE_DIFFERENCE = 0.05
 OPEN_SECONDS, CLOSE_SECONDS = 30.0, 20.0
@@ -54,8 +54,8 @@ class Window:
     """One measured window.
 
     Attributes:
-        tokens: that the client received.
-        messages: in which it received them.
+        tokens: tokens received by the client.
+        messages: messages that carried them.
         usage: by process.
     """
 
@@ -79,7 +79,7 @@ class Window:
 
     @property
     def client_busy(self) -> bool:
-        """Whether the client measured itself."""
+        """Whether the client was so busy that it measured itself."""
         return self.usage["client"].cpu_share > BUSY_SHARE
 
 
@@ -97,16 +97,16 @@ class LastHop:
         tokens_per_second: of the cluster.
         pace_ratio: tokens/s of the bare stream / those of the cluster.
         tokens_per_message: above 1 where the router coalesces.
-        us_per_token: CPU microseconds per token, by process; `bare_us_per_token` beside it.
+        us_per_token: CPU microseconds per token, by process; `bare_us_per_token`: the bare pair's.
         us_per_step: worker and scheduler, per step.
         router_ratio: router / bare server, CPU per message.
         client_ratio: load generator / bare client, CPU per message.
         inner_share: (worker + scheduler) / all four.
         efficiency_ratio: tokens per CPU second of router and client / those of the bare pair; coalescing raises it.
-        repetitions: how many windows of each kind.
-        num_void: of them, how many do not count; they are left out unless all are void.
-        run_queue_delay_ratio: the largest of any process in any window; None where unknown.
-        windows: every pair, for who wants to look.
+        repetitions: number of windows of each kind.
+        num_void: how many of them are void; these are left out unless all are.
+        run_queue_delay_ratio: the largest of any process in any window; None if unknown.
+        windows: every pair, for inspection.
     """
 
     batch: int
@@ -129,7 +129,7 @@ class LastHop:
 
     @property
     def void(self) -> str:
-        """Why the figures say nothing; empty if they do."""
+        """Why the figures are void; empty if they are valid."""
         return (
             "the client was too busy, or the paces differ, in every repetition"
             if self.num_void == self.repetitions
@@ -141,7 +141,7 @@ async def measure(window_seconds: float, repetitions: int, on_progress: Progress
     """Measure at every batch size.
 
     Raises:
-        BenchBrokenError: a stream failed, or a service ended, or did not let go of its streams.
+        BenchBrokenError: a stream failed, or a service exited or did not release its streams.
         LorreryError: the cluster did not start.
     """
     results: list[LastHop] = []
@@ -245,7 +245,7 @@ def _check_running(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def let_go(cluster: LocalCluster) -> None:
-    """Wait until router and scheduler have forgotten the cancelled streams."""
+    """Wait until router and scheduler have removed the cancelled streams."""
     end = time.monotonic() + CLOSE_SECONDS
     while True:
         router = Reading.parse(await asyncio.to_thread(fetch, cluster.metrics_address("router")))

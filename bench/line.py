@@ -1,4 +1,4 @@
-"""A network that can be cut: a TCP proxy on loopback that stops passing bytes on, or drops its connections."""
+"""A network link that can be cut: a TCP proxy on loopback that stops forwarding, or drops its connections."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Line:
-    """Passes what comes in on to a target; `async with`.
+    """Forwards connections to a target; use with `async with`.
 
     Args:
         target: HOST:PORT.
@@ -33,18 +33,18 @@ class Line:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop, and drop every connection."""
+        """Stop listening, and drop every connection."""
         assert self._server is not None
         self._server.close()
         self.mend()
         self.drop()
 
     def cut(self) -> None:
-        """Pass nothing on, in either direction; connections stay, and new ones wait."""
+        """Forward nothing, in either direction; connections stay open, and new ones wait."""
         self._open.clear()
 
     def mend(self) -> None:
-        """Pass everything on again, also what came meanwhile."""
+        """Resume forwarding, including data received meanwhile."""
         self._open.set()
 
     def drop(self) -> None:

@@ -1,16 +1,16 @@
-"""Does a simulated run say what a load generator would have seen? The same settings and workload, live and simulated.
+"""Whether a simulated run predicts what a load generator sees: the same settings and workload, live and simulated.
 
 Live: scheduler, worker, router and load generator on this machine, on the wall clock at `time_scale` 1, requests sent
-at the workload's times whatever the answers (open loop). Simulated: `lorrery simulate` with the same settings and
-options. Both give the load generator's report, with times from the intended sends, so all that the services themselves
-cost is in the live side only: gRPC, the router's fan-out, late timers, what other programs take from the machine.
+at the workload's times regardless of the responses (open loop). Simulated: `lorrery simulate` with the same settings
+and options. Both produce the load generator's report, with times from the intended sends, so the services' own costs
+are on the live side only: gRPC, the router's fan-out, late timers, other load on the machine.
 
-The load: Poisson arrivals on one A10G with Llama-3-8B and eight LoRA adapters; in a minute 44 streams at most, and
-prompts that take about a quarter of a second to their first token. Longer times would hide what the services cost,
-shorter ones would measure little else.
+The load: Poisson arrivals on one A10G with Llama-3-8B and eight LoRA adapters; 44 streams at most in a minute, and
+prompts with about a quarter of a second to their first token. Longer times would hide the services' costs, shorter ones
+would measure little else.
 
-The scheduler keeps its journal meanwhile. Its replay shows what the difference is not: with the arrivals as the
-scheduler stamped them, and the gaps in which the worker stood still, every plan and step must be equal.
+The scheduler writes its journal during the run. Its replay narrows down the difference: with the arrivals as stamped by
+the scheduler, and the gaps in which the worker stood still, every plan and step must be equal.
 """
 
 import asyncio
@@ -73,20 +73,20 @@ class Figure:
 
     @property
     def p99_difference(self) -> float:
-        """The same of p99."""
+        """Simulated / live - 1, of p99."""
         return self.simulated_p99 / self.live_p99 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class LiveVsSim:
-    """Both runs.
+    """Results of both runs.
 
     Attributes:
-        num_requests: that both completed.
-        most_streams: open at once, by the simulation.
+        num_requests: requests that both completed.
+        most_streams: most open at once, in the simulation.
         figures: by name.
         send_delay_p99_ms: how late the load generator sent.
-        simulated_cpu_seconds: what the simulation took.
+        simulated_cpu_seconds: CPU time of the simulation.
         replayed: the replay of the live run's journal.
         warnings: of the load generator, about itself.
     """
@@ -106,7 +106,7 @@ class LiveVsSim:
         return not self.replayed.differences
 
     def as_json(self) -> dict[str, object]:
-        """Return all of it in plain values."""
+        """Return all results as plain values."""
         return asdict(self) | {
             "equal": self.equal,
             "p50_differences": {name: figure.difference for name, figure in self.figures.items()},
@@ -114,7 +114,7 @@ class LiveVsSim:
 
 
 def options_for(seconds: float) -> LoadOptions:
-    """Return the workload, in which requests are sent for so long."""
+    """Return the workload, whose requests are sent over `seconds`."""
     return LoadOptions(
         target="",
         rate=RATE,
@@ -126,10 +126,10 @@ def options_for(seconds: float) -> LoadOptions:
 
 
 async def measure(seconds: float, tell: Callable[[str], None] = lambda what: None) -> LiveVsSim:
-    """Run both, the live one for about `seconds` of arrivals and what it then takes to end.
+    """Run both; the live run takes about `seconds` of arrivals plus the time until all requests end.
 
     Raises:
-        BenchBrokenError: a request failed, or the load is not what this benchmark promises.
+        BenchBrokenError: a request failed, or the load is outside its specified limits.
         LorreryError: the cluster did not start.
     """
     options = options_for(seconds)
@@ -204,7 +204,7 @@ def _figures(live: Summary, simulated: Summary) -> dict[str, Figure]:
 
 
 def most_at_once(report: LoadReport) -> int:
-    """Return how many requests were open at the same time, at most."""
+    """Return the largest number of requests open at the same time."""
     outcomes = report.outcomes
     ends = [(at, -1) for at in outcomes.end_seconds.tolist()]
     open_now = most = 0

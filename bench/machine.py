@@ -1,4 +1,4 @@
-"""Where a run was made: without this a figure means nothing."""
+"""Describes the machine of a run, without which its figures mean nothing."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ def facts() -> dict[str, object]:
 
 
 def load_average() -> float:
-    """Return how many threads ran or wanted to, mean of the last minute."""
+    """Return how many threads ran or were runnable, mean of the last minute."""
     return round(os.getloadavg()[0], 2)
 
 

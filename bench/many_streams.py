@@ -1,13 +1,13 @@
-"""What a token costs as there are more streams: 64, 256 and 1,000, over gRPC and over HTTP, the router and its client.
+"""Cost of a token with 64, 256 and 1,000 streams, over gRPC and over HTTP, in the router and its client.
 
-One cluster for each number of streams, all alike but for the length of a step, which is such that each gives
-`TOKENS_PER_SECOND`: what the numbers differ in is then what a stream costs by being there, and not how hard the router
-works. The windows of all six take turns in one run; each round gives one ratio, and the medians are reported.
+One cluster for each number of streams, alike except for the step length, which is set so that each yields
+`TOKENS_PER_SECOND`: the difference is then the cost of a stream's existence, not of the router's load. The windows of
+all six alternate in one run; each round gives one ratio, and the medians are reported.
 
-CPU is user and system time of one process alone, divided by the tokens that the router wrote in the window. A router
-that is late puts several tokens into a message, which costs as much as one: so what a message costs stands beside it.
-The clients are this process. For the router's figures they read nothing of what they get; for the client's own they are
-the load generator's, which read all of it. Opening and closing are outside the windows.
+CPU is user and system time of one process, divided by the tokens that the router wrote in the window. A router that is
+late puts several tokens into a message, which costs as much as one token's, so the cost per message is shown too. The
+clients run in this process. For the router's figures they do not parse what they receive; for the client's own they are
+the load generator's, which parse everything. Opening and closing are outside the windows.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ class Window:
     """One measured window.
 
     Attributes:
-        tokens: that the router wrote.
-        messages: in which it wrote them.
-        cpu_seconds: of the process that is measured.
-        client_share: of a core, that the clients took.
-        lag_seconds: of the router, at p99: how late frames were handed out.
+        tokens: tokens written by the router.
+        messages: messages that carried them.
+        cpu_seconds: of the measured process.
+        client_share: share of a core used by the clients.
+        lag_seconds: p99 of the router's lateness in delivering frames.
     """
 
     seconds: float
@@ -54,18 +54,18 @@ class Window:
 
     @property
     def us_per_token(self) -> float:
-        """CPU microseconds for each token."""
+        """CPU microseconds per token."""
         return self.cpu_seconds / self.tokens * 1e6
 
     @property
     def us_per_message(self) -> float:
-        """CPU microseconds for each message."""
+        """CPU microseconds per message."""
         return self.cpu_seconds / self.messages * 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class ManyStreams:
-    """The windows of one process at one edge, by number of streams; those of one place followed one another.
+    """The windows of one process at one edge, by number of streams; windows with the same index belong to one round.
 
     Attributes:
         edge: gRPC or HTTP.
@@ -77,7 +77,7 @@ class ManyStreams:
     windows: dict[int, list[Window]]
 
     def median(self, num_streams: int, value: Callable[[Window], float]) -> float:
-        """Return the median of a value over the windows of so many streams."""
+        """Return the median of a value over the windows with `num_streams` streams."""
         return median(map(value, self.windows[num_streams]))
 
     def ratio(self, num_streams: int) -> float:
@@ -88,7 +88,7 @@ class ManyStreams:
 
     @property
     def void(self) -> str:
-        """Why the figures say nothing; empty if they do."""
+        """Why the figures are void; empty if they are valid."""
         busy = max(window.client_share for windows in self.windows.values() for window in windows)
         return f"the {self.edge} clients took {busy:.0%} of a core" if busy > BUSY_SHARE else ""
 

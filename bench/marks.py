@@ -1,7 +1,7 @@
-"""What stands beside a benchmark's figures: whether an aim is met, what makes a run void, and the machine.
+"""Annotations of a benchmark's figures: whether an aim is met, why a run is void, and the machine.
 
-An *aim* is what a figure is meant to be: values that prototypes of the same shape reached, on the ratios that survive a
-change of machine. An aim missed is worth a look, no failure.
+An *aim* is a target for a figure: values that prototypes of the same design reached, for ratios that do not depend on
+the machine. A missed aim deserves a look; it is not a failure.
 """
 
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from rich.text import Text
 
 BUSY_DELAY = 0.1
-"""Share of the time for which a process waits for a core on a busy machine."""
+"""Share of the time that a process waits for a core, above which the machine is busy."""
 
 
 def machine_line(facts: dict[str, object]) -> Text:
-    """Show where the run is made."""
+    """Show the machine of the run."""
     return Text("  ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
 
 
@@ -30,15 +30,15 @@ def notes_below(void: str, delay: float | None) -> list[Text]:
 
 
 def meets(met: bool) -> str:
-    """Return the word for an aim that is met, or not."""
+    """Return the word for an aim that is met or missed."""
     return "[green]met[/]" if met else "[yellow]missed[/]"
 
 
 def ms(seconds: Iterable[float | None]) -> str:
-    """Return times in milliseconds; None: unknown."""
+    """Format times in milliseconds; None: unknown."""
     return ", ".join("-" if value is None else f"{value * 1e3:.2f}" for value in seconds) + " ms"
 
 
 def percent(ratio: float | None) -> str:
-    """Return a ratio in per cent; None: unknown."""
+    """Format a ratio in per cent; None: unknown."""
     return "unknown" if ratio is None else f"{ratio:.1%}"

@@ -1,10 +1,10 @@
-"""What the chassis adds to a gRPC message: CPU with and without it, in turns.
+"""Cost that the chassis adds to a gRPC message: CPU with and without it, alternately.
 
     python -m bench.messages
 
-`CallGuard` reads each message that a server gets, and `Writes` stands around each that it writes. A client and a server
-in one process send a stream of small messages either way; the difference of the process's CPU time with and without is
-what they cost, the median of pairs of rounds. That is near the noise of a busy machine, so what either adds is also
+`CallGuard` reads each message that a server receives, and `Writes` wraps each that it writes. A client and a server in
+one process send a stream of small messages in either direction; the difference of the process's CPU time with and
+without is their cost, the median of pairs of rounds. This is close to the noise of a busy machine, so both are also
 measured without gRPC: a message read, a write awaited.
 """
 
@@ -70,7 +70,7 @@ async def _server(interceptors: list[grpc.aio.ServerInterceptor]) -> tuple[grpc.
 
 
 async def _cpu_us(channel: grpc.aio.Channel, method: str, num_sent: int) -> float:
-    """Return the process's CPU per message, in microseconds, of one stream."""
+    """Return the process's CPU per message of one stream, in microseconds."""
     call = channel.stream_stream(
         _PATH + method,
         request_serializer=pb.RouteRequest.SerializeToString,
@@ -89,7 +89,7 @@ async def _difference(without: Callable[[], Awaitable[float]], with_it: Callable
     plain: list[float] = []
     more: list[float] = []
     for number in range(2 * NUM_ROUNDS):
-        first = number % 4 in (0, 3)  # each comes first as often
+        first = number % 4 in (0, 3)  # each comes first equally often
         (plain if first else more).append(await (without if first else with_it)())
     differences = [b - a for a, b in zip(plain, more, strict=True)]
     quartiles = statistics.quantiles(differences, n=4)
@@ -147,7 +147,7 @@ async def _writing_alone() -> str:
 
 
 async def measure() -> None:
-    """Measure all, and print it."""
+    """Measure everything and print it."""
     plain_server, plain = await _server([])
     guarded_server, guarded = await _server([CallGuard()])
     for channel in (plain, guarded):

@@ -1,4 +1,4 @@
-"""What a process used of the machine: CPU time, and time it was ready and had no core.
+"""Resource use of a process: CPU time, and time spent waiting for a core.
 
 CPU time is the kernel's clock of the whole process, in nanoseconds: clock_gettime of clock id (~pid << 3) | 2
 (Linux, include/linux/posix-timers.h, MAKE_PROCESS_CPUCLOCK with CPUCLOCK_SCHED), readable for any process of the user.
@@ -17,12 +17,12 @@ BUSY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one process used over a window.
+    """Resource use of one process over a window.
 
     Attributes:
         wall_seconds: length of the window.
         cpu_seconds: all threads, user and system.
-        run_queue_delay_ratio: share of the window in which its event loop waited for a core; None where unknown.
+        run_queue_delay_ratio: share of the window in which its event loop waited for a core; None if unknown.
     """
 
     wall_seconds: float

@@ -1,13 +1,13 @@
-"""What counting costs: router and scheduler with all metrics, scraped, beside the same without any.
+"""Cost of metrics: router and scheduler with all metrics, scraped, compared with the same without any.
 
-Two clusters run, of which one counts nothing (`bench.uncounted`) and is not scraped. The same load runs through one and
-the other in turn: 256 streams over 200 adapters and 50 tenants, each of which ends after 64 tokens and is followed by
-one with another adapter. What the machine's neighbours take, they take from both; each pair of windows gives one ratio.
+Two clusters run, one of which counts nothing (`bench.uncounted`) and is not scraped. The same load runs through them
+alternately: 256 streams over 200 adapters and 50 tenants, each of which ends after 64 tokens and is followed by one
+with another adapter. Other load on the machine affects both; each pair of windows gives one ratio.
 
-CPU is that of the whole process, the thread that answers scrapes included. Per message for the router, since a message
+CPU is that of the whole process, the thread that serves scrapes included. Per message for the router, since a message
 costs the same whatever it carries; per token for the scheduler and the worker. On a busy machine every instruction
-costs more, by up to a half from one window to the next. So each window's figures are also divided by what the client
-took per message in it: one process, which does the same for both clusters. What metrics add is the ratio of those.
+costs more, by up to a half from one window to the next, so each window's figures are also divided by the client's cost
+per message in it: one process, which does the same for both clusters. The overhead of metrics is the ratio of those.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ AIM_RATIO = 0.05
 STREAMS, ADAPTERS, TENANTS = 256, 200, 50
 PROMPT_TOKENS, OUTPUT_TOKENS = 16, 64
 SCRAPE_SECONDS = 3.0
-"""Between two scrapes, as in `deploy/prometheus/`."""
+"""Time between two scrapes, as in `deploy/prometheus/`."""
 SETTLE_SECONDS = 3.0
 MAX_PACE_DIFFERENCE = 0.1
 OVERRIDES = (f"scheduler.max_num_seqs={STREAMS}", 'adapters.registry=[{id="lora", rank=16, count=200}]')
@@ -49,12 +49,12 @@ class MetricsCost:
     Attributes:
         tokens_per_second: with metrics.
         pace_ratio: tokens/s with metrics / without.
-        us: CPU microseconds by process, with metrics: the router's per message, others' per token.
-        uncounted_us: the same without.
-        overhead_ratio: by process, what metrics add, beside the client's cost.
+        us: CPU microseconds by process, with metrics: per message for the router, per token for the others.
+        uncounted_us: the same without metrics.
+        overhead_ratio: by process, the overhead of metrics, relative to the client's cost.
         overheads: of each repetition.
-        series: that router and scheduler show.
-        void: why the figures say nothing; empty: they do.
+        series: number of series of router and scheduler.
+        void: why the figures are void; empty: they are valid.
     """
 
     tokens_per_second: float
@@ -68,10 +68,10 @@ class MetricsCost:
 
 
 async def measure(window_seconds: float, repetitions: int, on_progress: Progress = lambda what: None) -> MetricsCost:
-    """Measure both in turn.
+    """Measure both alternately.
 
     Raises:
-        BenchBrokenError: a stream failed, or a service ended.
+        BenchBrokenError: a stream failed, or a service exited.
         LorreryError: a cluster did not start.
     """
     results: list[MetricsCost] = []
@@ -172,7 +172,7 @@ async def _background(work: list[Coroutine[Any, Any, None]]) -> AsyncIterator[Ca
 
 
 def cpu_us(window: Window, name: str) -> float:
-    """Return a process's CPU: the router's per message, others' per token."""
+    """Return a process's CPU: per message for the router, per token for the others."""
     return window.us_per_message(name) if name == "router" else window.us_per_token(name)
 
 

@@ -1,7 +1,7 @@
 """Other projects' mock servers, started as programs where they are installed.
 
-Each is looked for on the PATH; Dynamo's two are modules of an interpreter that DYNAMO_PYTHON names (or this one). Their
-packages exclude each other's versions, so that each wants an environment of its own:
+Each is looked up on the PATH; Dynamo's two are modules of the interpreter named by DYNAMO_PYTHON (or this one). Their
+packages require conflicting versions, so each needs its own environment:
 
     guidellm              pip install guidellm
     aiperf-mock-server    github.com/ai-dynamo/aiperf, integration-tests/ ; not in the package registry
@@ -36,13 +36,13 @@ _MODEL = "mock"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server under measurement.
+    """A server under test.
 
     Attributes:
         address: HOST:PORT.
         path: of the route.
         body: of a request for an endless stream.
-        roots: processes that, with their descendants, are the server.
+        roots: processes that, with their descendants, make up the server.
     """
 
     address: str
@@ -57,9 +57,9 @@ class Peer:
 
     Attributes:
         name: in the tables.
-        program: looked for on the PATH; empty: a module of `DYNAMO_PYTHON`.
-        missing: what to say where it is not installed.
-        commands: of a port and a pace in ms, what to start.
+        program: looked up on the PATH; empty: a module of `DYNAMO_PYTHON`.
+        missing: message if it is not installed.
+        commands: returns the commands to start, for a program, a port and a pace in ms.
         path: of the route.
         body: of a request.
     """
@@ -129,7 +129,7 @@ def program_of(one: Peer) -> str | None:
 
 @contextlib.asynccontextmanager
 async def peer(one: Peer, pace_ms: int) -> AsyncIterator[Target]:
-    """Run a peer's server until the end.
+    """Run a peer's server until the context ends.
 
     Raises:
         BenchBrokenError: it did not start.
@@ -166,7 +166,7 @@ async def peer(one: Peer, pace_ms: int) -> AsyncIterator[Target]:
 def tree(pid: int) -> list[int]:
     """Return a process and its descendants."""
     found = [pid]
-    with contextlib.suppress(OSError):  # those that end meanwhile
+    with contextlib.suppress(OSError):  # tasks that end meanwhile
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text(encoding="ascii").split():
                 found += tree(int(child))
@@ -174,7 +174,7 @@ def tree(pid: int) -> list[int]:
 
 
 async def _answers(one: Peer, address: str, log: Path, processes: Sequence[asyncio.subprocess.Process]) -> None:
-    """Wait until a server answers a request, whose stream is left at once."""
+    """Wait until a server accepts a request, whose stream is then closed."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_SECONDS):
             while all(process.returncode is None for process in processes):

@@ -1,14 +1,14 @@
-"""Ten times the capacity for a minute: do those that are let in keep their service level, and what do others cost?
+"""Ten times the capacity for a minute: whether admitted requests keep their service level, and the cost of refusals.
 
-A scheduler, a worker, a router and an open-loop client on this machine. First the capacity is measured: clients that
-send again as soon as they are answered, a few more than the worker has seats for. Then Poisson arrivals at 0.8 of it,
-at 10 times it, and at 0.8 again, from several tenants of which one sends most. The scheduler refuses whom it does not
-expect to start within `START_WITHIN_SECONDS`.
+A scheduler, a worker, a router and an open-loop client on this machine. First the capacity is measured, with clients
+that send again as soon as they are answered, slightly more than the worker has seats. Then Poisson arrivals at 0.8 of
+it, at 10 times it, and at 0.8 again, from several tenants of which one sends most. The scheduler refuses requests that
+it does not expect to start within `START_WITHIN_SECONDS`.
 
-What refusals cost is the CPU time of a service under overload, less its CPU time at capacity, where as much is served
-and nobody is refused. Beside it stands what a bare gRPC server takes that refuses as many calls of the same kind. Back
-to normal is when the last request was sent, after the overload, that was refused or whose TTFT was longer than nearly
-any before it.
+The cost of refusals is the CPU time of a service under overload minus its CPU time at capacity, where as much is served
+and nothing is refused. It is compared with a bare gRPC server that refuses the same number of calls of the same kind.
+The time back to normal is when the last request was sent, after the overload, that was refused or whose TTFT exceeded
+nearly every TTFT before the overload.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ NORMAL, OVERLOAD = 0.8, 10.0
 NUM_CHANNELS = 4
 WARM_UP_SECONDS = 4.0
 UNUSUAL = 1.25
-"""A TTFT is out of the ordinary that is so many times the p99 of the load before."""
+"""A TTFT above this multiple of the p99 of the preceding load is out of the ordinary."""
 
 
 _T = TypeVar("_T")
@@ -59,7 +59,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class Answer:
-    """What became of one request; times in seconds of `time.monotonic`."""
+    """Outcome of one request; times in seconds of `time.monotonic`."""
 
     tenant: str
     sent: float
@@ -71,27 +71,27 @@ class Answer:
 
     @property
     def ttft_ms(self) -> float | None:
-        """From sending to the first token."""
+        """Time from sending to the first token."""
         return None if self.first is None else (self.first - self.sent) * 1000
 
     @property
     def tpot_ms(self) -> float | None:
-        """Per token after the first."""
+        """Time per token after the first."""
         return None if self.first is None or self.tokens < 2 else (self.last - self.first) / (self.tokens - 1) * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One load, and what came of it.
+    """One load and its results.
 
     Attributes:
-        rate: requests per second that were sent.
+        rate: requests sent per second.
         served_per_second: requests that completed.
-        statuses: of all that ended, by name.
-        retry_info_ratio: share of the refused that were told when to come back.
-        ttft_ms: p50 and p99 of those that completed.
-        tpot_ms: the same.
-        own_ttft_ms: p50 and p99 of TTFT as the scheduler has it, without router and client.
+        statuses: of all requests that ended, by name.
+        retry_info_ratio: share of refused requests that were told when to retry.
+        ttft_ms: p50 and p99 of completed requests.
+        tpot_ms: p50 and p99 of completed requests.
+        own_ttft_ms: p50 and p99 of TTFT as measured by the scheduler, without router and client.
         cpu_share: cores used, by process.
         rss_mb: at the end, by process.
         tenants: share of each tenant's requests that completed.
@@ -118,13 +118,13 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """The phases, and what follows from them.
+    """The phases, and derived figures.
 
     Attributes:
         capacity: requests per second.
-        refusal_cpu_share: cores that refusals took, by service.
+        refusal_cpu_share: cores used by refusals, by service.
         refusal_ms: CPU time of one refusal, by service.
-        bare_refusal_ms: CPU time of one refusal of a bare gRPC server, at the same rate.
+        bare_refusal_ms: CPU time of one refusal by a bare gRPC server, at the same rate.
         back_to_normal_seconds: from the end of the overload; 0: at once.
     """
 
@@ -136,15 +136,15 @@ class Overload:
     back_to_normal_seconds: float
 
     def as_json(self) -> dict[str, object]:
-        """Return all of it in plain values."""
+        """Return all results as plain values."""
         return asdict(self)
 
 
 async def measure(seconds: float, tell: Callable[[str], None] = lambda what: None) -> Overload:
-    """Run all phases; the overload lasts so long.
+    """Run all phases; the overload lasts `seconds`.
 
     Raises:
-        BenchBrokenError: a service ended.
+        BenchBrokenError: a service exited.
         LorreryError: the cluster did not start.
     """
     results: list[Overload] = []
@@ -218,7 +218,7 @@ class _Load:
             await channel.close()
 
     async def closed_loop(self, name: str, num_clients: int, seconds: float) -> Phase:
-        """Let so many clients send one request after another; what comes before the warm-up's end does not count."""
+        """Let `num_clients` clients send one request after another; responses during the warm-up do not count."""
         over = time.monotonic() + seconds
         answers: list[Answer] = []
 
@@ -238,7 +238,7 @@ class _Load:
         return self._phase(name, counted, phase_seconds, ttft, _cpu_shares(usage))
 
     async def open_loop(self, name: str, rate: float, seconds: float) -> Phase:
-        """Send requests at random times, whatever is answered, and wait for the last answer."""
+        """Send requests at random times regardless of the responses, and wait for the last response."""
         self._before = await self._scrape()
         meter = Meter(self._pids)
         tasks = await self._at_random_times(rate, seconds, lambda number: self._send())
@@ -251,7 +251,7 @@ class _Load:
     async def _at_random_times(
         self, rate: float, seconds: float, send: Callable[[int], Coroutine[Any, Any, _T]]
     ) -> list[asyncio.Task[_T]]:
-        """Begin `send(0)`, `send(1)` and so on as a Poisson process; return all of them, begun."""
+        """Start `send(0)`, `send(1)` and so on as a Poisson process; return all tasks, started."""
         tasks: list[asyncio.Task[_T]] = []
         start = due = time.monotonic()
         while (due := due + self._rng.expovariate(rate)) < start + seconds:
@@ -261,7 +261,7 @@ class _Load:
         return tasks
 
     async def bare_refusal_ms(self, rate: float, seconds: float) -> float:
-        """Send a bare server calls that it refuses; return the CPU time that each takes it."""
+        """Send a bare server calls that it refuses; return its CPU time per call."""
         async with bare_server() as (address, pid):
             options = (("grpc.use_local_subchannel_pool", 1),)
             channels = [open_channel(address, TlsSettings(), options=options) for _ in range(NUM_CHANNELS)]

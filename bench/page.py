@@ -1,7 +1,7 @@
-"""`python -m bench.page`: what the orrery's page costs to draw, in Chromium without a window.
+"""`python -m bench.page`: CPU cost of rendering the orrery's page, in headless Chromium.
 
-A made-up feed of 64 workers, each with 32 sequences that all change, ten times a second; the page from the real server.
-Chromium without a GPU rasters on the CPU, so that what a person's GPU would do is in these figures too. Not part of
+A synthetic feed of 64 workers, each with 32 sequences that all change, ten times a second; the page from the real
+server. Chromium without a GPU rasters on the CPU, so the figures include what a user's GPU would do. Not part of
 `python -m bench`: it needs a browser.
 """
 
@@ -38,17 +38,17 @@ app = command_app()
 
 
 class FullFeed:
-    """A feed of workers with full batches, where 3 % of all sequences end between two frames."""
+    """A feed of workers with full batches, in which 3 % of all sequences end between two frames."""
 
     def __init__(self, num_workers: int, batch: int) -> None:
         self._num_workers, self._batch = num_workers, batch
 
     async def hello(self) -> f.Hello:
-        """Say what this is."""
+        """Describe the feed."""
         return f.Hello("live", "llama-2-7b", f"{self._num_workers} workers, {self._batch} sequences each", "bench")
 
     async def frames(self, hz: float = 10.0) -> AsyncIterator[f.Frame]:
-        """Give frames in wall time."""
+        """Yield frames in wall time."""
         begun, number = time.monotonic(), 0
         while True:
             yield self._frame(number, 100.0 + number / hz)
@@ -112,13 +112,13 @@ class FullFeed:
 
 @dataclass(frozen=True, slots=True)
 class PageCost:
-    """One window of measurement.
+    """One measured window.
 
     Attributes:
-        frames: animation frames that there were.
+        frames: number of animation frames.
         delta_ms: time between two of them: median, 95th and 99th percentile.
         script_ms: JavaScript in the page's main thread, per animation frame.
-        main_ms: that thread in all: script, layout, recording of what is painted.
+        main_ms: that thread in total: script, layout, recording of paint operations.
         cpu_ms: all of Chromium's processes, raster and compositing included.
         heap_mb: JavaScript's heap at the end.
     """
@@ -133,7 +133,7 @@ class PageCost:
 
 @contextmanager
 def served(feed: FullFeed) -> Iterator[str]:
-    """Serve the page from another thread; yields its address."""
+    """Serve the page from another thread; yield its address."""
     loop = asyncio.new_event_loop()
     server = WebServer(make_app(feed), "127.0.0.1:0", "bench")
     address = server.listen()
@@ -157,7 +157,7 @@ def served(feed: FullFeed) -> Iterator[str]:
 
 
 def measure(running: Browser, url: str, seconds: float, width: int, height: int) -> PageCost:
-    """Watch the page for some seconds."""
+    """Measure the page for `seconds`."""
     with page_of(running, url, width=width, height=height, dark=True) as page:
         page.wait_for_timeout(WARM_UP_MS)
         session = page.context.new_cdp_session(page)

@@ -1,4 +1,4 @@
-"""First come first served, but for prompts of one length, at which it raises: a policy with a fault of its own."""
+"""A faulty policy: first come first served, but it raises at prompts of one length."""
 
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.queues.base import ListedQueue
@@ -12,7 +12,7 @@ class RaisingPolicy(ListedQueue):
     """The queue."""
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        """Try from the head; raise at a prompt of `PROMPT_TOKENS`."""
+        """Test from the head; raise at a prompt of `PROMPT_TOKENS`."""
         for sequence in self:
             if sequence.prompt_tokens == PROMPT_TOKENS:
                 raise ArithmeticError("a policy's own fault")

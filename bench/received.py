@@ -1,4 +1,4 @@
-"""Endless streams that the load generator's own clients read as in a run: every message parsed, timed and noted."""
+"""Endless streams read by the load generator's own clients as in a run: every message parsed, timed and recorded."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -17,14 +17,14 @@ _TIMEOUT_SECONDS = 600.0
 
 @contextlib.asynccontextmanager
 async def grpc_received(cluster: LocalCluster, num_streams: int) -> AsyncIterator[StreamCount]:
-    """Read so many streams of the router over gRPC."""
+    """Read `num_streams` streams of the router over gRPC."""
     async with RouterClient(cluster.router_address, TlsSettings()) as client, _received(client, num_streams) as count:
         yield count
 
 
 @contextlib.asynccontextmanager
 async def http_received(cluster: LocalCluster, num_streams: int) -> AsyncIterator[StreamCount]:
-    """Read so many streams of the router over HTTP."""
+    """Read `num_streams` streams of the router over HTTP."""
     route = Completions(prompt_ids=True)
     async with HttpClient(cluster.http_address, route, TlsSettings()) as client:
         await client.cluster(10.0)

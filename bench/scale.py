@@ -1,10 +1,10 @@
-"""What each service takes of a machine as a cluster grows: more GPUs, more streams, more routers, more shards.
+"""Resource use of each service as a cluster grows: more GPUs, more streams, more routers, more shards.
 
-Each case is a cluster of its own that decodes endless streams over gRPC at one rate of tokens, so that cases differ in
-how the tokens are cut into steps and messages and by whom they are handled, and not in how many there are. GPUs are
-hosted by worker processes of up to `GPUS_PER_PROCESS`. The figures are CPU time of all processes of a service over the
-window, by token and by step; the client is this process and reads nothing. Cases take turns, round by round, and
-medians of the rounds are reported.
+Each case is a separate cluster that decodes endless streams over gRPC at the same rate of tokens, so that cases differ
+in how tokens are split into steps and messages and which processes handle them, not in their number. GPUs are hosted by
+worker processes of up to `GPUS_PER_PROCESS`. The figures are CPU time of all processes of a service over the window, by
+token and by step; the client is this process and does not parse anything. Cases alternate, round by round, and medians
+of the rounds are reported.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class Case:
     """A size of cluster.
 
     Attributes:
-        gpus: workers, hosted by as few processes as hold them, and at least one for each shard.
-        streams: that decode at the same time.
-        routers: streams are dealt to them in turn.
-        shards: schedulers; worker processes are dealt to them in turn.
-        tokens_per_second: of all streams, which says how long a step takes.
+        gpus: workers, hosted by as few processes as possible, with at least one for each shard.
+        streams: streams that decode at the same time.
+        routers: streams are distributed over them evenly.
+        shards: schedulers; worker processes are assigned to them in turn.
+        tokens_per_second: of all streams; determines the step length.
     """
 
     gpus: int
@@ -65,12 +65,12 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a service took in a window.
+    """Resource use of a service in a window.
 
     Attributes:
-        processes: of the service.
+        processes: number of processes of the service.
         cpu_seconds: of all of them.
-        lag_seconds: at p99, of the process where it was worst; None: it has none, or handled nothing.
+        lag_seconds: p99 in the process where it is highest; None: the service has no lag metric.
     """
 
     processes: int
@@ -84,10 +84,10 @@ class Window:
 
     Attributes:
         seconds: its length.
-        tokens: that routers wrote.
+        tokens: tokens written by routers.
         steps: of all GPUs.
         uses: by service.
-        client_share: of a core, that the client took.
+        client_share: share of a core used by the client.
     """
 
     seconds: float
@@ -109,30 +109,30 @@ class Scaled:
         return median(map(value, self.windows))
 
     def cores(self, service: str) -> float:
-        """Return how many cores a service takes, all its processes together."""
+        """Return the number of cores that a service uses, all its processes together."""
         return self.median(lambda window: window.uses[service].cpu_seconds / window.seconds)
 
     def us_per_token(self, service: str) -> float:
-        """Return CPU microseconds of a service by token."""
+        """Return CPU microseconds of a service per token."""
         return self.median(lambda window: window.uses[service].cpu_seconds / window.tokens * 1e6)
 
     def us_per_step(self, service: str) -> float:
-        """Return CPU microseconds of a service by step of a GPU."""
+        """Return CPU microseconds of a service per step of a GPU."""
         return self.median(lambda window: window.uses[service].cpu_seconds / window.steps * 1e6)
 
     def lag_ms(self, service: str) -> float:
-        """Return how late a service was at p99, in milliseconds."""
+        """Return a service's lateness at p99, in milliseconds."""
         return self.median(lambda window: (window.uses[service].lag_seconds or 0.0) * 1e3)
 
     @property
     def void(self) -> str:
-        """Why the figures say nothing; empty if they do."""
+        """Why the figures are void; empty if they are valid."""
         busy = max(window.client_share for window in self.windows)
         return f"the client took {busy:.0%} of a core" if busy > BUSY_SHARE else ""
 
 
 async def measure(window_seconds: float, rounds: int, on_progress: Progress = lambda what: None) -> list[Scaled]:
-    """Measure each case once a round.
+    """Measure each case once per round.
 
     Raises:
         BenchBrokenError: a stream failed or ended, or a service does not find the others.
@@ -150,10 +150,10 @@ async def measure(window_seconds: float, rounds: int, on_progress: Progress = la
 
 @contextlib.asynccontextmanager
 async def cluster_of(case: Case, fork_server: ForkServer) -> AsyncIterator[tuple[LocalCluster, list[str]]]:
-    """Run a cluster of this size; with the names of its routers."""
+    """Run a cluster of this size; yield it with the names of its routers."""
     gpus = min(GPUS_PER_PROCESS, case.gpus // case.shards)
     overrides = [
-        f"scheduler.max_num_seqs={2 * -(-case.streams // case.gpus)}",  # they are not dealt quite evenly
+        f"scheduler.max_num_seqs={2 * -(-case.streams // case.gpus)}",  # streams are not spread quite evenly
         f"worker.gpus={gpus}",
         "worker.step_time=constant",
         f"worker.constant.step_ms={case.step_ms:g}",
@@ -184,7 +184,7 @@ async def cluster_of(case: Case, fork_server: ForkServer) -> AsyncIterator[tuple
 
 
 async def _reached(cluster: LocalCluster, process: str, metric: str, wanted: int) -> None:
-    """Wait until a process's metric has a value."""
+    """Wait until a process's metric reaches a value."""
     end = time.monotonic() + JOIN_SECONDS
     while True:
         if await _read(cluster, process, metric) == wanted:
@@ -220,7 +220,7 @@ async def _window(cluster: LocalCluster, routers: list[str], num_streams: int, s
     of = {service: [name for name, one in counted.items() if one.service == service] for service in SERVICES}
 
     def grown(service: str, metric: str) -> float:
-        """Return by how much a metric of a service grew in the window, at its rate between scrapes, which take time."""
+        """Return the growth of a service's metric in the window, at its rate between scrapes, which take time."""
         return sum(
             shown[name].total(metric) / (after[name][0] - before[name][0]) * window_seconds for name in of[service]
         )
@@ -246,7 +246,7 @@ async def _window(cluster: LocalCluster, routers: list[str], num_streams: int, s
 
 
 async def texts_of(cluster: LocalCluster, names: Iterable[str]) -> dict[str, tuple[float, str]]:
-    """Return what each process shows, and when it was asked."""
+    """Return the metrics text of each process, and the time of the scrape."""
 
     def text_of(name: str) -> tuple[float, str]:
         return time.monotonic(), fetch(cluster.metrics_address(name))

@@ -1,4 +1,4 @@
-"""The figures of `bench.scale` as a table for a terminal."""
+"""Shows the figures of `bench.scale` as a table in a terminal."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from bench.scale import SERVICES, Scaled
 
 
 def scale_table(found: Iterable[Scaled]) -> Group:
-    """Show what each service takes, by size of cluster."""
+    """Show the resource use of each service, by size of cluster."""
     table = Table(title="Scale: CPU of all processes of a service, at one rate of tokens; lag at p99", padding=0)
     names = ["GPUs", "streams", "routers", "shards", "tokens/s", "steps/s"]
     names += [f"{service}\ncores" for service in ("router", "schedul.", "worker")]

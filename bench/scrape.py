@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def fetch(address: str) -> str:
-    """Return what HOST:PORT shows on /metrics; blocks.
+    """Return the text of HOST:PORT/metrics; blocks.
 
     Raises:
         OSError: it cannot be read.
@@ -30,7 +30,7 @@ class Reading:
 
     @classmethod
     def parse(cls, text: str) -> "Reading":
-        """Read the text format."""
+        """Parse the text format."""
         samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -42,7 +42,7 @@ class Reading:
         return Reading({key: value - before.samples.get(key, 0.0) for key, value in self.samples.items()})
 
     def plus(self, other: "Reading") -> "Reading":
-        """Return the sums of this one's samples and another's."""
+        """Return the sums of this reading's samples and another's."""
         names = {**self.samples, **other.samples}
         return Reading({key: self.samples.get(key, 0.0) + other.samples.get(key, 0.0) for key in names})
 

@@ -1,14 +1,14 @@
-"""Whether a simulated request costs the same however large the run is: more requests, longer prompts, more workers.
+"""Whether a simulated request's cost is independent of the run's size: more requests, longer prompts, more workers.
 
-Each point is a run in a process of its own, which does nothing else: CPU time of the engine as in bench/sim_speed.py,
-and that process's peak memory. The points of a series take turns, and a cost is the median of its runs. What the
-largest point costs over the smallest is how a series grows; 1 is flat.
+Each point is a run in its own process, which does nothing else: CPU time of the engine as in bench/sim_speed.py, and
+that process's peak memory. The points of a series alternate, and a cost is the median of its runs. A series' growth is
+the cost of its largest point over that of its smallest; 1 is flat.
 
-* requests: the uniform load of bench/sim_scenarios.py, whose batches stay as they are however many requests there are.
+* requests: the uniform load of bench/sim_scenarios.py, whose batches do not depend on the number of requests.
 * prompt tokens: block hashes are given, as in a trace, and each prompt begins with one of 16 shared halves. One worker
-  with a block cache, paged memory and chunks, and as many prompt tokens a second.
-* workers: as many requests a second for each worker, and as many requests in all, so with more workers they arrive
-  within less time, and each worker has fewer. The placement is in it.
+  with a block cache, paged memory and chunks, and the same number of prompt tokens per second.
+* workers: the same request rate for each worker, and the same total number of requests, so with more workers they
+  arrive within less time, and each worker has fewer. Placement is included.
 * command: `lorrery simulate` as a whole, from its start to the printed report, with no and with 200 adapters; and with
   a backlog: every request arrives in the first seconds, and waits.
 
@@ -37,18 +37,18 @@ from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 
 FLAT_AIM = 1.5
-"""Cost of the largest point of a series over the smallest's."""
+"""Cost of the largest point of a series over that of the smallest."""
 COMMAND_AIM_MB, WAITING_AIM_KB = 300.0, 1.0
 
 PROMPT_REQUESTS, WORKER_REQUESTS = 1_000, 20_000
 TOKENS_PER_SECOND = 20_000
 SHARED_HALVES = 16
 MOST_CPU_SECONDS = 60.0
-"""Of a point of `requests`, for the next one, which has ten times as many, to be run."""
+"""Most CPU time of a point of `requests` for which the next one, with ten times as many, is run."""
 
 
 def long_prompts(prompt_tokens: int, num_requests: int = PROMPT_REQUESTS) -> Scenario:
-    """Prompts of one length, half of each shared with a sixteenth of the others."""
+    """Return prompts of one length, half of each shared with a sixteenth of the others."""
     rng = np.random.default_rng(5)
     device = sim_scenarios.deployment("H100-SXM", "Llama-3-8B")
     num_blocks = -(-prompt_tokens // BLOCK_TOKENS)
@@ -70,12 +70,12 @@ def long_prompts(prompt_tokens: int, num_requests: int = PROMPT_REQUESTS) -> Sce
 
 
 def workers(placement: str, num_workers: int) -> Scenario:
-    """The uniform load, as often as there are workers."""
+    """Return the uniform load, with a rate proportional to the number of workers."""
     return _on_workers(sim_scenarios.uniform(WORKER_REQUESTS), placement, num_workers)
 
 
 def workers_with_caches(placement: str, num_workers: int) -> Scenario:
-    """Prompts of 1,000 tokens with shared halves, as often as there are workers."""
+    """Return prompts of 1,000 tokens with shared halves, with a rate proportional to the number of workers."""
     return _on_workers(long_prompts(1_000, WORKER_REQUESTS), placement, num_workers)
 
 
@@ -98,7 +98,7 @@ SERIES: Mapping[str, Callable[[int], Scenario]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Points of each series, and turns."""
+    """Points of each series, and number of turns."""
 
     requests: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
     prompt_tokens: tuple[int, ...] = (1_000, 10_000, 100_000)
@@ -108,7 +108,7 @@ class Sizes:
     turns: int = 3
 
     def of(self, series: str) -> tuple[int, ...]:
-        """Return the points of one."""
+        """Return the points of one series."""
         sizes: tuple[int, ...] = getattr(self, series.partition(".")[0].replace(" ", "_"))
         return sizes
 
@@ -118,7 +118,7 @@ QUICK = Sizes((1_000, 10_000), (1_000, 10_000), (1, 16), 10_000, (2_000, 12_000)
 
 @dataclass(slots=True)
 class Point:
-    """One size of a series: microseconds a request and peak memory of each run."""
+    """One size of a series: microseconds per request and peak memory of each run."""
 
     size: int
     us_per_request: list[float] = field(default_factory=list)
@@ -126,7 +126,7 @@ class Point:
 
     @property
     def cost_us(self) -> float:
-        """Median CPU microseconds a request."""
+        """Median CPU microseconds per request."""
         return median(self.us_per_request)
 
 
@@ -135,9 +135,9 @@ class Growth:
     """All series by name, with the points that were run, and the command as a whole.
 
     Attributes:
-        core: whose figures they are.
-        command: peak memory in MB of `lorrery simulate` by what it simulated; the aim is that of the first two.
-        waiting_kb: memory of one more request that waits, in 1e3 bytes.
+        core: core that was measured.
+        command: peak memory in MB of `lorrery simulate` by its load; the aim applies to the first two.
+        waiting_kb: memory of one additional waiting request, in 1e3 bytes.
     """
 
     core: str
@@ -146,12 +146,12 @@ class Growth:
     waiting_kb: float
 
     def ratio(self, name: str) -> float:
-        """Cost of the largest point over the smallest's."""
+        """Return the cost of the largest point over that of the smallest."""
         points = self.series[name]
         return points[-1].cost_us / points[0].cost_us
 
     def as_json(self) -> dict[str, object]:
-        """Return every run, and what follows."""
+        """Return every run and the derived figures."""
         series = {
             name: [{"size": p.size, "us_per_request": p.us_per_request, "peak_rss_mb": p.peak_rss_mb} for p in points]
             for name, points in self.series.items()
@@ -167,7 +167,7 @@ class Growth:
 
 
 def measure(sizes: Sizes, on_run: Callable[[str], None] = lambda what: None) -> Growth:
-    """Run every point; `on_run` is told what comes next."""
+    """Run every point; `on_run` is called with the name of the next run."""
     series = {name: [Point(size) for size in sizes.of(name)] for name in SERIES}
     core = ""
     for turn in range(sizes.turns):
@@ -175,7 +175,7 @@ def measure(sizes: Sizes, on_run: Callable[[str], None] = lambda what: None) -> 
             cpu_seconds = 0.0
             for point in list(points):
                 if name == "requests" and turn and point.size > 1_000_000:
-                    continue  # once is enough: minutes
+                    continue  # one run is enough: it takes minutes
                 if name == "requests" and cpu_seconds > MOST_CPU_SECONDS:
                     points.remove(point)
                     continue
@@ -188,7 +188,7 @@ def measure(sizes: Sizes, on_run: Callable[[str], None] = lambda what: None) -> 
 
 
 def _command(sizes: Sizes, on_run: Callable[[str], None]) -> tuple[dict[str, float], float]:
-    """Return peaks of the command, by what it ran, and what one more waiting request takes."""
+    """Return the command's peak memory by load, and the memory of one additional waiting request."""
     adapters = ["--set", 'adapters.registry=[{id = "a", rank = 16, count = 200}]', "--num-adapters", "200"]
     usual = ["--rate", "20"]
     no_bound = ["--timeout", "1e9", "--set", "scheduler.max_waiting_requests=10000000"]
@@ -208,7 +208,7 @@ def _command(sizes: Sizes, on_run: Callable[[str], None]) -> tuple[dict[str, flo
 
 
 def _in_a_process(arguments: list[str]) -> dict[str, Any]:
-    """Run this file with the compiled core, where there is one; return the figures in its last line."""
+    """Run this file with the compiled core, if there is one; return the figures in its last line."""
     environment = dict(os.environ)
     if COMPILED.exists():
         environment |= {"PYTHONPATH": f"{COMPILED}{os.pathsep}{PROJECT}", "PYTHONSAFEPATH": "1"}
@@ -223,7 +223,7 @@ def _in_a_process(arguments: list[str]) -> dict[str, Any]:
 
 
 def _run_command(arguments: list[str]) -> dict[str, Any]:
-    """Be the command `lorrery`, and go on after its end."""
+    """Run the command `lorrery`, and continue after its end."""
     sys.argv[1:] = arguments
     status = 0
     try:
@@ -236,7 +236,7 @@ def _run_command(arguments: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the point that the arguments name; or the command that they are, after `command`."""
+    """Run the point that the arguments name, or after `command` the command line that they form."""
     what, *arguments = sys.argv[1:]
     result = _run_command(arguments) if what == "command" else run_once(SERIES[what](int(arguments[0])))
     print(json.dumps(result))

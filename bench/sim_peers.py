@@ -1,12 +1,12 @@
-"""Other simulators, where this machine has them: the same columns, in turn with ours, by CPU time of the run alone.
+"""Other simulators, if installed on this machine: the same columns, alternating with ours, by CPU time of the run.
 
-A peer is a file of bench/peers/ that the peer's own interpreter runs, so it needs neither this project nor a place
-among its dependencies. The interpreter is named by an environment variable; without it, this process's is asked.
+A peer is a file of bench/peers/ that the peer's own interpreter runs, so it neither imports this project nor is one of
+its dependencies. An environment variable names the interpreter; without it, this process's is tried.
 
-What is alike: arrivals, prompt and output lengths, block hashes, KV tokens, sequences in a batch, tokens in a step,
-workers. What is not: the step times (Dynamo's are its own polynomials, and Vidur gets the bare loop's straight line),
-and what each records. A peer is asked only for loads that it can run: none has adapters that take room, and Vidur's
-requests have no prefixes in common.
+Identical: arrivals, prompt and output lengths, block hashes, KV tokens, sequences in a batch, tokens in a step,
+workers. Different: the step times (Dynamo's are its own polynomials, and Vidur gets the bare loop's straight line), and
+what each records. A peer is run only with loads that it supports: none has adapters that occupy memory, and Vidur's
+requests have no common prefixes.
 """
 
 import json
@@ -27,16 +27,16 @@ from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One simulator, set up in one way.
+    """One simulator in one configuration.
 
     Attributes:
         title: for the report.
         script: its file in bench/peers/.
-        package: what its interpreter must be able to import.
-        variable: of the environment, which names that interpreter.
-        how: to get it, in a virtual environment of its own.
+        package: package that its interpreter must be able to import.
+        variable: environment variable that names that interpreter.
+        how: how to install it, in its own virtual environment.
         load: of bench/sim_scenarios.py.
-        settings: what is not as in our run of the load.
+        settings: differences from our run of the load.
     """
 
     title: str
@@ -58,7 +58,7 @@ class Peer:
 
     @property
     def missing(self) -> str:
-        """What to do about one that is not installed."""
+        """Instructions for a peer that is not installed."""
         return f"{self.title}: not installed; {self.how}, and name that interpreter in {self.variable}"
 
 
@@ -88,11 +88,11 @@ PEERS = (
 
 @dataclass(slots=True)
 class PeerRow:
-    """What a peer's runs cost.
+    """Cost of a peer's runs.
 
     Attributes:
-        cpu_seconds: of each run; none: it is not installed.
-        mean_tpot_ms: that it simulated; shows how far its step times and batches are from ours.
+        cpu_seconds: of each run; empty: it is not installed.
+        mean_tpot_ms: simulated; shows how far its step times and batches are from ours.
     """
 
     peer: Peer
@@ -102,11 +102,11 @@ class PeerRow:
 
     @property
     def requests_per_second(self) -> float | None:
-        """Of CPU time, the median run."""
+        """Requests per second of CPU time, of the median run."""
         return self.num_requests / median(self.cpu_seconds) if self.cpu_seconds else None
 
     def as_json(self) -> dict[str, object]:
-        """Return the runs, and what follows."""
+        """Return the runs and the derived figures."""
         return {
             "peer": self.peer.title,
             "load": self.peer.load,
@@ -118,7 +118,7 @@ class PeerRow:
 
 
 class Peers:
-    """Every peer with its load; those that are installed run when it is their turn."""
+    """Every peer with its load; installed peers run in turn."""
 
     def __init__(self, scenarios: Mapping[str, Scenario], stack: ExitStack) -> None:
         self.rows = [PeerRow(peer, len(scenarios[peer.load].columns)) for peer in PEERS]
@@ -129,10 +129,10 @@ class Peers:
         ]
 
     def take_turns(self, load: str) -> None:
-        """Let each peer that can run a load do so once.
+        """Run each peer once that supports a load.
 
         Raises:
-            BenchBrokenError: one has ended, or left requests unfinished.
+            BenchBrokenError: a peer has exited, or left requests unfinished.
         """
         for row, companion, line in self._running:
             if row.peer.load != load:
@@ -149,7 +149,7 @@ def _companion(peer: Peer) -> Companion:
 
 
 def run_of(scenario: Scenario, peer: Peer) -> dict[str, object]:
-    """Return what a peer is told of a load: its columns and its cluster's limits."""
+    """Return a load as a peer receives it: its columns and its cluster's limits."""
     columns, replica = scenario.columns, scenario.replica
     return {
         "at_seconds": columns.at_seconds.tolist(),

@@ -1,14 +1,14 @@
-"""What simulating a request costs: CPU time of the whole engine, beside a bare closed-form loop.
+"""CPU cost of simulating a request: the whole engine, compared with a bare closed-form loop.
 
-The engine is the one of `lorrery simulate`: the scheduler's core and the mock GPU, nothing left out. From a workload in
-columns to the time of each first token and end, in columns; drawing the workload is not in it, making the requests is.
-The bare loop (bench/bare_sim.py) gets the same columns, and gives the same two times. They take turns, and a ratio is
-the median over the turns; a cost is the median of its runs. CPU time is the process's, user and system.
+The engine is that of `lorrery simulate`: the complete scheduler core and mock GPU. It is timed from a workload in
+columns to the times of each first token and end, in columns; drawing the workload is excluded, making the requests is
+included. The bare loop (bench/bare_sim.py) gets the same columns and yields the same two times. They alternate, and a
+ratio is the median over the turns; a cost is the median of its runs. CPU time is the process's, user and system.
 
-Where the compiled core has been made (`make compiled`), a second process that has it takes its turns too; and other
-simulators do, where they are installed (bench/sim_peers.py).
+If the compiled core has been built (`make compiled`), a second process with it takes turns too, as do other simulators
+if installed (bench/sim_peers.py).
 
-Peak memory is measured in a process of its own, which does nothing else: interpreter and libraries are in it.
+Peak memory is measured in a separate process, which does nothing else; it includes interpreter and libraries.
 
     python -m bench.sim_speed uniform 100000       one run, as JSON; for profilers
 """
@@ -49,20 +49,20 @@ from lorrery.worker.device.pace import pace_of
 BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB = 8.0, 1.5, 1.5, 600.0
 
 COMPILED = PROJECT / "build" / "compiled"
-"""Where `make compiled` unpacks the wheel whose core is compiled."""
+"""Folder in which `make compiled` unpacks the wheel with the compiled core."""
 
 T = TypeVar("T")
 
 
 class Core(StrEnum):
-    """Which of the two ways to run the same files."""
+    """The two ways to run the same files."""
 
     INTERPRETED = "interpreted"
     COMPILED = "compiled"
 
     @classmethod
     def here(cls) -> "Core":
-        """Return the one of this process."""
+        """Return the kind of core of this process."""
         return cls.COMPILED if core_is_compiled() else cls.INTERPRETED
 
 
@@ -72,7 +72,7 @@ RATE_AIMS: Mapping[str, Mapping[Core, float]] = {
     "mooncake": {Core.INTERPRETED: 8_000, Core.COMPILED: 25_000},
     "fleet": {Core.COMPILED: 10_000},
 }
-"""Requests per CPU second of a load, where there is an aim."""
+"""Minimum requests per CPU second of a load, if there is an aim."""
 
 SCENARIOS: Mapping[str, Callable[[int], Scenario]] = {
     "vidur": sim_scenarios.vidur,
@@ -83,17 +83,17 @@ SCENARIOS: Mapping[str, Callable[[int], Scenario]] = {
     "fleet": sim_scenarios.fleet,
 }
 BARE_TOO = ("vidur", "uniform", "doubled")
-"""Loads that the bare loop can run too: one worker that is not overloaded, no adapters, no prefixes."""
+"""Loads that the bare loop supports: one worker that is not overloaded, no adapters, no prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is run: requests of each load, and turns.
+    """Sizes of a run: requests of each load, and turns.
 
     Attributes:
-        small_uniform: what `uniform` is compared with; and the size of the load with outputs twice as long.
-        few: turns of the large ones.
-        many: turns of the small ones, in each turn of the large ones.
+        small_uniform: size with which `uniform` is compared, and of the load with outputs twice as long.
+        few: turns of the large loads.
+        many: turns of the small loads, in each turn of the large ones.
     """
 
     vidur: int = 2_000
@@ -110,7 +110,7 @@ QUICK = Sizes(uniform=50_000, multi_lora=5_000, mooncake=200, few=2, many=3)
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What a simulation of ours gives: times in picoseconds in order of the requests, -1 for one that was refused."""
+    """Result of our simulation: times in picoseconds in request order, -1 for a refused request."""
 
     num_finished: int
     output_tokens: int
@@ -123,9 +123,9 @@ class SpeedRow:
     """One load's cost.
 
     Attributes:
-        cpu_seconds: of each run of ours, by core.
-        bare_cpu_seconds: of each run of the bare loop, in turn with ours; none where it cannot run the load.
-        peak_rss_mb: of a process that does this alone with this process's core, where it was measured.
+        cpu_seconds: of each of our runs, by core.
+        bare_cpu_seconds: of each run of the bare loop, alternating with ours; empty if it does not support the load.
+        peak_rss_mb: of a process that only runs this load, with this process's core; None: not measured.
     """
 
     load: str
@@ -138,26 +138,26 @@ class SpeedRow:
     peak_rss_mb: float | None = None
 
     def us_per_request(self, core: Core) -> float:
-        """Median CPU microseconds."""
+        """Return the median CPU microseconds per request."""
         return median(self.cpu_seconds[core]) / self.num_requests * 1e6
 
     def requests_per_second(self, core: Core) -> float:
-        """Of CPU time."""
+        """Return requests per second of CPU time."""
         return 1e6 / self.us_per_request(core)
 
     @property
     def bare_us_per_request(self) -> float | None:
-        """Median CPU microseconds of the bare loop."""
+        """Median CPU microseconds per request of the bare loop."""
         return median(self.bare_cpu_seconds) / self.num_requests * 1e6 if self.bare_cpu_seconds else None
 
     def bare_ratio(self, core: Core) -> float | None:
-        """Ours over the bare loop's, the median over the turns."""
+        """Return our cost over the bare loop's, median over the turns."""
         if not self.bare_cpu_seconds:
             return None
         return median(ours / bare for ours, bare in zip(self.cpu_seconds[core], self.bare_cpu_seconds, strict=True))
 
     def as_json(self) -> dict[str, object]:
-        """Return every run, and what follows from them by core."""
+        """Return every run, and figures derived by core."""
         return {
             **{key: getattr(self, key) for key in SpeedRow.__slots__},
             "us_per_request": {core: self.us_per_request(core) for core in self.cpu_seconds},
@@ -168,27 +168,27 @@ class SpeedRow:
 
 @dataclass(frozen=True, slots=True)
 class SimSpeed:
-    """All rows, by name; `uniform small` differs from `uniform` in size alone, and from `doubled` in lengths alone."""
+    """All rows, by name; `uniform small` differs from `uniform` only in size, and from `doubled` only in lengths."""
 
     rows: dict[str, SpeedRow]
     peers: list[PeerRow] = field(default_factory=list)
 
     @property
     def cores(self) -> tuple[Core, ...]:
-        """Those that took turns."""
+        """Cores that took turns."""
         return tuple(self.rows["uniform"].cpu_seconds)
 
     def growth_ratio(self, core: Core) -> float:
-        """Cost per request of the large uniform load over the small one's."""
+        """Return the cost per request of the large uniform load over that of the small one."""
         return self.rows["uniform"].us_per_request(core) / self.rows["uniform small"].us_per_request(core)
 
     def length_ratio(self, core: Core) -> float:
-        """Cost per request with outputs twice as long over that with outputs as they are."""
+        """Return the cost per request with outputs twice as long over that with unchanged outputs."""
         doubled, base = (self.rows[name].cpu_seconds[core] for name in ("doubled", "uniform small"))
         return median(longer / shorter for longer, shorter in zip(doubled, base, strict=True))
 
     def as_json(self) -> dict[str, object]:
-        """Return every run, and what follows from them by core."""
+        """Return every run, and figures derived by core."""
         return {
             "rows": {name: row.as_json() for name, row in self.rows.items()},
             "peers": [row.as_json() for row in self.peers],
@@ -198,7 +198,7 @@ class SimSpeed:
 
 
 class CompiledCore(Companion):
-    """A process with the compiled core that makes runs when it is told to."""
+    """A process with the compiled core that performs runs on request."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": f"{COMPILED}{os.pathsep}{PROJECT}", "PYTHONSAFEPATH": "1"}
@@ -209,7 +209,7 @@ class CompiledCore(Companion):
         """Return the CPU seconds of one run.
 
         Raises:
-            BenchBrokenError: the process has ended, its core is not compiled, or requests are missing.
+            BenchBrokenError: the process has exited, its core is not compiled, or requests are missing.
         """
         result = self.ask(f"{load} {num_requests}")
         if result["core"] != Core.COMPILED:
@@ -222,7 +222,7 @@ class CompiledCore(Companion):
 
 def simulate(scenario: Scenario) -> Times:
     """Run a load through the engine: from its columns to the columns of its times."""
-    with collected_seldom():  # its parts too are made so, as `SimulatedRun.run` does
+    with collected_seldom():  # includes building the parts, as `SimulatedRun.run` does
         return _simulate(scenario)
 
 
@@ -254,7 +254,7 @@ def _simulate(scenario: Scenario) -> Times:
 
 
 def simulate_bare(scenario: Scenario) -> bare_sim.BareTimes:
-    """Run a load through the bare loop, likewise."""
+    """Run a load through the bare loop: from its columns to the columns of its times."""
     columns = scenario.columns
     arrived_ps = np.rint(columns.at_seconds * PS_PER_SECOND).astype(np.int64)
     return bare_sim.run(
@@ -263,11 +263,11 @@ def simulate_bare(scenario: Scenario) -> bare_sim.BareTimes:
 
 
 def measure(sizes: Sizes, on_run: Callable[[str], None] = lambda what: None) -> SimSpeed:
-    """Measure every load; `on_run` is told what comes next."""
+    """Measure every load; `on_run` is called with a description of the next run."""
     vidur, multi_lora = sim_scenarios.vidur(sizes.vidur), sim_scenarios.multi_lora(sizes.multi_lora)
     small, large = sim_scenarios.uniform(sizes.small_uniform), sim_scenarios.uniform(sizes.uniform)
     doubled = sim_scenarios.uniform(sizes.small_uniform, 2)
-    # The small loads take turns many times, and before each of the large ones' few turns.
+    # The small loads take many turns, before each of the large loads' few turns.
     small_ones = {"vidur": vidur, "uniform small": small, "doubled": doubled}
     scenarios = small_ones | {
         "uniform": large,
@@ -309,7 +309,7 @@ def _take_turns(row: SpeedRow, scenario: Scenario, compiled: CompiledCore | None
 
 
 def _timed(run: Callable[[], T]) -> tuple[float, T]:
-    """Return the CPU seconds of a run, and what it gives."""
+    """Return the CPU seconds of a run, and its result."""
     gc.collect()
     started = time.process_time()
     result = run()
@@ -326,12 +326,12 @@ def _peak_rss_mb(load: str, num_requests: int) -> float:
 
 
 def own_peak_rss_mb() -> float:
-    """Return this process's peak since it was executed, in 1e6 bytes."""
+    """Return this process's peak memory since exec, in 1e6 bytes."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
     except (OSError, StopIteration):
-        # Elsewhere this also remembers the process that started this one, up to the exec.
+        # On other systems this includes the parent process's memory up to the exec.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
@@ -357,7 +357,7 @@ def run_once(scenario: Scenario) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the load that the arguments name, or those that lines of the standard input name, one after another."""
+    """Run the load given by the arguments, or one load per line of standard input, one after another."""
     if len(sys.argv) > 1:
         print(json.dumps(run_once(_scenario(sys.argv[1], int(sys.argv[2]))), indent=1))
         return

@@ -1,4 +1,4 @@
-"""The figures of `bench.sim_speed`, `sim_peers`, `sim_growth` and `live_vs_sim` as tables for a terminal."""
+"""Shows the figures of `bench.sim_speed`, `sim_peers`, `sim_growth` and `live_vs_sim` as tables in a terminal."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, RAT
 
 
 def sim_speed(result: SimSpeed) -> Group:
-    """Show what a simulated request costs, beside the bare loop."""
+    """Show the cost of a simulated request, next to the bare loop."""
     table = Table(title="Simulator: CPU of a whole run, beside a bare closed-form loop")
     table.add_column("load", overflow="fold")
     for name in ("requests", "core", "us/request", "requests/s", "tokens/s", "bare us/request", "ours / bare"):
@@ -66,7 +66,7 @@ def sim_speed(result: SimSpeed) -> Group:
 
 
 def _peers(result: SimSpeed) -> Group:
-    """Show the other simulators, and how many times as many requests ours does."""
+    """Show the other simulators, and the ratio of our request rate to theirs."""
     table = Table(title="Other simulators, in turn with ours", box=None)
     table.add_column("", overflow="fold")
     for name in ("requests/s", "simulated TPOT, ms", *(f"ours / theirs, {core}" for core in result.cores)):
@@ -83,7 +83,7 @@ def _peers(result: SimSpeed) -> Group:
 
 
 def sim_growth(result: Growth) -> Group:
-    """Show what a simulated request costs in larger and larger runs, and the command's memory."""
+    """Show the cost of a simulated request as runs grow, and the command's memory."""
     table = Table(title=f"Simulator: cost of a request as runs grow, {result.core} core")
     for name in ("series", "size", "us/request", "peak MB", "largest / smallest"):
         table.add_column(name, justify="left" if name == "series" else "right", no_wrap=True)
@@ -103,7 +103,7 @@ def sim_growth(result: Growth) -> Group:
     for name in ("", "MB", "aim"):
         memory.add_column(name, justify="right" if name else "left", no_wrap=True)
     for number, (name, peak) in enumerate(result.command.items()):
-        has_aim = number < 2  # the others are there for what one more request takes
+        has_aim = number < 2  # the others serve to compute the memory of one more request
         memory.add_row(
             name,
             f"{peak:.0f} {meets(peak <= COMMAND_AIM_MB) if has_aim else ''}",
@@ -118,7 +118,7 @@ def sim_growth(result: Growth) -> Group:
 
 
 def live_vs_sim(result: LiveVsSim) -> Group:
-    """Show what clients saw beside what the simulation says they would."""
+    """Show what clients measured next to what the simulation predicts."""
     table = Table(title="Live against simulated: what a load generator sees")
     for name in (
         "",

@@ -1,9 +1,9 @@
-"""What a step costs the worker's process and the scheduler's, in CPU time, beside bare streams with as many messages.
+"""CPU time of a step in the worker's and scheduler's processes, compared with bare streams with as many messages.
 
-The benchmark stands for the router: it submits a batch of endless requests on a `Route` stream and reads what the
-scheduler sends for each step. Every window of the cluster is paired with one of `bare_steps`, at the pace and with the
-message sizes of the cluster's, and of a process that only wakes at that pace; the figures are medians of windows and of
-the pairs' ratios. The batch stays the same: what is measured is the step, not the decision.
+The benchmark stands for the router: it submits a batch of endless requests on a `Route` stream and reads the
+scheduler's messages for each step. Every window of the cluster is paired with one of `bare_steps`, at the cluster's
+pace and message sizes, and of a process that only wakes at that pace; the figures are medians of windows and of the
+pairs' ratios. The batch does not change: the step is measured, not the decision.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from lorrery.v1 import scheduler_pb2_grpc
 from lorrery.vocabulary import u32
 
 CASES = ((1, 32), (1, 256), (8, 4))
-"""GPUs of the worker's process, and sequences of each."""
-PROMPT_TOKENS, OUTPUT_TOKENS = 16, 1000  # so that 256 requests fit the KV pool, and outlast a window
+"""GPUs of the worker's process, and sequences of each GPU."""
+PROMPT_TOKENS, OUTPUT_TOKENS = 16, 1000  # so that 256 requests fit in the KV pool and outlast a window
 SETTLE_SECONDS = 1.0
 
 
@@ -37,11 +37,11 @@ class Row:
         process: `worker` or `scheduler`.
         gpus: of the worker's process.
         batch: sequences of each GPU.
-        steps_per_second: of all of them.
-        step_us: CPU of the process for a step, in microseconds.
-        bare_us: that of the bare stream's process for its messages.
-        wake_us: that of a process that wakes as often, and does nothing.
-        ratio: of the first two, the median of the pairs'.
+        steps_per_second: of all GPUs.
+        step_us: CPU microseconds of the process per step.
+        bare_us: CPU microseconds of the bare stream's process for its messages.
+        wake_us: CPU microseconds of a process that wakes as often and does nothing.
+        ratio: `step_us` / `bare_us`, median of the pairs.
     """
 
     process: str
@@ -61,8 +61,8 @@ async def measure(
 
     Args:
         seconds: length of a window.
-        num_pairs: of windows.
-        watch: told what is measured.
+        num_pairs: number of pairs of windows.
+        watch: called with the name of each case.
         cases: as `CASES`.
     """
     rows: list[Row] = []
@@ -80,7 +80,7 @@ async def measure(
 
 
 async def _pair(cluster: LocalCluster, batch: int, gpus: int, seconds: float) -> dict[str, tuple[float, ...]]:
-    """Return by process: steps per second, and microseconds of CPU a step, of the cluster, bare, and of waking only."""
+    """Return by process: steps per second, and CPU microseconds per step of the cluster, bare streams, and waking."""
     pids = {"worker": cluster.processes["worker-0"].pid, "scheduler": cluster.processes["scheduler"].pid}
     async with _decoding(cluster.scheduler_address, batch * gpus) as count:
         first, began = count.num, time.monotonic()
@@ -110,7 +110,7 @@ async def _pair(cluster: LocalCluster, batch: int, gpus: int, seconds: float) ->
 
 
 class _Count:
-    """What has come: messages, or tokens."""
+    """Counter of received messages or tokens."""
 
     num = 0
 
@@ -121,7 +121,7 @@ class _Count:
 
 @contextlib.asynccontextmanager
 async def _decoding(address: str, num_requests: int) -> AsyncIterator[_Count]:
-    """Let so many requests decode, from when all have a token; yield the count of tokens."""
+    """Let `num_requests` requests decode; yield the token count once all have a token."""
     channel = open_channel(address, TlsSettings())
     call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Route()
     started, begun, count = asyncio.Event(), set[int](), _Count()
@@ -147,7 +147,7 @@ async def _decoding(address: str, num_requests: int) -> AsyncIterator[_Count]:
         reading.cancel()
         call.cancel()
         await channel.close()
-        await asyncio.sleep(SETTLE_SECONDS)  # until the scheduler has cancelled what the stream owned
+        await asyncio.sleep(SETTLE_SECONDS)  # until the scheduler has cancelled the requests of the stream
 
 
 def _submit(handle: int) -> pb.Submit:
@@ -157,7 +157,7 @@ def _submit(handle: int) -> pb.Submit:
 
 
 def _step(batch: int) -> pb.AttachRequest:
-    """Return a message such as a step is."""
+    """Return a message of the size of a step's."""
     numbers = u32.pack(range(batch))
     return pb.AttachRequest(
         step=pb.StepDone(plan_id=3, start_ps=10**13, end_ps=10**13, handles_u32=numbers, token_ids_u32=numbers)

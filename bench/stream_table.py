@@ -1,4 +1,4 @@
-"""The figures of `bench.many_streams` as a table for a terminal."""
+"""Shows the figures of `bench.many_streams` as a table in a terminal."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from bench.many_streams import AIM_RATIO, ManyStreams
 
 
 def stream_table(edges: Iterable[ManyStreams]) -> Group:
-    """Show what a token costs the router, and the load generator, by number of streams."""
+    """Show the cost of a token in the router and the load generator, by number of streams."""
     table = Table(title="Last hop: CPU of router and client per token, by number of streams, at one rate of tokens")
     table.add_column("streams")
     for name in (

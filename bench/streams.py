@@ -1,6 +1,6 @@
-"""Endless streams of a router or of another server, over gRPC and over HTTP, whose messages are counted, not read.
+"""Endless streams from a router or another server, over gRPC and over HTTP, whose messages are counted but not parsed.
 
-To read them would be the client's cost, and slow it down.
+Parsing them would add the client's cost and slow it down.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2
 
 POOL_TOKENS = 400_000
-"""Of prompts and outputs of all streams together; a little less than the GPU's pool."""
+"""Tokens of prompts and outputs of all streams together; slightly less than the GPU's pool."""
 PROMPT_TOKENS = 16
 OPEN_SECONDS = 60.0
 _STREAMS_PER_CONNECTION = 500
@@ -27,12 +27,12 @@ _GENERATE = "/lorrery.v1.RouterService/Generate"
 
 
 def endless_tokens(num_streams: int) -> int:
-    """Return how many tokens each of so many streams may have, all of them at once."""
+    """Return the number of tokens that each of `num_streams` concurrent streams may have."""
     return POOL_TOKENS // num_streams - PROMPT_TOKENS
 
 
 def our_target(cluster: LocalCluster, num_streams: int) -> Target:
-    """Return a cluster's HTTP edge, asked for so many endless streams."""
+    """Return a cluster's HTTP edge as a target with a request for an endless stream."""
     body = {
         "prompt": list(range(1, PROMPT_TOKENS + 1)),
         "max_tokens": endless_tokens(num_streams),
@@ -44,14 +44,14 @@ def our_target(cluster: LocalCluster, num_streams: int) -> Target:
 
 
 class StreamCount:
-    """What streams have given so far.
+    """Counter of the streams' events.
 
     Args:
-        num_streams: that are to be opened.
+        num_streams: number of streams to open.
 
     Attributes:
-        events: of all.
-        failure: what went wrong with one.
+        events: of all streams.
+        failure: first error of a stream.
     """
 
     def __init__(self, num_streams: int) -> None:
@@ -61,21 +61,21 @@ class StreamCount:
         self._decided = asyncio.Event()
 
     def began(self) -> None:
-        """Take note that one more stream has given its first event."""
+        """Record that another stream has yielded its first event."""
         self._missing -= 1
         if not self._missing:
             self._decided.set()
 
     def failed(self, why: str) -> None:
-        """Take note that a stream failed; the first one counts."""
+        """Record that a stream failed; only the first failure is kept."""
         self.failure = self.failure or why
         self._decided.set()
 
     async def all_began(self) -> None:
-        """Wait until every stream has given an event.
+        """Wait until every stream has yielded an event.
 
         Raises:
-            BenchBrokenError: one failed, or they took too long.
+            BenchBrokenError: a stream failed, or they took too long.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OPEN_SECONDS):
@@ -85,7 +85,7 @@ class StreamCount:
 
     @contextlib.asynccontextmanager
     async def opened(self, stream: Callable[[int], Coroutine[Any, Any, None]]) -> AsyncIterator[Self]:
-        """Run `stream`, by number, for each of them until left; entered once every one has begun."""
+        """Run `stream(number)` for each stream until exit; entered once every stream has yielded an event."""
         tasks = [asyncio.create_task(stream(number)) for number in range(self._num_streams)]
         try:
             await self.all_began()
@@ -98,15 +98,15 @@ class StreamCount:
 
 @contextlib.asynccontextmanager
 async def grpc_streams(address: str, num_streams: int, num_in_all: int | None = None) -> AsyncIterator[StreamCount]:
-    """Open endless streams of a router over gRPC; `num_in_all` counts those of other routers, too."""
+    """Open endless streams of a router over gRPC; `num_in_all` includes the streams of other routers."""
     count = StreamCount(num_streams)
     max_tokens = endless_tokens(num_in_all or num_streams)
     channels = [
-        # Without a pool of its own a second channel would share the first one's connection.
+        # Without its own pool a second channel would share the first one's connection.
         open_channel(address, TlsSettings(), options=(("grpc.use_local_subchannel_pool", 1),))
         for _ in range(0, num_streams, _STREAMS_PER_CONNECTION)
     ]
-    # Generate's answers stay bytes.
+    # Generate's responses stay bytes.
     methods: list[Any] = [
         channel.unary_stream(_GENERATE, request_serializer=router_pb2.GenerateRequest.SerializeToString)
         for channel in channels
@@ -134,7 +134,7 @@ async def grpc_streams(address: str, num_streams: int, num_in_all: int | None = 
 
 
 class StreamEvents(asyncio.Protocol):
-    """Sends one request and counts the events of its answer, each of which two line feeds end."""
+    """Sends one request and counts the events of its response, each terminated by two line feeds."""
 
     def __init__(self, request: bytes, count: StreamCount) -> None:
         self._request = request
@@ -145,11 +145,11 @@ class StreamEvents(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the request."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass
         self.transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Count what ends in these bytes."""
+        """Count the events that end in these bytes."""
         if not self._begun:
             if b" 200 " not in data[:20]:
                 self._count.failed(data[:300].decode(errors="replace"))
@@ -159,7 +159,7 @@ class StreamEvents(asyncio.Protocol):
         self._last = data[-1:] if data.endswith(b"\n") and not data.endswith(b"\n\n") else b""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take note of an end that was not asked for."""
+        """Record an end that this side did not cause."""
         if not self._closing:
             self._count.failed(f"a stream ended: {exc}")
 
@@ -172,7 +172,7 @@ class StreamEvents(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def sse_streams(target: Target, num_streams: int) -> AsyncIterator[StreamCount]:
-    """Open endless streams over HTTP, each on a connection of its own."""
+    """Open endless streams over HTTP, each on its own connection."""
     body = json.dumps(target.body).encode()
     head = f"POST {target.path} HTTP/1.1\r\nhost: {target.address}\r\ncontent-type: application/json\r\n"
     request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body

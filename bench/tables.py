@@ -1,4 +1,4 @@
-"""The figures of the benchmarks of live services, and of the core beside them, as tables for a terminal."""
+"""Shows the figures of the benchmarks of live services, and of the core, as tables in a terminal."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ ROUTER_AIM, INNER_AIM, EFFICIENCY_AIM = 1.25, 0.15, 0.8
 
 
 def fidelity(result: Fidelity) -> Group:
-    """Show the pace and its surroundings."""
+    """Show the pace and the conditions of the run."""
     table = Table(title="Fidelity: the wall clock at the client against the model", show_header=False)
     verdict = "[red]void[/]" if result.void else meets(abs(result.error_ratio) <= result.aim_ratio)
     load = (
@@ -61,7 +61,7 @@ def fidelity(result: Fidelity) -> Group:
 
 
 def last_hop(results: Iterable[LastHop]) -> Group:
-    """Show cost per token by process, cluster beside bare stream."""
+    """Show the cost per token by process, the cluster next to the bare stream."""
     results = list(results)
     table = Table(title="Last hop: CPU per token, beside a bare gRPC stream in the same run")
     table.add_column("")
@@ -147,7 +147,7 @@ def tracing_cost(result: TracingCost) -> Group:
 
 
 def step_cpu(rows: Iterable[StepCpu]) -> Table:
-    """Show what a step costs worker and scheduler, beside bare streams."""
+    """Show the cost of a step in worker and scheduler, next to bare streams."""
     table = Table(title="CPU of a step, beside bare gRPC streams with as many messages in the same run")
     table.add_column("process")
     for name in ("GPUs x batch", "steps/s", "us/step", "bare, us", "waking, us", "ratio"):
@@ -166,7 +166,7 @@ def step_cpu(rows: Iterable[StepCpu]) -> Table:
 
 
 def deep_queues(rows: Iterable[LoopHold]) -> Table:
-    """Show how long the scheduler's loop was held."""
+    """Show how long the scheduler's loop was blocked."""
     table = Table(title=f"Deep queues: longest time between two turns of the scheduler's loop (aim: {AIM_MS:g} ms)")
     table.add_column("event", no_wrap=True)
     for name in ("waiting", "longest, ms", "of that CPU, ms", "in all, ms"):
@@ -207,7 +207,7 @@ def core(rows: Iterable[CoreCost]) -> Table:
 
 
 def failures(rows: Iterable[Failure]) -> Table:
-    """Show what each fault did to streams, what it counted, and what was logged."""
+    """Show each fault's effect on streams, the counters that grew, and the logged events."""
     table = Table(title="Failures: what clients see, and for how long")
     for name in ("fault", "exact", "the others", "s", "which are", "counters that grew", "logged"):
         table.add_column(name, justify="right" if name in ("exact", "s") else "left")
@@ -225,7 +225,7 @@ def failures(rows: Iterable[Failure]) -> Table:
 
 
 def overload(result: Overload) -> Group:
-    """Show what clients saw at each load, and what refusing took."""
+    """Show what clients saw at each load, and the cost of refusals."""
     table = Table(title="Overload: clients that are let in, and what the others cost")
     services = list(result.refusal_cpu_share)
     columns = ("", "requests/s", "served/s", "refused", "TTFT p50, p99, ms", "by the scheduler", "TPOT p50, p99, ms")

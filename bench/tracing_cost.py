@@ -1,8 +1,8 @@
-"""What tracing costs: the same cluster with one request in a hundred traced, with all, and with tracing off.
+"""Cost of tracing: the same cluster with one request in a hundred traced, with all traced, and with tracing off.
 
-Three clusters run, and the load of `bench.metrics_cost` (256 streams of 64 tokens, each followed by another) goes
-through one after another, in turn. A collector in this process takes the spans and forgets them; what that costs is the
-client's. Figures are CPU of whole processes, the threads that send spans included, by message or token as there.
+Three clusters run, and the load of `bench.metrics_cost` (256 streams of 64 tokens, each followed by another) runs
+through them in turn. A collector in this process receives the spans and discards them; its cost counts as the client's.
+Figures are CPU of whole processes, the threads that send spans included, by message or token as in that benchmark.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from lorrery.local.cluster import LocalCluster
 from lorrery.local.processes import ForkServer
 
 AIM_RATIO = 0.03
-"""Of all three together, at one request in a hundred."""
+"""Applies to all three together, at one request in a hundred."""
 RATIOS = (0.01, 1.0)
 ALL = "all three"
 NAMES = (*SERVICES, ALL)
@@ -33,11 +33,11 @@ class TracingCost:
 
     Attributes:
         tokens_per_second: with tracing off.
-        off_us: CPU microseconds by process, with tracing off: the router's per message, others' per token.
-        overhead_ratio: by share of requests that are traced and process, what that adds.
+        off_us: CPU microseconds by process, with tracing off: per message for the router, per token for the others.
+        overhead_ratio: by share of requests traced and by process, the overhead.
         overheads: of each repetition.
-        num_batches: batches of spans that the collector has taken.
-        void: why the figures say nothing; empty: they do.
+        num_batches: batches of spans that the collector received.
+        void: why the figures are void; empty: they are valid.
     """
 
     tokens_per_second: float
@@ -49,7 +49,7 @@ class TracingCost:
 
 
 class _Sink(grpc.GenericRpcHandler):
-    """Takes whatever is exported."""
+    """Accepts every export."""
 
     num_batches = 0
 
@@ -89,10 +89,10 @@ async def _clusters(endpoint: str) -> AsyncIterator[dict[float, LocalCluster]]:
 
 
 async def measure(window_seconds: float, repetitions: int, on_progress: Progress = lambda what: None) -> TracingCost:
-    """Measure them in turn.
+    """Measure the clusters in turn.
 
     Raises:
-        BenchBrokenError: a stream failed, or a service ended.
+        BenchBrokenError: a stream failed, or a service exited.
         LorreryError: a cluster did not start.
     """
     rounds: list[dict[float, Window]] = []

@@ -1,8 +1,8 @@
 """A fork server whose services count nothing: `python bench/uncounted.py FD`, for `bench.metrics_cost`.
 
-What counts is replaced before the services are made: every method that a service calls to count does nothing, and
-clocks that are read for a metric alone are not. What stays is the calls themselves, and each frame's one look at the
-loop's delay, which the router's flushing needs too.
+Counting code is replaced before the services are created: every method that a service calls to count does nothing, and
+clocks read only for a metric are not read. The calls themselves remain, as does one reading of the loop's delay per
+frame, which the router's flushing also needs.
 """
 
 import time
@@ -27,19 +27,19 @@ def nothing(*_: object, **__: object) -> None:
 
 
 def silence(kind: type, names: Iterable[str]) -> None:
-    """Let these methods of a class do nothing."""
+    """Replace these methods of a class by ones that do nothing."""
     for name in names:
         assert callable(getattr(kind, name))
         setattr(kind, name, nothing)
 
 
 def counters(kind: type) -> list[str]:
-    """Return the public methods of a class of metrics, which count."""
+    """Return the names of the public methods of a class of metrics, which are those that count."""
     return [name for name, what in vars(kind).items() if callable(what) and not name.startswith("_")]
 
 
 def count_nothing() -> None:
-    """Replace what counts in all services."""
+    """Replace the counting code of all services."""
     silence(Histogram, ["observe", "observe_many"])
     silence(Number, ["inc", "set"])
     silence(Timing, ["message", "finish", "ended"])

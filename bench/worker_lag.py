@@ -1,9 +1,9 @@
-"""How late workers are with many GPUs on two cores: 32 with steps of 30 ms, and 64 with steps of 60 ms.
+"""Lateness of workers with many GPUs on two cores: 32 with steps of 30 ms, and 64 with steps of 60 ms.
 
-A worker's lag is the time between the end of a step and the moment at which its process notices. Much of it is the
-machine's: so beside each window a process that only sleeps, as often as a worker's process has steps to end, says how
-late it was woken itself, and how long the services waited for a core is reported. The cluster is `bench.scale`'s, with
-eight GPUs a process and 128 streams over one router; all of it, client included, is on the same cores.
+A worker's lag is the time from the end of a step until its process notices. Much of it is the machine's, so alongside
+each window a process that only sleeps, waking as often as a worker's process has steps to end, measures its own
+lateness, and the time that the services waited for a core is reported. The cluster is that of `bench.scale`, with eight
+GPUs per process and 128 streams over one router; all of it, client included, runs on the same cores.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ class Window:
     Attributes:
         steps_per_second: of all GPUs.
         lag_seconds: (p50, p99) of all steps, from histogram buckets.
-        in_time_ratio: share of the steps that were at most `AIM_SECONDS` late.
-        slept_seconds: (p50, p99) by which a process that only sleeps was late.
+        in_time_ratio: share of steps that were at most `AIM_SECONDS` late.
+        slept_seconds: (p50, p99) lateness of a process that only sleeps.
         cores: CPU by service, all its processes together.
-        waited_ratio: share of the time in which the worker's process that waited longest waited for a core; None where
-            the kernel does not tell.
+        waited_ratio: largest share of time that a worker's process waited for a core; None if the kernel does not
+            report it.
         load_average: of the last minute.
     """
 
@@ -68,7 +68,7 @@ class Lagging:
 
 
 async def measure(seconds: float, rounds: int, on_progress: Progress = lambda what: None) -> list[Lagging]:
-    """Measure each case once a round.
+    """Measure each case once per round.
 
     Raises:
         BenchBrokenError: a stream failed or ended.
@@ -120,6 +120,6 @@ async def _window(cluster: LocalCluster, case: Case, seconds: float) -> Window:
 
 
 async def _lateness(seconds: float, period_seconds: float) -> tuple[float, float]:
-    """Return by how many seconds a process of its own that only sleeps was late, at p50 and p99."""
+    """Return the p50 and p99 lateness, in seconds, of a separate process that only sleeps."""
     p50, p99 = json.loads(await in_own_process("bench.bare_sleeps", f"{seconds:g}", f"{period_seconds:g}"))
     return p50, p99

@@ -1,8 +1,8 @@
-"""Seconds for which this process has run: a clock for judging others.
+"""A clock that counts only the time for which this process has run, for time-outs of peers.
 
-A process that was stopped (SIGSTOP, a paused virtual machine, a laptop's lid) wakes up with every time-out overdue and
-with all that its peers said meanwhile still unread. By this clock it has not waited: time that passes between two ticks
-counts as one tick at most, so what waits in sockets is read before anybody is judged.
+A process that was suspended (SIGSTOP, a paused virtual machine, a laptop's lid) wakes up with every time-out overdue
+and all messages of its peers unread. On this clock it has not waited: time between two ticks counts as at most one
+tick, so data in sockets is read before any peer is timed out.
 """
 
 import asyncio
@@ -13,16 +13,16 @@ from typing import TypeVar
 
 TICK_SECONDS = 0.1
 STOP_TICKS = 5
-"""A tick that comes later than this many is a stop."""
+"""A tick later than this many ticks counts as a suspension."""
 
 _T = TypeVar("_T")
 
 
 class AwakeClock:
-    """Counts the seconds in which the running event loop gets round to its timers.
+    """Counts the seconds in which the running event loop serves its timers.
 
     Args:
-        tick_seconds: how often it looks; the most that a stop of any length counts for is one or two of these.
+        tick_seconds: tick interval; a suspension of any length counts for at most two ticks.
     """
 
     def __init__(self, tick_seconds: float = TICK_SECONDS) -> None:
@@ -32,29 +32,29 @@ class AwakeClock:
         self._steady_since = 0.0
 
     def now(self) -> float:
-        """Return the seconds counted so far; the first call starts the clock, inside the loop."""
+        """Return the seconds counted so far; the first call, inside the loop, starts the clock."""
         if self._ticked is None:
             self._ticked, self._steady_since = time.monotonic(), -math.inf
             self._arm()
         return self._counted + min(time.monotonic() - self._ticked, self._tick_seconds)
 
     def steady_seconds(self) -> float:
-        """Return for how long the loop has run without a stop; a wait that ends just after one says nothing yet."""
+        """Return how long the loop has run since the last suspension; a wait ending just after one proves nothing."""
         now = self.now()
         assert self._ticked is not None
         stopped = time.monotonic() - self._ticked > STOP_TICKS * self._tick_seconds
         return 0.0 if stopped else now - self._steady_since
 
     async def sleep_until(self, when: float) -> None:
-        """Return once the clock shows `when`."""
+        """Return once the clock reads `when`."""
         while (left := when - self.now()) > 0:  # noqa: ASYNC110  waits for a time
             await asyncio.sleep(left)
 
     async def within(self, seconds: float, awaitable: Awaitable[_T]) -> _T:
-        """Return what `awaitable` gives.
+        """Await `awaitable` with a time-out on this clock.
 
         Raises:
-            TimeoutError: it gave nothing for so long; it is cancelled.
+            TimeoutError: `seconds` have passed; the awaitable is cancelled.
         """
         future = asyncio.ensure_future(awaitable)
         end = self.now() + seconds

@@ -1,6 +1,6 @@
-"""A log of what may happen a thousand times a second: of each kind the first in a second, then how many followed.
+"""A log for events that may happen a thousand times a second: the first of each kind in a second, then a count.
 
-Costs two lines a second for each kind, whatever happens; kinds are few, and named by the program.
+Costs at most two lines per second and kind; the program defines the few kinds.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ class BoundedLog:
     """Logs one event, at INFO.
 
     Args:
-        log: where to.
-        event: its name; what follows the first is told of as EVENT_again.
+        log: the logger.
+        event: its name; repetitions are reported as EVENT_again.
     """
 
     def __init__(self, log: FilteringBoundLogger, event: str) -> None:
@@ -24,7 +24,7 @@ class BoundedLog:
         self._num_more: dict[str, int] = {}
 
     def say(self, kind: str, **fields: object) -> None:
-        """Log that it has happened, or count it if one of its kind was logged within the last second."""
+        """Log an occurrence, or count it if one of its kind was logged within the last second."""
         if kind in self._num_more:
             self._num_more[kind] += 1
             return

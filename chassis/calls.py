@@ -1,14 +1,14 @@
-"""How each call of a server begins and ends, whatever its servicer and its client do.
+"""How calls of a server begin and end, for all servicers and clients.
 
-gRPC's own server answers a message that cannot be read with UNKNOWN and a traceback in the log, does the same with an
-exception of a servicer, telling the client its text, and leaves a call without a message open for ever. Here, for all
-servicers, health and reflection included:
+By default gRPC's server answers an undecodable message with UNKNOWN and logs a traceback, does the same for a
+servicer's exception and sends its text to the client, and leaves a call without a message open for ever. Here, for all
+servicers including health and reflection:
 
-    a message that cannot be read, or none where one is needed    INVALID_ARGUMENT, nothing in the log
-    a `RequestError` that a servicer raises, alone or in a group  its status
-    another exception                                             INTERNAL, logged whole, detail withheld
+    an undecodable message, or none where one is required         INVALID_ARGUMENT, nothing in the log
+    a `RequestError` raised by a servicer, alone or in a group    its status
+    another exception                                             INTERNAL, logged in full, details withheld
 
-So a servicer raises, wherever it is in its streams.
+So a servicer may raise at any point of its streams.
 """
 
 import asyncio
@@ -26,28 +26,28 @@ from lorrery.chassis.log import get_logger
 
 _Method = Callable[..., Any]
 _GONE = (grpc.aio.InternalError, grpc.aio.UsageError)
-"""What reading and writing raise where the client has gone."""
+"""Raised by reads and writes after the client has gone."""
 _log = get_logger("chassis.calls")
 
 
 class CallGuard(grpc.aio.ServerInterceptor):
-    """Stands before every servicer."""
+    """Interceptor in front of every servicer."""
 
     def __init__(self) -> None:
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._open: set[asyncio.Task[Any]] = set()
 
     async def all_ended(self, seconds: float) -> None:
-        """Return when no call is open, or after so many seconds.
+        """Return when no call is open, or after `seconds`.
 
-        A stopped server has told its calls to end and does not wait for that. A loop that ends then cancels them once
-        more, and gRPC logs a traceback for each.
+        A stopped server cancels its calls without waiting for them. If the loop then ends, they are cancelled again,
+        and gRPC logs a traceback for each.
         """
         if self._open:
             await asyncio.wait(self._open, timeout=seconds)
 
     def begun(self) -> None:
-        """Take note of a call, which is the current task."""
+        """Register the current task as a call."""
         if (task := asyncio.current_task()) is not None:
             self._open.add(task)
             task.add_done_callback(self._open.discard)
@@ -57,7 +57,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """Return what serves a call; None: there is no such method."""
+        """Return the handler of a call; None: no such method."""
         method: str = handler_call_details.method
         guarded = self._guarded.get(method)
         if guarded is None and (handler := await continuation(handler_call_details)) is not None:
@@ -68,7 +68,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
 def _guard(
     method: str, handler: "grpc.RpcMethodHandler[Any, Any]", begun: Callable[[], None]
 ) -> "grpc.RpcMethodHandler[Any, Any]":
-    """Return a handler that reads its messages itself: gRPC reads that of a unary request before anybody sees it."""
+    """Return a handler that reads its messages itself; gRPC would decode that of a unary request before any hook."""
     behaviours = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
     (behaviour,) = cast("list[_Method]", [behaviour for behaviour in behaviours if behaviour is not None])
 
@@ -121,7 +121,7 @@ async def _end(method: str, error: Exception, context: status.Context) -> NoRetu
     leaves = _leaves(error)
     aborted = next((leaf for leaf in leaves if isinstance(leaf, grpc.aio.AbortError)), None)
     if aborted is not None:
-        raise aborted from None  # it has its status
+        raise aborted from None  # it already has a status
     refusal = next((leaf for leaf in leaves if isinstance(leaf, RequestError)), None)
     try:
         if refusal is not None:
@@ -129,7 +129,7 @@ async def _end(method: str, error: Exception, context: status.Context) -> NoRetu
         for leaf in leaves:
             if isinstance(leaf, _GONE):
                 raise leaf
-        if isinstance(error, NotImplementedError):  # a generated servicer's, of what it does not offer
+        if isinstance(error, NotImplementedError):  # raised by generated servicers for methods that are not implemented
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served here")
         _log.error("call_failed", method=method, exc_info=error)
         await status.abort(context, Internal(str(error)), "internal error; the service's log has more")

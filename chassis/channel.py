@@ -1,8 +1,8 @@
-"""The channel with which a process dials another.
+"""The gRPC channel of a client.
 
-gRPC's own defaults wait up to two minutes before they dial again, and share one connection between all channels to
-one address. A peer that has died with its host is noticed by pings. Unknown option names are ignored by gRPC without a
-word, so `tests/chassis/test_channel.py` checks their effect.
+gRPC's defaults wait up to two minutes before dialling again, and share one connection between all channels to the same
+address. Pings detect a peer whose host has died. gRPC silently ignores unknown option names, so
+`tests/chassis/test_channel.py` checks their effect.
 """
 
 import asyncio
@@ -24,25 +24,25 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    # A peer that starts again elsewhere has another address behind its name; gRPC would ask for it after half a minute.
+    # A peer restarted elsewhere has a new address under its name; gRPC would resolve it again only after half a minute.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
-    # Any length: who dials trusts the answer, and a plan may bring the outputs of a whole batch. gRPC's default is 4
-    # MiB, one million token ids; what is sent has no limit by default.
+    # Unlimited: a client trusts the server's answers, and a plan may carry the outputs of a whole batch. gRPC's default
+    # is 4 MiB, one million token ids; sending is unlimited by default.
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
-    # A cluster's services reach each other directly; gRPC would dial even 127.0.0.1 through the environment's proxy.
+    # Services of a cluster reach each other directly; gRPC would dial even 127.0.0.1 through the environment's proxy.
     ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Without these two (grpcio 1.85) an answer to a ping has a minute, and behind two pings without a message none is
-    # sent for a minute: a scheduler that hangs would be noticed after 70 to 110 s, not 20.
+    # Without these two (grpcio 1.85) a ping may take a minute to be answered, and after two pings without a message
+    # none is sent for a minute: a scheduler that hangs would be noticed after 70 to 110 s, not 20.
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
 
 
 def options_for(host: str) -> tuple[tuple[str, str], ...]:
-    """Return the options of a channel to an address whose certificate has a name; empty: the address's own."""
+    """Return options for a channel to a server whose certificate names `host`; empty: the host of the address."""
     return (("grpc.ssl_target_name_override", host),) if host else ()
 
 
@@ -51,14 +51,14 @@ _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:
 
 
 def check_target(option: str, target: str) -> None:
-    """Check that gRPC can dial `target`; it would try a URL or a host without a port until its patience ends.
+    """Check that gRPC can dial `target`; gRPC itself would retry a URL or a host without a port until it times out.
 
     Args:
-        option: the flag that it came with.
+        option: the flag that gave it.
         target: HOST:PORT, or a target with one of gRPC's own schemes (`dns:///...`, `unix:...`).
 
     Raises:
-        SettingsError: it is neither; the message says what would do.
+        SettingsError: it is neither; the message suggests a fix.
     """
     if target.startswith(_SCHEMES):
         return
@@ -71,7 +71,7 @@ def check_target(option: str, target: str) -> None:
 
 
 async def own_host(address: str) -> str:
-    """Return the address of this host by which a peer sees it; its name where the peer's address says nothing of it.
+    """Return this host's address as seen by a peer, or its name if the peer's address cannot be resolved.
 
     Args:
         address: HOST:PORT of the peer.
@@ -88,12 +88,12 @@ async def own_host(address: str) -> str:
 
 
 def open_channel(address: str, tls: TlsSettings, *, options: Sequence[tuple[str, str | int]] = ()) -> grpc.aio.Channel:
-    """Return a channel to `address`; it dials when first used, and again after a loss within 200 ms to 2 s.
+    """Return a channel to `address`; it dials on first use, and 200 ms to 2 s after a loss.
 
     Args:
         address: HOST:PORT or any gRPC target.
-        tls: `ca` alone checks the server; with `cert` and `key` the server can check us; nothing set: plain text.
-        options: further channel options; they win over the chassis's own.
+        tls: `ca` alone checks the server; `cert` and `key` let the server check this side; nothing set: plain text.
+        options: further channel options, which override the chassis's.
 
     Raises:
         SettingsError: a certificate cannot be used.
@@ -102,17 +102,19 @@ def open_channel(address: str, tls: TlsSettings, *, options: Sequence[tuple[str,
 
 
 ANEW_SECONDS = 10.0
-"""How long a channel may fail to connect before it is opened anew. A name without an address is asked for again by gRPC
-ever later, up to two minutes, and no option bounds that."""
+"""How long a channel may fail to connect before it is reopened.
+
+gRPC resolves a name without an address at growing intervals of up to two minutes, which no option bounds.
+"""
 
 
 class Dialler:
-    """The channel to one address, opened anew where our certificates have changed since, or where it does not connect.
+    """The channel to one address; reopened if our certificates have changed, or if it cannot connect.
 
     Args:
         address: HOST:PORT or any gRPC target.
-        pems: the client's, read once for all diallers of a process: who dials somebody new while the files change
-            still has what they said before.
+        pems: the client's certificates, read once for all diallers of a process, so that a new dialler that starts
+            while the files change still gets the previous content.
         options: further channel options.
     """
 
@@ -128,9 +130,9 @@ class Dialler:
         return self._channel
 
     async def renew(self) -> bool:
-        """Open the channel anew if there is reason to; return whether there was. Calls on it are lost.
+        """Reopen the channel if needed; return whether it was. Open calls on it are lost.
 
-        To be called before each attempt to reach the peer.
+        Call this before each attempt to reach the peer.
         """
         pems = self._pems.current()
         if pems is self._opened_with and not self._fails_for_long():
@@ -158,12 +160,12 @@ class Dialler:
 
 @contextlib.contextmanager
 def failing_when_closed() -> Iterator[None]:
-    """Make calls inside fail as UNAVAILABLE where their channel has been closed by others of this process.
+    """Make calls in the body fail as UNAVAILABLE if another task closes their channel.
 
-    gRPC raises in whoever awaits such a call as if the task were cancelled, which would end without a word.
+    gRPC raises in a task that awaits such a call as if the task had been cancelled, which would end it silently.
 
     Raises:
-        grpc.aio.AioRpcError: the channel is closed.
+        grpc.aio.AioRpcError: the channel was closed.
     """
     try:
         yield

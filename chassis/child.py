@@ -14,16 +14,16 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Tie this process to its parent, whose pid must be `parent`; exit without a word if that has ended already."""
+    """Tie this process to its parent, whose pid must be `parent`; exit silently if the parent has already ended."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent:
-        sys.exit(1)  # it ended before the line above
+        sys.exit(1)  # the parent ended before prctl
 
 
 def main() -> None:
-    """Tie this process to its parent, then become the command."""
+    """Tie this process to its parent, then exec the command."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     die_with(parent)
     os.execv(command[0], command)  # noqa: S606  the caller's own command line

@@ -2,11 +2,11 @@
 
     device time = (monotonic - start) / time_scale
 
-A scheduler owns one; it stamps arrivals and starts plans by it. Workers and routers estimate it from the times that
-the scheduler stamps on its messages: a stamp is never later than the clock it was read from, so the latest clock that
-any stamp allows is the closest estimate (the least transit seen). Monotonic clocks of two hosts drift apart, so an old
-stamp loses weight slowly. Where one host's clock jumps, as a paused virtual machine's does against the others', the
-answer to a question bounds the estimate from the other side too. The time of day is used nowhere.
+The scheduler owns one, which stamps arrivals and starts of plans. Workers and routers estimate it from the scheduler's
+time stamps on messages: a stamp is never later than the clock it was read from, so the latest clock that any stamp
+allows is the closest estimate (that with the least transit time). Monotonic clocks of two hosts drift apart, so an old
+stamp slowly loses weight. If one host's clock jumps against the others', as that of a paused virtual machine does, the
+answer to a request bounds the estimate from the other side too. The time of day is never used.
 """
 
 import math
@@ -16,11 +16,11 @@ from typing import Self
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 DRIFT = 1e-4
-"""How fast two hosts' monotonic clocks may drift apart; quartz is good for 50 ppm each."""
+"""Upper bound on the drift between two hosts' monotonic clocks; quartz is good for 50 ppm each."""
 
 
 class DeviceClock:
-    """Reads device time, and says when in monotonic time a device time comes.
+    """Reads device time, and converts device times to monotonic times.
 
     Args:
         time_scale: wall seconds per device second; 2 means everything takes twice as long.
@@ -35,7 +35,7 @@ class DeviceClock:
 
     @classmethod
     def synced(cls, time_scale: float, now_ps: int) -> Self:
-        """Return a clock that reads `now_ps` now: the first estimate of another process's clock."""
+        """Return a clock that reads `now_ps` now: a first estimate of another process's clock."""
         clock = cls(time_scale)
         clock._start_seconds -= clock._to_seconds(now_ps)
         return clock
@@ -45,22 +45,22 @@ class DeviceClock:
         return round((time.monotonic() - self._start_seconds) / self.time_scale * PS_PER_SECOND)
 
     def to_monotonic(self, ps: int) -> float:
-        """Return when device time `ps` comes (or came), in seconds of `time.monotonic()`."""
+        """Return the time of `time.monotonic()`, in seconds, at which device time `ps` is (or was) reached."""
         return self._start_seconds + self._to_seconds(ps)
 
     def observe(self, sent_ps: int, asked_at: float | None = None) -> float:
-        """Take into account that the other process stamped `sent_ps` on a message that has just arrived.
+        """Update the estimate with the stamp `sent_ps` of a message that has just arrived.
 
-        Moves the estimate forward if it was behind the stamp. It moves back by no more than the drift since the last
-        stamp, and never behind this one; but an answer cannot have been stamped before it was asked for, and by as much
-        as the estimate says so it is wrong: one of the two clocks has jumped.
+        Moves the estimate forward if it was behind the stamp. Moves it back by no more than the drift since the last
+        stamp, and never behind this one. An answer, however, cannot have been stamped before it was requested: if the
+        estimate says so, it is wrong by the difference, because one of the two clocks has jumped.
 
         Args:
             sent_ps: the stamp.
-            asked_at: `time.monotonic()` when we asked for the message; None: it is no answer.
+            asked_at: `time.monotonic()` at the request that the message answers; None: it answers none.
 
         Returns:
-            Wall seconds by which the estimate was ahead of what is possible.
+            Wall seconds by which the estimate was ahead of the latest possible time; 0 if it was not.
         """
         now = time.monotonic()
         drifted = self._start_seconds + DRIFT * (now - self._observed_at_seconds)

@@ -1,7 +1,7 @@
-"""One style for the help of every command.
+"""One help format for all commands.
 
-A docstring is prose in paragraphs, which are wrapped to the terminal, and indented blocks, which are kept as they
-stand: examples under a line `Examples:`, files, formulas.
+A docstring consists of prose paragraphs, which are wrapped to the terminal, and indented blocks, which are kept as they
+are: examples under a line `Examples:`, files, formulas.
 """
 
 import re
@@ -40,18 +40,18 @@ ApiKey = Annotated[
         help=f"API key to send; better in ${API_KEY_VARIABLE}, which process listings do not show.",
     ),
 ]
-"""Of every command that calls a router."""
+"""Option of every command that calls a router."""
 
 
 class Command(TyperCommand):
-    """Shows its docstring as above; brackets in it are text, not markup. A path that is given is not empty."""
+    """Shows its docstring as described above; brackets in it are text, not markup. Rejects empty paths."""
 
     def __init__(self, *arguments: Any, help: str | None = None, **given: Any) -> None:  # noqa: A002, ANN401  click's
         super().__init__(*arguments, help=None if help is None else _wrapped(help), **given)
 
     # Which module click's Context is in differs between versions of typer.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        """Let messages on wrong values say which value was given, as those on settings do, and refuse an empty path.
+        """Parse; errors show the wrong value, as for settings, and an empty path is refused.
 
         To pathlib the empty path is the current directory; in a script it is a variable that is not set.
         """

@@ -1,10 +1,10 @@
-"""Credentials on the wire: bearer tokens, the cluster's shared token, and the roles in certificates.
+"""Credentials on the wire: bearer tokens, the cluster's shared token, and roles in certificates.
 
-A token stands in the metadata `authorization: Bearer TOKEN`, over HTTP in the header of that name. Services of one
-cluster may share a token: a file with one token a line, of which the first is shown and each is accepted, so that a
-token can be changed without a moment in which services disagree.
+A token is sent as metadata `authorization: Bearer TOKEN`, over HTTP in the header of that name. Services of one cluster
+may share a token: a file with one token per line, of which the first is sent and each is accepted, so that a token can
+be changed without a moment in which services disagree.
 
-A certificate names its holder's role in a URI among its alternative names: `spiffe://lorrery/worker`.
+A certificate has its holder's role in a URI among its alternative names: `spiffe://lorrery/worker`.
 """
 
 import hmac
@@ -19,7 +19,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.watched import Watched
 
 MIN_TOKEN_CHARACTERS = 16
-"""Shorter ones can be guessed."""
+"""Shorter tokens can be guessed."""
 ROLE_URI = "spiffe://lorrery/"
 _SCHEME = "bearer "
 
@@ -28,7 +28,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Role(StrEnum):
-    """What the holder of a certificate is in a cluster."""
+    """Role of a certificate's holder in a cluster."""
 
     ROUTER = "router"
     SCHEDULER = "scheduler"
@@ -38,17 +38,17 @@ class Role(StrEnum):
 
 
 def bearer(token: str) -> Metadata:
-    """Return the metadata that shows a token."""
+    """Return the metadata that carries a token."""
     return (("authorization", f"Bearer {token}"),)
 
 
 def authorization(context: Context) -> str:
-    """Return a call's `authorization`; empty: it has none."""
+    """Return a call's `authorization`; empty: none."""
     return next(iter(metadata_values(context, "authorization")), "")
 
 
 def metadata_values(context: Context, key: str) -> list[str]:
-    """Return every value that a call's metadata has under a key, in order."""
+    """Return all metadata values of a call under a key, in order."""
     return [
         value if isinstance(value, str) else value.decode("latin-1")
         for name, value in context.invocation_metadata() or ()
@@ -57,20 +57,20 @@ def metadata_values(context: Context, key: str) -> list[str]:
 
 
 def token_of(authorization: str) -> str:
-    """Return the token of an `authorization`; empty: it has none, or another scheme."""
+    """Return the token in an `authorization` value; empty: none, or another scheme."""
     if authorization[: len(_SCHEME)].lower() != _SCHEME:
         return ""
     return authorization[len(_SCHEME) :].strip()
 
 
 def certificate_roles(context: Context) -> frozenset[str]:
-    """Return the roles in the certificate that the caller has shown; none: it has shown none, or one without."""
+    """Return the roles in the caller's certificate; empty: no certificate, or one without roles."""
     names = (context.auth_context() or {}).get("x509_subject_alternative_name", ())
     return _roles(name.decode("utf-8", "replace") for name in names)
 
 
 def roles_in(certificate: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the roles in a certificate, as the standard library's `getpeercert` has it; None: none was shown."""
+    """Return the roles in a certificate from the standard library's `getpeercert`; None: no certificate."""
     return _roles(value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI")
 
 
@@ -79,13 +79,13 @@ def _roles(names: Iterable[str]) -> frozenset[str]:
 
 
 class ClusterToken:
-    """The token that the services of a cluster share.
+    """The token shared by the services of a cluster.
 
     Args:
-        path: file with one token a line; None: there is no token, and none is asked for.
+        path: file with one token per line; None: no token is sent or required.
 
     Raises:
-        SettingsError: the file cannot be read, or has no token or one too short.
+        SettingsError: the file cannot be read, or has no token or one that is too short.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -93,15 +93,15 @@ class ClusterToken:
 
     @property
     def required(self) -> bool:
-        """Whether callers have to show one."""
+        """Whether callers need a token."""
         return self._file is not None
 
     def metadata(self) -> Metadata:
-        """Return what a service shows to another one."""
+        """Return the metadata that a service sends to another one."""
         return () if self._file is None else bearer(self._file.current()[0])
 
     def accepts(self, token: str) -> bool:
-        """Return whether a token is one of the cluster's; takes equally long for each wrong one."""
+        """Return whether a token is one of the cluster's; takes the same time for every wrong one."""
         if self._file is None:
             return True
         shown = token.encode()

@@ -1,4 +1,4 @@
-"""Opening a CSV file, and saying what is wrong with it: one line that begins with its path."""
+"""Opens CSV files, and turns their errors into one line that begins with the path."""
 
 import csv
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ def open_csv(path: Path, refusal: type[LorreryError], row_error: type[Exception]
 
     Args:
         path: the file; UTF-8, with or without a byte-order mark.
-        refusal: class of the error that names the file.
-        row_error: what is raised within, of a row or of the header, whose message names the line.
+        refusal: class of the error to raise; its message names the file.
+        row_error: raised in the body for a bad row or header; its message names the line.
 
     Raises:
-        refusal: the file cannot be read, is no text or no CSV, or has a row that cannot be.
+        refusal: the file cannot be read, is not text or CSV, or has an invalid row.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -1,10 +1,10 @@
-"""Which addresses a name has now: how services find one another without lists.
+"""Resolves names to their current addresses, so that services find one another without lists.
 
-gRPC resolves names by itself, but has one channel for all their addresses; here each address is dialled by itself.
+gRPC resolves names itself, but uses one channel for all addresses of a name; here each address is dialled separately.
 
-A name is asked again every few seconds, and soon after a connection was lost. IPv4 addresses count, or IPv6 where there
-are none: a host that has both is one host. An answer without any, or none at all, changes nothing: a name server that
-is away must not take a cluster apart.
+Names are resolved every few seconds, and soon after a connection was lost. Only IPv4 addresses count, or IPv6 if there
+are none, since a host with both is one host. A failed or empty answer changes nothing: a name server that is down must
+not take a cluster apart.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from lorrery.chassis.log import get_logger
 from lorrery.chassis.targets import DnsName, parse_name
 
 ANSWER_SECONDS = 3.0
-"""How long a name server may take."""
+"""Timeout of a name server."""
 SYSTEM_SECONDS = 15.0
-"""How long the system's resolver may take: it asks a second server when the first has not answered for 5 s."""
+"""Timeout of the system's resolver, which asks a second server after 5 s."""
 FIRST_SECONDS = 0.5
-"""Between two looks while a name has had no address yet."""
+"""Interval of attempts while a name has never had an address."""
 SOON_SECONDS = 0.2
-"""From the loss of a connection until its name is asked again; what is lost meanwhile is asked for together."""
+"""Delay from the loss of a connection to the resolution of its name; losses in that time share one resolution."""
 
 _log = get_logger("discovery")
 
@@ -31,12 +31,12 @@ Resolve = Callable[[DnsName], Awaitable[Sequence[str]]]
 """Returns the IP addresses of a name.
 
 Raises:
-    OSError: there are none, or they cannot be learnt now.
+    OSError: there are none, or the resolution failed.
 """
 
 
 async def resolve(name: DnsName) -> Sequence[str]:
-    """See `Resolve`: from the name's own server, or as this system resolves any name."""
+    """See `Resolve`: asks the name's own server, or the system's resolver."""
     return await (_ask_server(name) if name.server else _ask_system(name))
 
 
@@ -49,7 +49,7 @@ async def _ask_system(name: DnsName) -> Sequence[str]:
 
 
 async def _ask_server(name: DnsName) -> Sequence[str]:
-    import dns.asyncresolver  # few clusters need it
+    import dns.asyncresolver  # rarely needed
     import dns.exception
 
     resolver = dns.asyncresolver.Resolver(configure=False)
@@ -71,11 +71,11 @@ class Discovery:
 
     Args:
         targets: addresses and names.
-        every_seconds: between two looks at names.
-        resolve: asks for a name's addresses.
+        every_seconds: interval of resolutions.
+        resolve: resolves a name.
 
     Attributes:
-        addresses: HOST:PORT each, with the name that a certificate must have; empty: the address's own.
+        addresses: HOST:PORT -> name that the certificate must have; empty: that of the address.
     """
 
     def __init__(self, targets: Iterable[str], every_seconds: float, resolve: Resolve = resolve) -> None:
@@ -94,7 +94,7 @@ class Discovery:
 
     @property
     def has_names(self) -> bool:
-        """Whether addresses may come and go."""
+        """Whether addresses may change."""
         return bool(self._names)
 
     @property
@@ -103,17 +103,17 @@ class Discovery:
         return {address: host for found in self._of_target.values() for address, host in found.items()}
 
     def look_soon(self) -> None:
-        """Ask again without waiting for the time: somebody has left, or is about to."""
+        """Resolve soon, before the interval is over: a peer has left, or is about to."""
         self._soon.set()
 
     async def look(self) -> bool:
-        """Ask for the addresses of all names; return whether any has come or gone."""
+        """Resolve all names; return whether any address has appeared or gone."""
         before = self.addresses
         await asyncio.gather(*(self._look_at(target, name) for target, name in self._names.items()))
         return self.addresses != before
 
     async def run(self, on_change: Callable[[], None]) -> None:
-        """Look again and again, until cancelled."""
+        """Resolve repeatedly, until cancelled; call `on_change` after each change."""
         while self._names:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._wait_seconds):
@@ -131,7 +131,7 @@ class Discovery:
         why = "it has no addresses"
         try:
             hosts = await self._resolve(name)
-        except (OSError, UnicodeError) as error:  # the latter: a name that cannot be encoded
+        except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded
             hosts, why = [], str(error) or "no answer in time"
         if not hosts:
             if target not in self._failing:

@@ -1,6 +1,6 @@
-"""What an engine shows under other engines' names: a worker for itself, a router for its cluster as one engine.
+"""Metrics of an engine under other engines' names: of a worker, or of a router's cluster as one engine.
 
-Who has one counts here in plain numbers, for the event loop's thread; a scrape reads them in another. Times are device
+The owner counts in plain numbers, in the event loop's thread; a scrape reads them in another thread. Times are device
 seconds.
 """
 
@@ -18,18 +18,18 @@ from lorrery.chassis.throughput import Throughput
 
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 TRANSITIONS = {"disk": "load", "host": "activate"}
-"""From which tier a load comes -> what vLLM's loads are called."""
+"""Tier that an adapter is loaded from -> name of the load in vLLM."""
 
 
 @dataclass(slots=True)
 class KvCache:
-    """What an engine's KV cache is.
+    """Properties of an engine's KV cache.
 
     Attributes:
         pool_tokens: its size.
         block_size: tokens in a block.
-        dtype: of its numbers.
-        prefix_caching: whether prompts find what others have left.
+        dtype: number format.
+        prefix_caching: whether prompts share cached prefixes.
     """
 
     pool_tokens: int = 0
@@ -45,15 +45,15 @@ class KvCache:
 
 @dataclass(slots=True)
 class EngineState:
-    """An engine's present; a new one each time, or changed in place.
+    """The current state of an engine; may be replaced, or changed in place.
 
     Attributes:
         kv_usage: share of the pool in use.
-        num_deferred: of the waiting requests, those that wait for their adapter.
-        max_loras: places for adapters on the GPU.
+        num_deferred: waiting requests that wait for their adapter.
+        max_loras: slots for adapters on the GPU.
         running_adapters: names of adapters of running requests, in order.
-        waiting_adapters: the same of those that wait.
-        adapters: name of each adapter in memory, and whether it is on the GPU and in host memory.
+        waiting_adapters: the same for waiting requests.
+        adapters: name of each adapter in memory -> whether it is on the GPU, whether it is in host memory.
     """
 
     num_running: int = 0
@@ -67,7 +67,7 @@ class EngineState:
 
 
 class EndedRequest(NamedTuple):
-    """A request that ended by itself; seconds add up from its arrival to its end."""
+    """A request that finished by itself; its seconds add up to the time from arrival to end."""
 
     reason: str
     prompt_tokens: int
@@ -84,17 +84,17 @@ class EngineMetrics:
     """See the module.
 
     Args:
-        registry: where it is shown.
-        model: the name under which the model is served.
-        max_model_len: most tokens of a prompt and its output.
+        registry: where the metrics are registered.
+        model: the served model name.
+        max_model_len: upper bound on prompt plus output, in tokens.
         cache: of the engine; may change.
         vllm: whether to show vLLM's series.
         sglang: whether to show SGLang's series.
-        read: called at each scrape, in its thread, for what is shown of the present; None: `state`.
-        rank: of the engine among those of a process; None: it is the only one.
+        read: called at each scrape, in its thread, for the current state; None: `state` is used.
+        rank: of the engine among those of a process; None: the only one.
 
     Attributes:
-        state: what is shown of the present.
+        state: the current state.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class EngineMetrics:
     ) -> None:
         self.state = EngineState()
         self.cache = cache
-        self.unix_seconds = 0.0  # of what is known of adapters
+        self.unix_seconds = 0.0  # Unix time of the latest information about adapters
         self.rejections = {reason: Number() for reason in REJECTIONS}
         self.success = {reason: Number() for reason in FINISHED_REASONS}
         self._read = read or (lambda: self.state)
@@ -126,50 +126,50 @@ class EngineMetrics:
         if vllm:
             self._show_vllm(Exporter(registry, tuple(series.values())))
         if sglang:
-            constant = None if rank is None else {"dp_rank": str(rank)}  # as of SGLang's data parallel ranks
+            constant = None if rank is None else {"dp_rank": str(rank)}  # as for SGLang's data-parallel ranks
             self._show_sglang(Exporter(registry, tuple(self._sglang.values()), constant))
 
     # --- counting ---------------------------------------------------------------------------------------------------
 
     def first_token(self, ttft_seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count a request's first token, and so its prompt."""
+        """Count a request's first token and its prompt."""
         self._histograms["time_to_first_token_seconds"].observe(ttft_seconds)
         self._sglang_histograms["time_to_first_token_seconds"].observe(ttft_seconds)
         self._counts["prompt_tokens_total"].inc(prompt_tokens)
         self._counts["prompt_tokens_cached_total"].inc(cached_tokens)
 
     def prompt_cached(self, num_tokens: int) -> None:
-        """Count tokens of a prompt that a prefix cache had, where `first_token` could not say."""
+        """Count cached prompt tokens, if `first_token` could not."""
         self._counts["prompt_tokens_cached_total"].value += num_tokens
 
     def generated(self, num_tokens: int) -> None:
-        """Count tokens of any requests."""
+        """Count generated tokens."""
         self._counts["generation_tokens_total"].value += num_tokens
 
     def gaps(self, seconds: float, times: int) -> None:
-        """Count gaps between two tokens of a request, so many alike."""
+        """Count `times` equal gaps between two tokens of a request."""
         self._histograms["inter_token_latency_seconds"].observe_many(seconds, times)
         self._sglang_histograms["inter_token_latency_seconds"].observe_many(seconds, times)
 
     def step(self, num_tokens: int) -> None:
-        """Count a step by the tokens that it computed."""
+        """Count a step by the number of tokens that it computed."""
         self._histograms["iteration_tokens_total"].observe(num_tokens)
 
     def cached(self, queries: int, hits: int) -> None:
-        """Count tokens that were looked up in the prefix cache."""
+        """Count tokens looked up in the prefix cache, and hits."""
         self._counts["prefix_cache_queries_total"].value += queries
         self._counts["prefix_cache_hits_total"].value += hits
 
     def preempted(self, times: int) -> None:
-        """Count sequences that lost their places."""
+        """Count preemptions."""
         self._counts["num_preemptions_total"].value += times
 
     def loaded(self, tier: str, seconds: float) -> None:
-        """Count an adapter's load from a tier."""
+        """Count the load of an adapter from a tier."""
         self._loads[TRANSITIONS[tier]].observe(seconds)
 
     def ended(self, request: EndedRequest) -> None:
-        """Count a request that ended by itself."""
+        """Count a request that finished by itself."""
         observed = self._histograms
         self.success[request.reason].inc()
         inference = request.prefill_seconds + request.decode_seconds
@@ -198,7 +198,7 @@ class EngineMetrics:
             observed[name].observe(number)
 
     def adapters_known(self) -> None:
-        """Take note that what is known of adapters is of now."""
+        """Record that the information about adapters is current."""
         self.unix_seconds = time.time()
 
     # --- showing ----------------------------------------------------------------------------------------------------

@@ -1,14 +1,14 @@
-"""The series of other engines, under their names: facts about them, so that what reads an engine's metrics reads ours.
+"""The series of other engines under their own names, so that tools for those engines can read our metrics.
 
-Names, types, labels and buckets are those of vLLM 0.30 (and of 0.9 to 0.28, where an older name is still read), of the
-residency series that vLLM is about to have (pull request 54830), of llm-d-inference-sim, and of SGLang 0.5.
+Names, types, labels and buckets are those of vLLM 0.30 (and of 0.9 to 0.28 where an older name is still in use), of the
+residency series that vLLM is about to add (pull request 54830), of llm-d-inference-sim, and of SGLang 0.5.
 `docs/vllm-metrics.md` says what each means here, and which stay at 0.
 """
 
 from lorrery.chassis.series import Series
 
 ENGINE = ("model_name", "engine")
-"""Labels of vLLM's series; there is one engine, 0, in a process."""
+"""Labels of vLLM's series; a process has one engine, 0."""
 
 _PHASE = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
@@ -27,7 +27,7 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
 def counts_up_to(longest: int) -> tuple[float, ...]:
-    """Return 1, 2, 5, 10, 20, 50 and so on, up to a length."""
+    """Return 1, 2, 5, 10, 20, 50 and so on, up to `longest`."""
     buckets: list[float] = []
     power = 1
     while True:
@@ -43,10 +43,10 @@ def _series(name: str, unit: str, text: str, *labels: str, buckets: tuple[float,
 
 
 def vllm_series(max_model_len: int) -> dict[str, Series]:
-    """Return vLLM's series by name, without its prefix.
+    """Return vLLM's series by name, without the prefix.
 
     Args:
-        max_model_len: most tokens of a prompt and its output; the last bucket of lengths follows from it.
+        max_model_len: upper bound on prompt plus output; determines the last bucket of lengths.
     """
     lengths = counts_up_to(max_model_len)
     listed = (
@@ -154,13 +154,13 @@ def vllm_series(max_model_len: int) -> dict[str, Series]:
 
 
 SGLANG = ("model_name",)
-"""Labels of what SGLang's frontend counts."""
+"""Labels of the metrics of SGLang's frontend."""
 SGLANG_SCHEDULER = ("model_name", "engine_type", "tp_rank", "pp_rank")
-"""Labels of what its scheduler shows; here always `unified`, 0 and 0."""
+"""Labels of the metrics of its scheduler; here always `unified`, 0 and 0."""
 
 
 def sglang_series() -> dict[str, Series]:
-    """Return SGLang's series by name, without its prefix."""
+    """Return SGLang's series by name, without the prefix."""
 
     def series(name: str, unit: str, text: str, *labels: str, buckets: tuple[float, ...] = ()) -> Series:
         return Series(f"sglang:{name}", unit, text, (*SGLANG, *labels), buckets)

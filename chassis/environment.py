@@ -1,4 +1,4 @@
-"""Reads settings from the environment. Imported only where a variable is set: pydantic-settings is slow to import."""
+"""Reads settings from the environment. Imported only if a variable is set: pydantic-settings is slow to import."""
 
 import os
 from typing import Any, cast
@@ -12,16 +12,16 @@ from lorrery.chassis.variables import ENV_PREFIX, setting_variables
 
 
 def read_environment(model: type[BaseModel]) -> dict[str, Any]:
-    """Return what the environment sets of a model, a table for each section.
+    """Return the settings in the environment, one table per section.
 
     Raises:
-        SettingsError: a `LORRERY_` name that is no setting, or a value that is no JSON where that is expected.
+        SettingsError: a `LORRERY_` variable is no setting, or has invalid JSON where JSON is expected.
     """
     for name in setting_variables():
         section = name[len(ENV_PREFIX) :].split("__")[0].lower()
         if section not in model.model_fields:
             raise SettingsError(f"environment variable {name} names no setting")
-    # The source reads fields and configuration only, which any model has.
+    # The source uses only fields and configuration, which any model has.
     source = EnvSettingsSource(cast("type[BaseSettings]", model), env_prefix=ENV_PREFIX, env_nested_delimiter="__")
     try:
         return source()
@@ -30,7 +30,7 @@ def read_environment(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _malformed(model: type[BaseModel], source: EnvSettingsSource) -> SettingsError:
-    """Find the variable whose value cannot be read; pydantic tells its section only."""
+    """Return the error for the variable that cannot be parsed; pydantic names only its section."""
     for name in setting_variables():
         value = os.environ[name]
         source.env_vars = {name.lower(): value}
@@ -42,7 +42,7 @@ def _malformed(model: type[BaseModel], source: EnvSettingsSource) -> SettingsErr
 
 
 def _form(model: type[BaseModel], name: str) -> str:
-    """Say what a variable's value must look like."""
+    """Describe the expected form of a variable's value."""
     kind: Any = model
     for part in name[len(ENV_PREFIX) :].lower().split("__"):
         kind = kind.model_fields[part].annotation

@@ -1,8 +1,8 @@
-"""What can go wrong, and how a client sees it.
+"""The exceptions, and how clients see them.
 
     LorreryError
     |-- SettingsError        a settings file, variable or flag is wrong
-    |-- FormatError          a file has a format version that is not known, or is malformed
+    |-- FormatError          a file is malformed, or has an unknown format version
     `-- RequestError         one request ends without (further) output
         |-- InvalidRequest   a bad value
         |-- NeverFits        prompt or total over a limit
@@ -10,20 +10,20 @@
         |-- Overloaded       a queue or quota is full, or the reader is too slow
         |-- Unattainable     dropped by a service-level policy
         |-- RankOverLimit    an adapter over the deployment's rank limit
-        |-- Conflict         the name stands for something else
-        |-- NotOffered       a call of another server's protocol that is not to be had here
-        |-- WrongWorker      a worker does not go with the cluster
+        |-- Conflict         the name is in use
+        |-- NotOffered       an unsupported call of another server's protocol
+        |-- WrongWorker      a worker does not match the cluster
         |-- NoKvEvents       the deployment's prefix cache has no blocks
         |-- RunIsOver        a simulation in lock step has ended
-        |-- WorkerGivenUp    a worker's stream ends, for what it did or did not
+        |-- WorkerGivenUp    a worker's stream is ended because of its behaviour
         |-- Unauthenticated  no valid key, token or certificate
-        |-- PermissionDenied what the caller may not do
+        |-- PermissionDenied the caller may not do this
         |-- Unavailable      no worker or shard, or draining
-        |-- InjectedFault    a rule of `faults` asked for it
-        `-- Internal         an invariant of ours is broken
+        |-- InjectedFault    injected by a rule of `faults`
+        `-- Internal         a broken invariant of ours
 
-`chassis.status` gives each its status code; `Reason` says more exactly which one it is, for programs, and stands beside
-the text. docs/errors.md lists both.
+`chassis.status` maps each to a status code; `Reason` is a finer, machine-readable cause that accompanies the text.
+docs/errors.md lists both.
 """
 
 # ruff: noqa: N818  the names say what is wrong with the request; "Error" would say it twice
@@ -33,7 +33,7 @@ from typing import ClassVar
 
 
 class Reason(StrEnum):
-    """What went wrong: `reason` of `google.rpc.ErrorInfo`. Clients compare these, so their spelling stays."""
+    """Cause of an error: `reason` of `google.rpc.ErrorInfo`. Clients compare these strings; never change them."""
 
     INVALID_VALUE = "INVALID_VALUE"
     NEVER_FITS = "NEVER_FITS"
@@ -66,7 +66,7 @@ class Reason(StrEnum):
 
 
 class LorreryError(Exception):
-    """Root of the tree."""
+    """Base class of all errors."""
 
 
 class SettingsError(LorreryError):
@@ -74,17 +74,17 @@ class SettingsError(LorreryError):
 
 
 class FormatError(LorreryError):
-    """A file has a format version that is not known, or is malformed."""
+    """A file is malformed, or has an unknown format version."""
 
 
 class RequestError(LorreryError):
     """One request ends without (further) output.
 
     Args:
-        message: what, the limit, what to do.
-        reason: which of the class's reasons, where it has several.
-        retry_seconds: when the same request may succeed, where that is known; `chassis.status` has the usual times.
-        facts: what the message says, for programs: `field`, `value`, `limit` and the like.
+        message: what is wrong, the limit, what to do.
+        reason: cause, for classes with several.
+        retry_seconds: when the same request may succeed, if known; `chassis.status` has default times.
+        facts: machine-readable contents of the message: `field`, `value`, `limit` and the like.
     """
 
     usual_reason: ClassVar[Reason]
@@ -135,19 +135,19 @@ class RankOverLimit(RequestError):
 
 
 class Conflict(RequestError):
-    """The name stands for something else."""
+    """The name is in use."""
 
     usual_reason = Reason.ADAPTER_EXISTS
 
 
 class NotOffered(RequestError):
-    """A call of another server's protocol that is not to be had here."""
+    """An unsupported call of another server's protocol."""
 
     usual_reason = Reason.NOT_OFFERED
 
 
 class WrongWorker(RequestError):
-    """A worker does not go with the cluster."""
+    """A worker does not match the cluster."""
 
     usual_reason = Reason.WRONG_WORKER
 
@@ -165,7 +165,7 @@ class RunIsOver(RequestError):
 
 
 class WorkerGivenUp(RequestError):
-    """A worker's stream ends, for what it did or did not."""
+    """A worker's stream is ended because of its behaviour."""
 
     usual_reason = Reason.WORKER_GIVEN_UP
 
@@ -177,7 +177,7 @@ class Unauthenticated(RequestError):
 
 
 class PermissionDenied(RequestError):
-    """What the caller may not do."""
+    """The caller may not do this."""
 
     usual_reason = Reason.PERMISSION_DENIED
 
@@ -189,16 +189,16 @@ class Unavailable(RequestError):
 
 
 class Internal(RequestError):
-    """An invariant of ours is broken."""
+    """A broken invariant of ours."""
 
     usual_reason = Reason.INTERNAL
 
 
 class InjectedFault(RequestError):
-    """A fault on request.
+    """An injected fault.
 
     Args:
-        rule: as it was asked for.
+        rule: text of the rule.
         status: name of the gRPC status that the rule names.
     """
 

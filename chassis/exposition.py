@@ -1,8 +1,8 @@
-"""Prometheus's text formats, of a registry whose series are mostly an `Exporter`'s.
+"""Prometheus's text formats, for a registry whose series are mostly an `Exporter`'s.
 
-The client library takes 10 us a line, which for a thousand series every few seconds is more than what is counted costs
-all the time. What an `Exporter` shows is written here instead, with names and labels that are kept from scrape to
-scrape; what other collectors show, the library writes.
+The client library takes 10 us per line; for a thousand series every few seconds that exceeds the cost of all counting.
+An `Exporter`'s series are written here instead, with names and labels cached between scrapes; the library writes those
+of other collectors.
 """
 
 from types import SimpleNamespace
@@ -20,14 +20,14 @@ _EOF = b"# EOF\n"
 
 
 class Registry(CollectorRegistry):
-    """A registry that can write what is registered with it, in that order."""
+    """A registry that can write its collectors in the order of registration."""
 
     def __init__(self) -> None:
         super().__init__()
         self._registered: list[Collector] = []
 
     def register(self, collector: Collector) -> None:
-        """Show what a collector collects; an `Exporter` with series that are shown already, with those."""
+        """Register a collector; an `Exporter` whose series are already shown by another one is joined to it."""
         if isinstance(collector, Exporter) and any(
             isinstance(one, Exporter) and one.joined(collector) for one in self._registered
         ):
@@ -36,12 +36,12 @@ class Registry(CollectorRegistry):
         self._registered.append(collector)
 
     def unregister(self, collector: Collector) -> None:
-        """Show it no longer."""
+        """Unregister a collector."""
         super().unregister(collector)
         self._registered.remove(collector)
 
     def text(self, *, openmetrics: bool) -> bytes:
-        """Return all series, in Prometheus's text format or in OpenMetrics'."""
+        """Return all series, in Prometheus's text format or in OpenMetrics."""
         parts = [_text(collector, openmetrics=openmetrics) for collector in list(self._registered)]
         return b"".join([*parts, _EOF] if openmetrics else parts)
 
@@ -50,9 +50,9 @@ def expose(registry: CollectorRegistry, accept: str, *others: CollectorRegistry)
     """Return content type and text of all series.
 
     Args:
-        registry: quickest if it is a `Registry`.
-        accept: the header of who asks; what does not ask for OpenMetrics gets the older text format.
-        others: shown behind it; they have no series of its names.
+        registry: fastest if it is a `Registry`.
+        accept: Accept header; without OpenMetrics in it, the older text format is used.
+        others: shown after it; their series must have other names.
     """
     is_openmetrics = "application/openmetrics-text" in accept
     texts = [_registry_text(one, openmetrics=is_openmetrics) for one in (registry, *others)]

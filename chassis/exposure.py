@@ -1,4 +1,4 @@
-"""Says so, loudly, where a service can be called by anybody who reaches it."""
+"""Warns if a service is accessible without credentials to everyone who can reach it."""
 
 from ipaddress import ip_address
 
@@ -7,13 +7,13 @@ from lorrery.chassis.sections import TlsSettings
 
 
 def warn_if_exposed(setting: str, listen: str, tls: TlsSettings, *, protected: bool, cure: str) -> None:
-    """Log a warning where a service listens on more than loopback, and lets everybody in or reads keys in the clear.
+    """Log a warning if a service listens beyond loopback and needs no credentials, or receives keys without TLS.
 
     Args:
-        setting: where `listen` comes from.
+        setting: origin of `listen`.
         listen: HOST:PORT.
         tls: of the server.
-        protected: whether callers have to show anything.
+        protected: whether callers need credentials.
         cure: what to set.
     """
     if is_loopback(listen):
@@ -28,7 +28,7 @@ def warn_if_exposed(setting: str, listen: str, tls: TlsSettings, *, protected: b
 
 
 def is_loopback(listen: str) -> bool:
-    """Return whether HOST:PORT can be reached from this machine only."""
+    """Return whether HOST:PORT is reachable from this machine only."""
     host = listen.rpartition(":")[0].strip("[]")
     try:
         return ip_address(host).is_loopback

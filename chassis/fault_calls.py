@@ -1,4 +1,4 @@
-"""Faults on request as calls bring them."""
+"""Validates fault rules that arrive in calls."""
 
 from collections.abc import Container, Iterable, Sequence
 
@@ -6,19 +6,19 @@ from lorrery.chassis.errors import InvalidRequest, SettingsError
 from lorrery.chassis.faults import REQUEST_KINDS, Fault, check_faults, parse_fault
 
 MAX_RULES = 64
-"""Most rules of an operator's calls together, or of one request."""
+"""Upper bound on the rules of all of an operator's calls, or of one request."""
 
 
 def read_rules(texts: Sequence[str], field: str, kinds: Container[str] | None = None) -> list[Fault]:
-    """Read the rules of a call.
+    """Parse the rules of a call.
 
     Args:
-        texts: one each.
-        field: where they stand.
-        kinds: those that may; None: all.
+        texts: one rule each.
+        field: name of their field.
+        kinds: kinds that are allowed; None: all.
 
     Raises:
-        InvalidRequest: too many, one is none, or two do not go together.
+        InvalidRequest: there are too many rules, one is invalid, or two conflict.
     """
     if len(texts) > MAX_RULES:
         raise InvalidRequest(
@@ -40,15 +40,15 @@ def read_rules(texts: Sequence[str], field: str, kinds: Container[str] | None = 
 
 
 def further(faults: Iterable[Fault], held: Sequence[Fault], from_ps: int = 0) -> list[Fault]:
-    """Return those of an operator's further faults that are new: one that holds already stays as it is.
+    """Return the new ones among an operator's further faults; a fault in force stays unchanged.
 
     Args:
         faults: of the call.
-        held: those of the calls before, with their times on the clock of `from_ps`.
-        from_ps: when the new ones' times begin to count.
+        held: faults of previous calls, with times on the clock of `from_ps`.
+        from_ps: origin of the new faults' times.
 
     Raises:
-        InvalidRequest: two do not go together.
+        InvalidRequest: two conflict.
     """
     known = {fault.text for fault in held}
     new = [fault for fault in faults if fault.text not in known]
@@ -61,10 +61,10 @@ def further(faults: Iterable[Fault], held: Sequence[Fault], from_ps: int = 0) ->
 
 
 def check_number(num_held: int, num_new: int) -> None:
-    """Check that an operator's rules are not too many.
+    """Check the total number of an operator's rules.
 
     Raises:
-        InvalidRequest: they are.
+        InvalidRequest: it exceeds `MAX_RULES`.
     """
     if num_held + num_new > MAX_RULES:
         raise InvalidRequest(

@@ -1,7 +1,7 @@
-"""Which faults on request happen to whom: rules that count what they fit, and draw for it.
+"""Chooses which injected faults apply to which requests and loads: rules that count their matches, and draw shares.
 
-The same requests in the same order meet the same faults, live and simulated; so do the loads of one worker. Whoever
-counts starts at zero: a router for the requests that it gets, a worker's replica for its loads, each time it attaches.
+The same requests in the same order get the same faults, live and simulated; so do the loads of one worker. Counts start
+at zero: per router for its requests, and per attachment of a worker for its loads.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -15,13 +15,13 @@ from lorrery.vocabulary.units import ENDLESS
 
 @dataclass(frozen=True, slots=True)
 class RequestFaults:
-    """What is to go wrong with one request.
+    """The faults of one request.
 
     Attributes:
-        faults: all that were chosen, in order of the rules.
+        faults: all that apply, in order of the rules.
         delay_ps: how late it reaches a scheduler.
-        refusal: with which it ends at once.
-        cut: after whose tokens its stream ends.
+        refusal: the fault that ends it at once.
+        cut: the fault that ends its stream after some tokens.
         stalls: in order of `after`.
     """
 
@@ -36,7 +36,7 @@ NO_FAULTS = RequestFaults()
 
 
 def together(faults: Sequence[Fault]) -> RequestFaults:
-    """Return what several faults of requests do to one: delays add up, the first refusal and the earliest cut count."""
+    """Combine several request faults: delays add up, the first refusal and the earliest cut count."""
     if not faults:
         return NO_FAULTS
     by_kind = {kind: [fault for fault in faults if fault.kind == kind] for kind in REQUEST_KINDS}
@@ -51,13 +51,13 @@ def together(faults: Sequence[Fault]) -> RequestFaults:
 
 
 class FaultRules:
-    """Chooses what goes wrong with each request, or with each load, in their order.
+    """Chooses the faults of each request, or of each load, in order.
 
     Args:
-        faults: those of some kinds count; others are left alone.
-        kinds: which.
-        draws_for: another name draws other shares.
-        place: how many rules stand before these in the list; each place draws for itself.
+        faults: only those of `kinds` are used.
+        kinds: the kinds to use.
+        draws_for: name that varies the random draws.
+        place: number of rules before these in the list; each position has its own draws.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class FaultRules:
     ) -> None:
         self.faults = tuple(fault for fault in faults if fault.kind in kinds)
         self.num_met = [0 for _ in self.faults]
-        """How often each fault has happened."""
+        """How often each fault has applied."""
         self._num_fit = [0 for _ in self.faults]
         self._draws_for = draws_for
         self._place = place
 
     def choose(self, tenant_id: str, adapter_id: str, at_ps: int) -> list[Fault]:
-        """Return the faults of the next request or load, which comes so long after their times began to count."""
+        """Return the faults of the next request or load; `at_ps`: time since the origin of the faults' times."""
         chosen: list[Fault] = []
         for index, fault in enumerate(self.faults):
             if (
@@ -91,7 +91,7 @@ class FaultRules:
             self.num_met[index] += 1
             chosen.append(fault)
             if fault.kind == REFUSE:
-                break  # no other fault happens to it, and none counts it
+                break  # a refused request gets no other fault, and no other rule counts it
         return chosen
 
     def _drawn(self, index: int, number: int) -> bool:
@@ -105,12 +105,12 @@ class FaultRules:
 
 @dataclass(slots=True, eq=False)
 class RuleSet:
-    """Faults that were given together.
+    """Faults that were set together.
 
     Attributes:
         faults: of any kind.
-        from_ps: since when they hold, and their times count.
-        until_ps: when others took their place; `ENDLESS`: none have.
+        from_ps: when they came into force, which is also the origin of their times.
+        until_ps: when others replaced them; `ENDLESS`: still in force.
     """
 
     faults: tuple[Fault, ...]
@@ -119,15 +119,15 @@ class RuleSet:
 
     @property
     def timed(self) -> list[Fault]:
-        """The faults with their times on the clock of `from_ps`."""
+        """The faults, with times on the clock of `from_ps`."""
         return [fault.begun_at(self.from_ps) for fault in self.faults]
 
 
 class RuleBook:
-    """The faults that hold in a cluster, and since when: the settings', and those of an operator's calls."""
+    """The faults in force in a cluster, and since when: those of the settings, and those of an operator's calls."""
 
     MAX_REPLACED = 4
-    """Replacements after which a set is forgotten: a worker may be at a time before the last ones."""
+    """Replacements after which a set is dropped: a worker's time may lie before the last few replacements."""
 
     def __init__(self) -> None:
         self.planned: RuleSet | None = None
@@ -135,16 +135,16 @@ class RuleBook:
 
     @property
     def sets(self) -> list[RuleSet]:
-        """All, the settings' first."""
+        """All sets, the settings' first."""
         return self.operators if self.planned is None else [self.planned, *self.operators]
 
     def plan(self, faults: Iterable[Fault], from_ps: int) -> None:
-        """Let the settings' faults hold from now on, unless they do already."""
+        """Put the settings' faults into force, unless they already are."""
         if self.planned is None:
             self.planned = RuleSet(tuple(faults), from_ps)
 
     def going_on(self, kind: str, worker: str, at_ps: int, *, by_operator: bool = False) -> Fault | None:
-        """Return a fault of a kind that happens to a worker at a time, be it only if an operator has set it."""
+        """Return a fault of a kind that is active on a worker at a time, or None; `by_operator`: only an operator's."""
         for rule_set in self.operators if by_operator else self.sets:
             if rule_set.from_ps <= at_ps < rule_set.until_ps:
                 for fault in rule_set.faults:
@@ -154,11 +154,11 @@ class RuleBook:
 
     @property
     def current(self) -> list[RuleSet]:
-        """Those of an operator that none has replaced."""
+        """An operator's sets that have not been replaced."""
         return [one for one in self.operators if one.until_ps == ENDLESS]
 
     def take(self, faults: Iterable[Fault], from_ps: int, *, add: bool = False) -> None:
-        """Let an operator's faults hold from a time on, in place of those of the calls before unless they `add`."""
+        """Put an operator's faults into force at a time; without `add` they replace those of previous calls."""
         if not add:
             for one in self.current:
                 one.until_ps = from_ps
@@ -168,12 +168,12 @@ class RuleBook:
 
 
 class LoadRules:
-    """Chooses what goes wrong with each load of an adapter on one worker.
+    """Chooses the faults of each adapter load on one worker.
 
     Args:
-        book: whose rules hold.
-        worker: its name.
-        met: told of each fault that happens.
+        book: the rules.
+        worker: name of the worker.
+        met: called with each fault that applies.
     """
 
     def __init__(self, book: RuleBook, worker: str, met: Callable[[Fault], None] = lambda _fault: None) -> None:
@@ -183,7 +183,7 @@ class LoadRules:
         self._rules: dict[int, tuple[RuleSet, FaultRules]] = {}
 
     def choose(self, adapter_id: str, at_ps: int) -> list[Fault]:
-        """Return the faults of the next load, which begins at this time."""
+        """Return the faults of the next load, which begins at `at_ps`."""
         chosen: list[Fault] = []
         for rule_set in self._book.sets:
             if rule_set.from_ps <= at_ps < rule_set.until_ps and (rules := self._rules_of(rule_set)).faults:
@@ -201,6 +201,6 @@ class LoadRules:
             own = [fault for fault in rule_set.faults if fault.concerns(self._worker)]
             kept = {id(one): self._rules[id(one)] for one in sets if id(one) in self._rules}
             known = rule_set, FaultRules(own, LOAD_KINDS, self._worker, place)
-            # The set is kept beside its rules, so that no other one has its id.
+            # The set is kept beside its rules, so that its id cannot be reused.
             self._rules = {**kept, id(rule_set): known}
         return known[1]

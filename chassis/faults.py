@@ -1,19 +1,18 @@
-"""Faults on request: what a cluster lets go wrong, and when. One syntax for settings, commands and callers.
+"""Injected faults: what goes wrong in a cluster, and when. One syntax for settings, commands and callers.
 
-    worker_loss,at=30,worker=worker-1,for=10          the worker dies with all it has, and comes back empty
-    slow_worker,at=30,worker=worker-0,factor=1.5,for=60    its steps take so many times as long
-    freeze_worker,at=30,worker=worker-0,for=3         it begins no step, and is alive all the same
+    worker_loss,at=30,worker=worker-1,for=10          the worker dies with its state, and comes back empty
+    slow_worker,at=30,worker=worker-0,factor=1.5,for=60    its steps take this many times as long
+    freeze_worker,at=30,worker=worker-0,for=3         it begins no step, but stays connected
     adapter_load_failure,adapter=lora-r8-0,first=2    the first two loads of the adapter fail, on each worker
     slow_adapter_load,factor=20,share=0.1             one load in ten takes twenty times as long
     refuse,first=3,status=RESOURCE_EXHAUSTED          the first three requests end with that status at once
     cut,after=5,share=0.1                             one stream in ten ends with UNAVAILABLE after five tokens
-    stall,after=5,seconds=2,tenant=acme               streams of a tenant stand still for two seconds after five tokens
+    stall,after=5,seconds=2,tenant=acme               streams of a tenant pause for two seconds after five tokens
     delay,seconds=0.5,adapter=lora-r8-0               an adapter's requests reach a scheduler half a second late
 
-Times are device seconds. Without `at` a fault begins at once, without `for` it stays to the end; without `adapter`,
-`tenant` or `worker` it is everybody's; the name of a worker process stands for all its GPUs. `first=N` lets it happen
-to the first N that it fits, `share=P` to a share, drawn from `seed` and a count of those that it fits
-(`chassis.fault_rules`).
+Times are device seconds. Without `at` a fault begins at once, without `for` it never ends; without `adapter`, `tenant`
+or `worker` it applies to all; the name of a worker process stands for all its GPUs. `first=N` applies it to the first N
+matches, `share=P` to a share of them, drawn from `seed` and the number of the match (`chassis.fault_rules`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,12 +36,12 @@ STATUSES = (
     *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
-"""What a fault may end a request with: gRPC's statuses but OK."""
+"""Statuses with which a fault may end a request: all of gRPC's but OK."""
 
 MAX_EXPONENT = 30
-"""Powers of ten to which numbers go, either way."""
+"""Upper bound on the magnitude of a number's decimal exponent."""
 MAX_TEXT = 400
-"""Longest fault, in characters: it stands in messages and in the log."""
+"""Upper bound on a fault's text in characters: it appears in messages and in the log."""
 
 _WHEN = {"at", "for"}
 _SOME = {"first", "share", "seed"}
@@ -57,7 +56,7 @@ _KEYS: dict[str, tuple[set[str], set[str]]] = {
     STALL: ({"after", "seconds"}, {*_WHEN, *_SOME, "adapter", "tenant"}),
     DELAY: ({"seconds"}, {*_WHEN, *_SOME, "adapter", "tenant"}),
 }
-"""Of each kind the keys that it needs, and those that it may have."""
+"""By kind: required keys and optional keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +64,19 @@ class Fault:
     """One fault.
 
     Attributes:
-        text: as it was asked for.
+        text: as given.
         kind: a key of the module's list.
         at_ps: when it begins.
-        until_ps: when it is over; `NEVER` if it stays.
-        worker: whom it concerns, or whose loads; a process's name stands for all its GPUs; empty: all.
+        until_ps: when it ends; `NEVER`: it does not.
+        worker: the worker that it affects, or whose loads; a process's name stands for all its GPUs; empty: all.
         adapter: whose loads or requests; empty: all.
         tenant: whose requests; empty: all.
-        factor: of a slow worker's step times, or of a load's time.
-        seconds: device seconds that a stream stands still, or that a request is late.
-        after: tokens that a stream gives before.
-        status: name of the gRPC status that a request ends with.
-        first: only so many of those that it fits; None: all.
-        share: of those that it fits.
+        factor: on a slow worker's step times, or on a load's time.
+        seconds: device seconds by which a stream pauses or a request is late.
+        after: tokens that a stream produces before.
+        status: name of the gRPC status with which a request ends.
+        first: applies to this many matches; None: all.
+        share: share of the matches that it applies to.
         seed: of the draws for `share`.
     """
 
@@ -98,7 +97,7 @@ class Fault:
 
     @property
     def never_ends(self) -> bool:
-        """Whether it happens to everything that it fits, for ever."""
+        """Whether it applies to all matches, without end."""
         return self.until_ps == NEVER and self.first is None and self.share == 1
 
     @property
@@ -107,24 +106,24 @@ class Fault:
         return round(self.seconds * PS_PER_SECOND)
 
     def begun_at(self, from_ps: int) -> "Fault":
-        """Return the fault with its times counted from another one's zero."""
+        """Return the fault with its times shifted by `from_ps`."""
         until_ps = self.until_ps if self.until_ps == NEVER else self.until_ps + from_ps
         return replace(self, at_ps=self.at_ps + from_ps, until_ps=until_ps)
 
     def concerns(self, worker: str) -> bool:
-        """Tell whether it is of a worker: of everybody, of that one, or of the process that hosts it."""
+        """Return whether it applies to a worker: to all, to that one, or to the process that hosts it."""
         return not self.worker or is_hosted_by(worker, self.worker)
 
     def goes_on_at(self, at_ps: int) -> bool:
-        """Tell whether it has begun and is not over."""
+        """Return whether it is active at a time."""
         return self.at_ps <= at_ps and (at_ps < self.until_ps or self.until_ps == NEVER)
 
 
 def parse_fault(text: str) -> Fault:
-    """Read a fault as the module's text shows it.
+    """Parse a fault in the syntax shown in the module's docstring.
 
     Raises:
-        SettingsError: not of that form; the message says what is wrong.
+        SettingsError: it is malformed; the message says how.
     """
     if len(text) > MAX_TEXT:
         raise SettingsError(f"fault {quoted(text)} has {len(text)} characters; at most {MAX_TEXT} are allowed")
@@ -185,7 +184,7 @@ def parse_fault(text: str) -> Fault:
 
 
 class _Numbers:
-    """The numbers of a fault's text."""
+    """The numbers in a fault's text."""
 
     def __init__(self, text: str, values: dict[str, str]) -> None:
         self._text, self._values = text, values
@@ -198,7 +197,7 @@ class _Numbers:
             return default
         try:
             decimal = Decimal(value)
-            # A fraction of 1e999999999 has as many digits.
+            # A fraction of 1e999999999 has that many digits.
             if decimal.is_finite() and abs(decimal.adjusted()) > MAX_EXPONENT:
                 raise SettingsError(
                     f"fault {self._text}: {key} is {value}; it must be below 1e{MAX_EXPONENT + 1}, and 0 or at least"
@@ -222,16 +221,16 @@ class _Numbers:
 def check_faults(
     faults: Sequence[Fault], *, workers: Iterable[str] | None = None, adapters: Iterable[str], replaced: bool = False
 ) -> None:
-    """Check that faults go together, and with the cluster.
+    """Check that faults are compatible with each other and with the cluster.
 
     Args:
         faults: in any order.
-        workers: names of the cluster's; None: not known.
-        adapters: ids of those that the settings list.
-        replaced: a worker that is lost is replaced at once, and may be lost again.
+        workers: names of the cluster's workers; None: unknown.
+        adapters: ids of the adapters in the settings.
+        replaced: whether a lost worker is replaced at once, and may be lost again.
 
     Raises:
-        SettingsError: a fault names what is not there, or overlaps another of its kind and worker.
+        SettingsError: a fault names something unknown, or overlaps another of its kind and worker.
     """
     known, names = set(adapters), None if workers is None else list(workers)
     for fault in faults:

@@ -1,22 +1,22 @@
-"""What gRPC's C core reads from the environment, and cannot be told otherwise.
+"""Settings of gRPC's C core that can only be made through the environment.
 
-* It remarks on others' connections: no line of a log, and no JSON.
-* Its connections belong to its event engine, whose poller and thread pool pass each message on between them. The older
-  code, in which the thread that waits for what has happened also polls, takes two thirds of the CPU time for a message
-  that a server reads and one that it writes (four switches of threads instead of seven), and less than two thirds for
-  a message that a client reads (grpcio 1.85, Linux; docs/decisions.md). A version that does not know one of the names
-  writes an error to standard error in each process, whatever its verbosity; so they are named only to those that do.
+* Its verbosity: it logs remarks about others' connections, not as log events or JSON.
+* Its event engine, whose poller and thread pool hand each message over between them. The older code, in which the
+  thread that waits for events also polls, takes two thirds of the CPU time for a message that a server reads and one
+  that it writes (four thread switches instead of seven), and less than two thirds for a message that a client reads
+  (grpcio 1.85, Linux; docs/decisions.md). A version that does not know one of the experiments writes an error to
+  standard error in each process, whatever its verbosity; so they are set only for versions that do.
 """
 
 import os
 from importlib import metadata
 
 KNOWING = ("1.85",)
-"""Versions of grpcio with both experiments. tests/chassis/test_grpc_core.py says whether the installed one has them."""
+"""Versions of grpcio with both experiments. tests/chassis/test_grpc_core.py checks the installed one."""
 
 
 def variables(version: str | None) -> dict[str, str]:
-    """Return what is set for a version of grpcio; None: an unknown one."""
+    """Return the variables to set for a version of grpcio; None: unknown."""
     chosen = {"GRPC_VERBOSITY": "ERROR"}
     if version is not None and ".".join(version.split(".")[:2]) in KNOWING:
         chosen["GRPC_EXPERIMENTS"] = "-event_engine_listener,-event_engine_client"
@@ -24,7 +24,7 @@ def variables(version: str | None) -> dict[str, str]:
 
 
 def installed_version() -> str | None:
-    """Return grpcio's version, without an import of it; None: there is no record of its installation."""
+    """Return grpcio's version without importing it; None: no installation record."""
     try:
         return metadata.version("grpcio")
     except metadata.PackageNotFoundError:
@@ -32,6 +32,6 @@ def installed_version() -> str | None:
 
 
 def set_up_grpc() -> None:
-    """Set what the environment leaves open; call it before gRPC is imported."""
+    """Set the variables that the environment lacks; call this before gRPC is imported."""
     for name, value in variables(installed_version()).items():
         os.environ.setdefault(name, value)

@@ -1,8 +1,9 @@
-"""TLS handshakes of a server that counts its connections: one that is under way is one of them.
+"""TLS handshakes of a server that limits its connections: a handshake under way counts as a connection.
 
-A server of asyncio's makes a handshake before its protocol sees the connection, and reports none that fails. So a
-connection is taken without TLS here, counted, and upgraded by the loop's `start_tls`. The transport beneath stays
-known: what a client leaves unread waits there, and TLS's own transport does not count it.
+asyncio's servers complete the handshake before the protocol sees the connection, and report no failed one. So a
+connection is accepted without TLS here, counted, and upgraded with the loop's `start_tls`. The underlying transport
+stays
+accessible: data that a client leaves unread is buffered there, and TLS's own transport does not count it.
 """
 
 import asyncio
@@ -13,20 +14,20 @@ from typing import Any, cast
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 
 REFUSED_SECONDS = 1.0
-"""How long a connection over the limit may take for its handshake and its request, to be answered with the reason."""
+"""How long a connection over the limit may take for handshake and request, to be answered with the reason."""
 MAX_REFUSED = 256
-"""Connections over the limit that are answered at one time; further ones are closed at once."""
+"""Connections over the limit that are answered concurrently; further ones are closed at once."""
 
 
 class Handshake(asyncio.Protocol):
     """A connection whose handshake is under way.
 
     Args:
-        make: returns the protocol of the connection behind it.
+        make: returns the protocol of the connection after the handshake.
         tls: of the server.
-        seconds: how long it may take.
-        connections: of the server, open ones and those under way.
-        max_connections: most of them.
+        seconds: how long the handshake may take.
+        connections: the server's connections, handshakes included.
+        max_connections: limit on their number.
     """
 
     def __init__(
@@ -39,10 +40,10 @@ class Handshake(asyncio.Protocol):
     ) -> None:
         self._make, self._tls, self._seconds = make, tls, seconds
         self._connections, self._max_connections = connections, max_connections
-        self._received: list[bytes] = []  # before TLS has taken over, or before the protocol behind it has
+        self._received: list[bytes] = []  # before TLS, or the protocol after it, has taken over
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection, and begin."""
+        """Count the connection, and begin the handshake."""
         self._plain = cast("asyncio.Transport", transport)
         num_refused = len(self._connections) + 1 - self._max_connections
         if num_refused > MAX_REFUSED:
@@ -52,20 +53,20 @@ class Handshake(asyncio.Protocol):
         seconds = self._seconds if num_refused <= 0 else min(self._seconds, REFUSED_SECONDS)
         self._task = asyncio.create_task(self._shake_hands(seconds), name="TLS handshake")
         loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, self._pass_on)  # behind the calls by which start_tls begins
+        loop.call_soon(loop.call_soon, self._pass_on)  # after the calls with which start_tls begins
 
     def data_received(self, data: bytes) -> None:
-        """Keep what comes too early."""
+        """Keep data that arrives too early."""
         self._received.append(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count it no more."""
+        """Stop counting the connection."""
         self._connections.discard(self)
 
     def shutdown(self) -> None:
-        """End it; uvicorn asks its connections to."""
+        """Abort the handshake; uvicorn calls this on its connections."""
         self._connections.discard(self)
-        self._plain.abort()  # upon which the task ends
+        self._plain.abort()  # which ends the task
 
     async def _shake_hands(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -75,11 +76,11 @@ class Handshake(asyncio.Protocol):
             transport = await loop.start_tls(
                 self._plain, self, self._tls, server_side=True, ssl_handshake_timeout=seconds
             )
-        except OSError:  # it has failed, and the connection is closed
+        except OSError:  # the handshake failed, and the connection is closed
             return
         finally:
             self._connections.discard(self)
-        if transport is None or transport.is_closing():  # None: uvloop's of a connection that has been lost
+        if transport is None or transport.is_closing():  # uvloop returns None for a lost connection
             return
         protocol = self._make()
         protocol.beneath = self._plain
@@ -89,7 +90,7 @@ class Handshake(asyncio.Protocol):
             protocol.data_received(data)
 
     def _pass_on(self) -> None:
-        """Give TLS what was read before it began; uvloop reads a connection at once."""
+        """Pass data that was read before the handshake to TLS; uvloop reads a connection at once."""
         received, self._received = memoryview(b"".join(self._received)), []
         protocol = cast("asyncio.BufferedProtocol", self._plain.get_protocol())
         while received and not self._plain.is_closing():

@@ -1,8 +1,8 @@
-"""A histogram for what happens per message or per step, where the client library's would cost too much.
+"""A histogram for per-message and per-step values, where the client library's would cost too much.
 
-The client library's counters take a lock and cost one to two microseconds a time. This one keeps values as they come
-and counts them many at a time: sorted, so that a bucket costs one search whatever fell into it. So a value costs 0.2
-microseconds. It is read out when somebody asks.
+The client library's counters take a lock and cost one to two microseconds per value. This one keeps values and counts
+them in batches: sorted, so that each bucket costs one search. That makes 0.2 microseconds per value. Cumulative counts
+are computed when they are read.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,25 +10,25 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 _COUNT_AFTER = 256
-"""Values that are kept before they are counted."""
+"""Values kept before they are counted."""
 
 
 class Histogram:
-    """The counts of one histogram, without locks: the event loop's thread counts, any thread may read.
+    """The counts of one histogram, without locks: the event loop's thread writes, any thread may read.
 
     Args:
-        bounds: upper bounds of the buckets, ascending; a last one without bound is added.
+        bounds: upper bounds of the buckets, ascending; a last bucket without bound is added.
 
     Attributes:
-        exemplars: by number of the bucket: the trace of a value that lately fell into it, and the value.
+        exemplars: by bucket number: the trace of a recent value in it, and the value.
     """
 
     __slots__ = ("_bounds", "_counted", "exemplars")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        # Values not counted yet, how many others are in each bucket, and their sum: one name, so that who reads it in
-        # another thread gets what belongs together. The list of values only grows, the others are never changed.
+        # Uncounted values, the number of counted ones in each bucket, and their sum: one tuple, so that a reader in
+        # another thread gets a consistent state. The list of values only grows, the others are never changed.
         self._counted: tuple[list[float], list[int], float] = [], [0] * (len(bounds) + 1), 0.0
         self.exemplars: dict[int, tuple[str, float]] = {}
 
@@ -47,16 +47,16 @@ class Histogram:
         self._counted = values, counts, total + value * times
 
     def exemplify(self, value: float, trace_id: str) -> None:
-        """Show a trace as an example of a value that has been observed."""
+        """Attach a trace to a value that was observed."""
         self.exemplars[bisect_left(self._bounds, value)] = trace_id, value
 
     def read(self) -> tuple[list[int], float]:
-        """Return how many values are up to each bound, the last without bound included, and the sum of all values."""
+        """Return the cumulative counts up to each bound, the infinite one included, and the sum of all values."""
         counts, total = self._count(*self._counted)
         return list(accumulate(counts)), total
 
     def _count(self, values: list[float], counts: list[int], total: float) -> tuple[list[int], float]:
-        """Return the counts and the sum with some values more."""
+        """Return the counts and the sum with `values` added."""
         if not values:
             return counts, total
         values = sorted(values)

@@ -1,7 +1,7 @@
-"""What signals do to a process, before its event loop runs, while it runs, and after it.
+"""Signal handling of a process before, during and after its event loop.
 
-Python's own answer to Ctrl-C is a traceback of whatever was being imported, and as PID 1 it ignores SIGTERM. Entry
-points call `exit_on_signals` before their first slow import; this file therefore imports nothing slow.
+By default Python answers Ctrl-C with a traceback of whatever was being imported, and ignores SIGTERM as PID 1. Entry
+points call `exit_on_signals` before their first slow import; therefore this file imports nothing slow.
 """
 
 import contextlib
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NO_SCHEDULER_TO_COME = signal.SIGUSR1
-"""Tells a router that no scheduler is to come, so that no request waits for one."""
+"""Tells a router that no scheduler will come, so that no request waits for one."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return what asks a process that runs until it is stopped to stop: a terminal that goes away too, but not nohup's.
+    """Return the signals that stop a long-running process; SIGHUP is among them unless it is ignored, as under nohup.
 
-    nohup lets its program ignore SIGHUP, which a handler would undo.
+    nohup makes its program ignore SIGHUP, which a handler would undo.
     """
     return SIGNALS if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*SIGNALS, signal.SIGHUP)
 
 
 def exit_on_signals() -> None:
-    """Let SIGINT and SIGTERM end the process at once and without a word, with 128 + n; what routers are told, not."""
+    """Make SIGINT and SIGTERM exit at once and silently, with 128 + n; ignore `NO_SCHEDULER_TO_COME`."""
     for number in SIGNALS:
         signal.signal(number, _exit)
     signal.signal(NO_SCHEDULER_TO_COME, _pass)
 
 
 def _pass(number: int, _frame: object) -> None:
-    """Do nothing; unlike SIG_IGN no other program that is started from here inherits it."""
+    """Do nothing; unlike SIG_IGN this is not inherited by child programs."""
 
 
 def _exit(number: int, _frame: object) -> None:
-    # Not SystemExit: raised in the midst of an import it may be caught, or be told as an error.
+    # Not SystemExit: raised during an import it may be caught, or reported as an error.
     os._exit(128 + number)
 
 
@@ -48,7 +48,7 @@ def handled_by(
     on_signal: Callable[[signal.Signals], None],
     numbers: Sequence[signal.Signals] = SIGNALS,
 ) -> Iterator[None]:
-    """Let the running loop call `on_signal` for these signals; then put back what was before, as asyncio does not."""
+    """Make the running loop call `on_signal` for these signals; then restore the previous handlers."""
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         loop.add_signal_handler(number, on_signal, number)

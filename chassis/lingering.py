@@ -1,9 +1,9 @@
-"""Closes connections whose clients may still be sending, so that they read their last answer.
+"""Closes connections whose clients may still be sending, without losing the last response.
 
-A socket that is closed while something comes resets the connection, and the client's system drops what it has not read
-yet. So the connection is closed in stages (RFC 9112, 9.6): ours of its two ways first, then, once the client has closed
-its own, the whole. What comes meanwhile is read and dropped, for so long and so many bytes; nginx has a bound on the
-time alone. TLS has no half-close here: the client sees the end of the answer by its length.
+Closing a socket while data arrives resets the connection, and the client's system drops what it has not read yet. So
+the connection is closed in stages (RFC 9112, 9.6): first the sending direction, then, once the client has closed its
+own, the whole. Data that arrives meanwhile is read and dropped, up to a bound on time and bytes; nginx bounds the time
+only. TLS has no half-close here: the client recognises the end of the response by its length.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ class LingeringTransport:
     Args:
         transport: of the connection.
         loop: of the transport.
-        is_amid: tells whether a client may still be sending when its connection is closed.
-        seconds: how long such a one may go on.
+        is_amid: returns whether the client may still be sending when its connection is closed.
+        seconds: how long such a client may go on.
         max_bytes: how much it may send.
 
     Attributes:
-        lingers: whether what comes is to go to `drop`.
+        lingers: whether received data must go to `drop`.
     """
 
     __slots__ = (
@@ -53,7 +53,7 @@ class LingeringTransport:
         self.seconds, self._max_bytes = seconds, max_bytes
         self._timer: asyncio.TimerHandle | None = None
         self.lingers = False
-        self.write: Callable[[bytes], None] = transport.write  # the transport's own: one call a token
+        self.write: Callable[[bytes], None] = transport.write  # the transport's own method: called once per token
         self.abort = transport.abort
         self.get_extra_info = transport.get_extra_info
         self.get_write_buffer_size = transport.get_write_buffer_size
@@ -64,7 +64,7 @@ class LingeringTransport:
         return self.lingers or self._transport.is_closing()
 
     def close(self) -> None:
-        """Close the connection once all is written; once the client has stopped, where it may be sending."""
+        """Close the connection once everything is written and, if the client may be sending, once it has stopped."""
         if self.is_closing():
             return
         if not self._is_amid():
@@ -78,13 +78,13 @@ class LingeringTransport:
         self._timer = self._loop.call_later(self.seconds, self._transport.close)
 
     def drop(self, data: bytes) -> None:
-        """Take what comes after the last answer."""
+        """Drop data received after the last response."""
         self._max_bytes -= len(data)
         if self._max_bytes < 0:
             self._transport.close()
 
     def end(self) -> None:
-        """Say that the connection is gone."""
+        """Clean up after the connection is lost."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,9 +1,9 @@
-"""What a process logs: events with key=value fields, to standard error.
+"""Logging of a process: events with key=value fields, to standard error.
 
-The standard library's records (grpc, asyncio) go the same way and look the same. Everything is set up once, before
-gRPC starts: reconfiguring logging later can deadlock with it (grpc/grpc #43421).
+Records of the standard library's logging (grpc, asyncio) go the same way in the same format. Logging is set up once,
+before gRPC starts: reconfiguring it later can deadlock with gRPC (grpc/grpc #43421).
 
-Where the log finds no room, the first event that does has `lines_lost`: how many before it did not.
+If lines cannot be written, such as on a full disk, the next event that can be has `lines_lost`: their number.
 """
 
 import logging
@@ -24,7 +24,7 @@ def configure(log: LogSettings, service: str) -> None:
 
     Args:
         log: level and format.
-        service: name bound to every event.
+        service: name added to every event.
     """
 
     def bind_service(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -49,7 +49,7 @@ def configure(log: LogSettings, service: str) -> None:
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if log.format == "json"
         else [
-            # Plain: rich would show what is in every variable, prompts too, and hold the loop for half a second.
+            # Plain: rich would print every variable, prompts included, and block the loop for half a second.
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
         ]
     )
@@ -67,7 +67,7 @@ def configure(log: LogSettings, service: str) -> None:
         )
     )
     logging.root.handlers = [handler]
-    # Libraries' own debug and info records are about their insides.
+    # Debug and info records of libraries concern their internals.
     logging.root.setLevel(max(level, logging.WARNING))
 
 

@@ -1,10 +1,10 @@
 """The Prometheus endpoint of a process, and the metrics that every process has.
 
-Each process has a registry of its own, handed to whoever counts something; the global one of prometheus_client is not
-used, so that two services in one test do not meet.
+Each process has its own registry, passed to whatever counts; prometheus_client's global registry is not used, so that
+two services in one test do not collide.
 
-Whoever connects has `REQUEST_SECONDS` for each part of its request, and of `MAX_CONNECTIONS` the oldest is closed for a
-new one: clients that connect and send nothing hold few threads, none for ever, and keep no scraper out.
+A client has `REQUEST_SECONDS` for each part of its request, and the oldest of `MAX_CONNECTIONS` connections is closed
+for a new one. So clients that connect and send nothing hold few threads, none for ever, and keep no scraper out.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ SERVICE_STATE = Series(
     ("state",),
     more="`starting`, `ready`, `draining`.",
 )
-# Those that follow are the client library's own.
+# The following are the client library's own.
 CPU = Series("process_cpu_seconds_total", "CPU seconds", "Total user and system CPU time spent in seconds.")
 RESIDENT = Series("process_resident_memory_bytes", "bytes", "Resident memory size in bytes.")
 VIRTUAL = Series("process_virtual_memory_bytes", "bytes", "Virtual memory size in bytes.")
@@ -60,21 +60,21 @@ GC_COLLECTIONS = Series(
 )
 
 TABLE = table(globals())
-"""What every process shows."""
+"""Series that every process shows."""
 STATES = ("starting", "ready", "draining")
 REQUEST_SECONDS = 10.0
-"""How long a client may send nothing of its request, or take nothing of the answer, before it is closed."""
+"""How long a client may send nothing of its request, or take nothing of the response, before it is closed."""
 MAX_CONNECTIONS = 32
-"""At once, each with a thread; a scrape takes some 10 ms."""
+"""Concurrent connections, each with a thread; a scrape takes some 10 ms."""
 _WAKE_SECONDS = 1.0
-"""How long a thread that waits for requests may take to notice that there will be none."""
+"""How long the serving thread may take to notice that it should end."""
 _RETRY_SECONDS = 0.5
-"""After this time a connection that could not be accepted, for want of a file descriptor, is tried again."""
+"""Delay before accepting again after a connection could not be accepted for lack of a file descriptor."""
 
 
 def new_registry(service: str) -> Registry:
-    """Return a registry with what every process shows: process, platform, garbage collector, build."""
-    # The start time beside every counter, which no dashboard of ours asks for.
+    """Return a registry with the metrics of every process: process, platform, garbage collector, build."""
+    # Drops the creation time beside every counter, which none of our dashboards uses.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = Registry()
     ProcessCollector(registry=registry)
@@ -85,7 +85,7 @@ def new_registry(service: str) -> Registry:
 
 
 class ServiceState:
-    """`lorrery_service_state`: where the process is in its life."""
+    """`lorrery_service_state`: the state of the process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._states = Exporter(registry, [SERVICE_STATE]).numbers(SERVICE_STATE)
@@ -99,7 +99,7 @@ class ServiceState:
 
 
 class MetricsServer:
-    """Answers `GET /metrics` in a thread of its own until closed; between two requests that does nothing at all."""
+    """Serves `GET /metrics` in a thread of its own until closed; the thread is idle between requests."""
 
     def __init__(self, server: ThreadingHTTPServer) -> None:
         self._server = server
@@ -109,10 +109,10 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering and free the port."""
+        """Stop serving and free the port."""
         self._closing = True
         host, port = self._server.server_address[:2]
-        # Not `serve_forever` and `shutdown`: a look ten times a second costs what seven decode steps cost a worker.
+        # Not `serve_forever` and `shutdown`: polling ten times a second costs a worker as much as seven decode steps.
         with contextlib.suppress(OSError), socket.create_connection((str(host), int(port)), _WAKE_SECONDS):
             pass
         self._thread.join(_WAKE_SECONDS)
@@ -124,7 +124,7 @@ class MetricsServer:
 
 
 def address_error(setting: str, address: str, error: OSError) -> LorreryError:
-    """Return what to say of an address that cannot be taken; `setting` is where it comes from."""
+    """Return the error for an address that cannot be bound; `setting` is its origin."""
     cure = ""
     if error.errno == errno.EADDRINUSE:
         cure = "; give another port, or 0 for a free one (`lorrery up --free-ports` does so for all of a cluster)"
@@ -132,15 +132,15 @@ def address_error(setting: str, address: str, error: OSError) -> LorreryError:
 
 
 def serve_metrics(address: str, registry: CollectorRegistry, setting: str) -> MetricsServer:
-    """Show `registry` on `http://address/metrics`.
+    """Serve `registry` on `http://address/metrics`.
 
     Args:
-        address: HOST:PORT; port 0 takes a free one, which `.port` then tells.
+        address: HOST:PORT; port 0 takes a free one, returned as `.port`.
         registry: what to show.
-        setting: where `address` comes from, for the message.
+        setting: origin of `address`, for messages.
 
     Raises:
-        LorreryError: the address cannot be taken.
+        LorreryError: the address cannot be bound.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -153,7 +153,7 @@ def serve_metrics(address: str, registry: CollectorRegistry, setting: str) -> Me
 
 class _Server(ThreadingHTTPServer):
     request_queue_size = 128
-    """Connections that the kernel keeps until they are accepted; it has room for 5 by default."""
+    """Connections that the kernel queues until they are accepted; the default is 5."""
 
     def __init__(self, family: socket.AddressFamily, address: tuple[str, int], handler: type[MetricsHandler]) -> None:
         self.address_family = family
@@ -166,7 +166,7 @@ class _Server(ThreadingHTTPServer):
             return super().get_request()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                time.sleep(_RETRY_SECONDS)  # the connection waits still, and would be tried again at once
+                time.sleep(_RETRY_SECONDS)  # the connection is still queued, and would be tried again at once
             raise
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
@@ -187,12 +187,12 @@ class _Server(ThreadingHTTPServer):
             super().shutdown_request(request)
 
     def server_bind(self) -> None:
-        # HTTPServer's own asks the resolver for the host's full name, which can take seconds.
+        # HTTPServer's own resolves the host's full name, which can take seconds.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        # A scraper whose patience ended while the process was busy: it counts that itself.
+        # A scraper that timed out while the process was busy; it counts that itself.
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -211,7 +211,7 @@ def _handler(registry: CollectorRegistry) -> type[MetricsHandler]:
                 self._send(*expose(registry, self.headers.get("Accept") or ""))
 
         def _send(self, content_type: str, body: bytes) -> None:
-            # As it is: to compress a hundred kilobytes would take as long as to write them.
+            # Not compressed: compressing a hundred kilobytes would take as long as writing them.
             self.send_response(200)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))

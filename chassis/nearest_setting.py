@@ -1,20 +1,20 @@
-"""What somebody may have meant by a setting that there is not."""
+"""Suggests the setting that an unknown key may have meant."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 _MOST_CHARACTERS = 100
-"""Longer names are no slip of the finger, and are compared slowly."""
+"""A longer key is no typing error, and comparing it is slow."""
 
 
 def nearest_setting(key: Sequence[str], known: Iterable[Sequence[str]]) -> str | None:
-    """Return the setting, or the section, that is most like one that is not known; None if none is.
+    """Return the setting or section closest to an unknown one; None: no match.
 
-    That is a name much like it in its own section, else the same name in another section.
+    A similar name in the same section is preferred over the same name in another section.
 
     Args:
-        key: its names, the outer ones first.
-        known: the settings, likewise.
+        key: the unknown key, outer names first.
+        known: the existing settings, likewise.
     """
     *outer, last = key
     if len(last) > _MOST_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Which numbers a setting takes, in words, and that a boolean is none, though Python counts it as one."""
+"""Describes the numbers that a setting accepts, and rejects booleans, which Python treats as numbers."""
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,16 +13,16 @@ KINDS: Mapping[object, str] = {int: "whole number", float: "number"}
 _BOUNDS = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
 
 _WHOLE = 1000
-"""Bounds from here on are shown with all their digits."""
+"""Bounds of at least this are shown with all their digits."""
 
 
 def flat(metadata: Sequence[Any]) -> list[Any]:
-    """Return an annotation's metadata with that of the fields in it."""
+    """Return an annotation's metadata, with that of nested fields."""
     return [one for entry in metadata for one in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
 
 
 def in_words(kind: object, metadata: Sequence[Any]) -> str:
-    """Say which numbers an annotation takes: `whole number at least 1`."""
+    """Describe the numbers that an annotation accepts: `whole number at least 1`."""
     found = (
         f"{words} {_shown(getattr(one, attribute))}"
         for one in flat(metadata)
@@ -37,10 +37,10 @@ def _shown(bound: float) -> str:
 
 
 def refuse_booleans(model: type[BaseModel], name: str, value: object) -> None:
-    """Refuse a boolean, also in a list or a table, where a field takes numbers.
+    """Check that a numeric field gets no boolean, also not in a list or a table.
 
     Raises:
-        ValueError: there is one; says which number could be.
+        ValueError: it does; the message says which number is expected.
     """
     expected = _expected(model, name)
     if expected is None:
@@ -58,7 +58,7 @@ def _expected(model: type[BaseModel], name: str) -> str | None:
 
 
 def _number(kind: Any, metadata: Sequence[Any]) -> str | None:  # noqa: ANN401  any annotation
-    """Say which number an annotation takes, itself or in a list or table; None: none, or a boolean too."""
+    """Describe the number that an annotation accepts, directly or in a list or table; None: none, or booleans too."""
     if kind in KINDS:
         return in_words(kind, metadata)
     arguments = get_args(kind)

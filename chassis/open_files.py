@@ -1,7 +1,7 @@
-"""Notices that a process is out of file descriptors, which neither of its servers says.
+"""Detects that a process is out of file descriptors, which neither of its servers reports.
 
-uvloop accepts a connection that it has no descriptor for with one it keeps in reserve, and closes it unanswered; gRPC's
-core lets it wait and tries again. What both have in common is that a file cannot be opened meanwhile, so that is tried.
+Without a free descriptor uvloop accepts a connection with a reserved one and closes it unanswered; gRPC's core keeps
+the connection queued and retries. Opening a file fails in both situations, so that is the test.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _log = get_logger("chassis.open_files")
 
 
 def any_left() -> bool:
-    """Return whether this process could open one more file."""
+    """Return whether this process can open another file."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
@@ -28,7 +28,7 @@ def any_left() -> bool:
 
 
 async def warn_when_none_is_left() -> None:
-    """Look every `LOOK_SECONDS`, and warn at most every `SAY_AGAIN_SECONDS`; until cancelled."""
+    """Check every `LOOK_SECONDS` and warn at most every `SAY_AGAIN_SECONDS`, until cancelled."""
     said_at = -SAY_AGAIN_SECONDS
     while True:
         if not any_left() and (now := time.monotonic()) >= said_at + SAY_AGAIN_SECONDS:

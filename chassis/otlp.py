@@ -1,7 +1,7 @@
-"""Spans to a collector, by OpenTelemetry's SDK: OTLP over gRPC or HTTP. Imported only where tracing is on.
+"""Sends spans to a collector with OpenTelemetry's SDK: OTLP over gRPC or HTTP. Imported only if tracing is on.
 
-The SDK's batch processor queues spans, and sends them in a thread of its own; nothing here waits for a collector. What
-the settings leave open, OpenTelemetry's own environment variables say (headers, certificates, time-outs, compression,
+The SDK's batch processor queues spans and sends them in a thread of its own; nothing here waits for a collector. What
+the settings do not set, OpenTelemetry's own environment variables do (headers, certificates, time-outs, compression,
 resource attributes, limits of a span).
 """
 
@@ -30,7 +30,7 @@ _HTTP_PORT = 4318
 _BATCH_SPANS = 512
 _SEND_AFTER_MS = 1000.0
 _TELL_EVERY_SECONDS = 60.0
-"""A collector that is away would have a line with each batch."""
+"""Interval of log lines about an unreachable collector, which would otherwise come with each batch."""
 _log = get_logger("chassis.otlp")
 _KINDS = {kind: trace.SpanKind[kind.value] for kind in Kind}
 
@@ -40,11 +40,11 @@ class OtlpExporter:
 
     Args:
         settings: of tracing.
-        endpoint: where the collector is.
-        service: which of the cluster's this is.
+        endpoint: of the collector.
+        service: name of the service.
 
     Raises:
-        SettingsError: the file of authorities cannot be read.
+        SettingsError: the CA file cannot be read.
     """
 
     def __init__(self, settings: TracingSettings, endpoint: str, service: str) -> None:
@@ -68,7 +68,7 @@ class OtlpExporter:
         provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False)
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("lorrery", VERSION)
-        # Its own words for what `_Counting` tells.
+        # OpenTelemetry's own log lines about failures that `_Counting` reports.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
     def put(self, span: Span) -> None:
@@ -98,12 +98,12 @@ class OtlpExporter:
 
 
 class _PresetIds(IdGenerator):
-    """Gives a span the id that others know it by already."""
+    """Gives a span the id that was already sent to others."""
 
     trace_id = span_id = 0
 
     def generate_span_id(self) -> int:
-        """Return the id of the span that is being made."""
+        """Return the id of the span being created."""
         return self.span_id
 
     def generate_trace_id(self) -> int:
@@ -112,14 +112,14 @@ class _PresetIds(IdGenerator):
 
 
 class _Counting(SpanExporter):
-    """Counts what an exporter takes, in its thread, and tells of what no collector takes."""
+    """Counts what an exporter sends, in its thread, and logs what no collector accepts."""
 
     def __init__(self, inner: SpanExporter, counts: OtlpExporter, endpoint: str) -> None:
         self._inner, self._counts, self._endpoint = inner, counts, endpoint
         self._told = -_TELL_EVERY_SECONDS
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send a batch, and count it once it is sent or given up."""
+        """Send a batch, and count it after success or failure."""
         result = SpanExportResult.FAILURE
         try:
             result = self._inner.export(spans)
@@ -143,11 +143,11 @@ class _Counting(SpanExporter):
             )
 
     def shutdown(self) -> None:
-        """End the exporter."""
+        """Shut the inner exporter down."""
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing waits here."""
+        """Flush the inner exporter; nothing is buffered here."""
         return self._inner.force_flush(timeout_millis)
 
 
@@ -172,7 +172,7 @@ def _protocol(settings: TracingSettings, endpoint: str) -> str:
 
 
 def _exporter(settings: TracingSettings, endpoint: str, protocol: str) -> SpanExporter:
-    """Return what speaks to a collector; each is imported where it is asked for, for they take long to."""
+    """Return the SDK's exporter for a protocol; imported only when needed, because both are slow to import."""
     url = endpoint if "://" in endpoint else f"http://{endpoint}"
     headers = dict(settings.headers) or None
     if protocol == "grpc":

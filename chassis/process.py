@@ -1,9 +1,9 @@
-"""How a service's process lives: start, serve, drain, stop.
+"""The life of a service's process: start, serve, drain, stop.
 
-Order at the start: signal handlers, metrics endpoint, gRPC server, announcement, then the service's own background
-work, which says when it is ready. Order at SIGTERM, SIGINT or SIGHUP: health answers NOT_SERVING first, then the
-service drains within its bound, then its background work is cancelled, then the server stops, and the exit code is 0. A
-second signal ends the process at once.
+Start: signal handlers, metrics endpoint, gRPC server, announcement, then the service's own background work, which
+reports when it is ready. On SIGTERM, SIGINT or SIGHUP: health turns NOT_SERVING, the service drains within its time
+limit, its background work is cancelled, the server stops, and the exit code is 0. A second signal ends the process at
+once.
 """
 
 import asyncio
@@ -37,24 +37,26 @@ from lorrery.chassis.version import VERSION
 from lorrery.chassis.whole_file import write_whole
 
 STOP_GRACE_SECONDS = 1.0
-"""How long calls that are still open after the drain may take to end, such as a client's watch on health."""
+"""How long calls that are still open after the drain, such as a client's health watch, may take to end."""
 _COLLECT_AFTER = (10_000, 2, 100)
-"""Objects, then collections of the younger generation, after which one is collected. A step's burst of messages makes
-some thousand objects that are gone after it: at Python's own 700 each burst sets off a collection that finds nothing,
-which takes up to a tenth of a router's CPU of a message. With 2 the middle one, of what may be a queue that has just
-come, holds the loop for 8 ms; with Python's own 10 it was 80."""
+"""Thresholds of the garbage collector: objects, then collections of the younger generation.
+
+A step's burst of messages creates some thousand objects that are gone after it. At Python's own 700, each burst
+triggers a collection that finds nothing, up to a tenth of a router's CPU per message. The middle generation may hold a
+queue that has just arrived: with 2 its collection blocks the loop for 8 ms, with Python's own 10 it was 80 ms.
+"""
 
 
 class Service(Protocol):
-    """What a process carries."""
+    """What a process runs."""
 
     name: str
     tracer: Tracer | None
-    """Takes its spans, which are sent before the process ends."""
+    """Receives its spans, which are sent before the process ends."""
 
     @property
     def receive_bytes(self) -> int:
-        """The largest message that its server takes."""
+        """Upper bound on a message to its server, in bytes."""
         ...
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
@@ -62,29 +64,29 @@ class Service(Protocol):
         ...
 
     async def listen(self) -> Mapping[str, str]:
-        """Take its further addresses, and return them by name, for the announcement.
+        """Bind its further addresses, and return them by name for the announcement.
 
         Raises:
-            LorreryError: an address cannot be taken.
+            LorreryError: an address cannot be bound.
         """
         ...
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
-        """Do everything in the background, until cancelled.
+        """Run the background work until cancelled.
 
-        `set_ready(True)` makes health SERVING, `set_ready(False)` NOT_SERVING. To return or to raise ends the process.
+        `set_ready(True)` makes health SERVING, `set_ready(False)` NOT_SERVING. Returning or raising ends the process.
         """
         ...
 
     async def drain(self) -> None:
-        """Refuse new work, and return when there is none left."""
+        """Refuse new work, and return when none is left."""
         ...
 
 
 S = TypeVar("S", bound=ProcessSettings)
 
 Made = tuple[Service, str, str, float]
-"""A service, its listen address, its metrics address, and the most seconds it may drain."""
+"""A service, its listen address, its metrics address, and its drain limit in seconds."""
 
 
 async def run_service(
@@ -104,15 +106,15 @@ async def run_service(
         listen: HOST:PORT of its gRPC server.
         metrics: HOST:PORT of its Prometheus endpoint.
         settings: for TLS.
-        drain_seconds: bound of the drain after a signal.
-        registry: what the endpoint shows.
-        announce: where to write `{"grpc": "host:port", "metrics": "host:port", "pid": n}`, and what else the service
-            listens at, once all can be dialled.
+        drain_seconds: time limit of the drain after a signal.
+        registry: shown by the endpoint.
+        announce: file to write `{"grpc": "host:port", "metrics": "host:port", "pid": n}` and the service's further
+            addresses to, once all can be dialled.
 
     Raises:
         SettingsError: a certificate is missing or wrong.
-        LorreryError: an address cannot be taken.
-        BaseExceptionGroup: or whatever else the service's `run` raised.
+        LorreryError: an address cannot be bound.
+        BaseExceptionGroup: or any other exception that the service's `run` raised.
     """
     log = get_logger("chassis").bind(service=service.name)
     with _stop_requested() as stop, contextlib.ExitStack() as stack:
@@ -178,7 +180,7 @@ async def _serve(
 
 
 async def _cancel(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel the tasks one after another, and wait for each; their outcomes stay in them."""
+    """Cancel the tasks one after another, and wait for each; their exceptions are not raised."""
     for task in tasks:
         if task is not None and not task.done():
             task.cancel()
@@ -202,10 +204,10 @@ def _stop_requested() -> Iterator[asyncio.Event]:
 
 
 def write_announcement(path: Path, content: dict[str, object]) -> None:
-    """Write where a process listens, all at once.
+    """Write the addresses of a process to a file, atomically.
 
     Raises:
-        LorreryError: that is not possible.
+        LorreryError: the file cannot be written.
     """
     try:
         write_whole(path, (json.dumps(content) + "\n").encode())
@@ -219,7 +221,7 @@ def service_command(
     load: Callable[[Path | None, Sequence[str]], S],
     make: Callable[[S, CollectorRegistry], Made],
 ) -> None:
-    """Be the command line of `python -m NAME`; never returns normally.
+    """Run the command line of `python -m NAME`; never returns normally.
 
     Exit codes: 0 after a drain, 1 for an error, 2 for wrong settings or flags, 128 + n after a second signal n, or
     after one before the service runs.
@@ -286,10 +288,10 @@ def _run_to_exit(
 
 
 def let_collector_rest() -> None:
-    """Let the garbage collector look at nothing that is there now, and seldom at the rest.
+    """Exempt present objects from garbage collection, and collect the rest seldom.
 
-    Modules and catalogues stay for as long as the process; a full collection of them holds the event loop for 60 ms and
-    more, and in a worker all its GPUs' steps.
+    Modules and catalogues live as long as the process; a full collection of them blocks the event loop, and in a worker
+    the steps of all its GPUs, for 60 ms or more.
     """
     gc.collect()
     gc.freeze()
@@ -299,13 +301,13 @@ def let_collector_rest() -> None:
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
-    except ImportError:  # some platforms have none
+    except ImportError:  # not available on all platforms
         return None
     return uvloop.new_event_loop
 
 
 def _report(name: str, error: Exception) -> int:
-    """Print `error`, our own as one line, others with their traceback; return the exit code."""
+    """Print `error`, a LorreryError as one line, others with a traceback; return the exit code."""
     if isinstance(error, ExceptionGroup):
         ours, others = error.split(LorreryError)
         if others is None and ours is not None:

@@ -1,4 +1,4 @@
-"""A dict that forgets its oldest entries: for what is keyed by what others send, and so must not grow without end."""
+"""A dict of bounded size that drops its oldest entries, for keys that are sent by others."""
 
 from typing import Generic, TypeVar
 
@@ -7,10 +7,10 @@ V = TypeVar("V")
 
 
 class Recent(Generic[K, V]):
-    """The last entries put.
+    """The entries that were put last.
 
     Args:
-        max_entries: at most so many; the oldest goes first.
+        max_entries: upper bound on the entries; the oldest is dropped first.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -31,5 +31,5 @@ class Recent(Generic[K, V]):
             del self._entries[next(iter(self._entries))]
 
     def pop(self, key: K) -> V | None:
-        """Remove an entry and return its value; None: there is none."""
+        """Remove an entry and return its value; None: absent."""
         return self._entries.pop(key, None)

@@ -1,8 +1,8 @@
-"""Server reflection, in both versions that clients ask for: grpc.reflection.v1 and v1alpha.
+"""Server reflection, in both versions that clients use: grpc.reflection.v1 and v1alpha.
 
-The two have the same messages under two package names, hence the same bytes on the wire. grpcio-reflection offers
-v1alpha only. So its servicer answers for both, and the descriptor of v1, which clients may ask for, is v1alpha's under
-the other name. Its pool finds files by messages, fields and services; here by methods and values of enums too.
+Both have the same messages under two package names, hence the same bytes on the wire. grpcio-reflection offers v1alpha
+only. So its servicer serves both, and the descriptor of v1, which clients may request, is v1alpha's under the other
+name. Its pool finds files by messages, fields and services; here also by methods and enum values.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ SERVICE_NAMES = (f"{_V1}.{_SERVICE}", f"{_V1ALPHA}.{_SERVICE}")
 
 
 def enable_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
-    """Let clients ask for the descriptors of the services `names`, of health, and of reflection itself."""
+    """Serve the descriptors of the services `names`, of health, and of reflection itself."""
     _add_v1_descriptor()
     all_names = [*names, health.SERVICE_NAME, *SERVICE_NAMES]
     servicer = reflection.aio.ReflectionServicer(all_names, _Pool(all_names))
@@ -36,7 +36,7 @@ def enable_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
 
 
 def _add_v1_descriptor() -> None:
-    """Make v1 known to the descriptor pool from which the servicer answers; a second time changes nothing."""
+    """Add v1 to the descriptor pool that the servicer uses; idempotent."""
     file = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     file.name, file.package = file.name.replace("v1alpha", "v1"), _V1
@@ -50,10 +50,10 @@ def _add_v1_descriptor() -> None:
 
 
 class _Pool:
-    """The default pool of descriptors, which finds the files of methods and of values of enums as well.
+    """The default descriptor pool, which also finds the files of methods and enum values.
 
     Args:
-        services: whose methods, and the enums of their files and of all that these import.
+        services: their methods, and the enums of their files and of all imports, can be found.
     """
 
     def __init__(self, services: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ class _Pool:
         """Return the file of a symbol.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: no such symbol.
         """
         found = self._files.get(symbol)
         return self._inner.FindFileContainingSymbol(symbol) if found is None else found

@@ -1,6 +1,6 @@
-"""What sections of the settings file are made of, and the sections that every process reads.
+"""Building blocks of settings sections, and the sections that every process reads.
 
-Every duration is in seconds. Where a description says *device seconds*, `time_scale` stretches it; all others are wall
+Every duration is in seconds. If its description says *device seconds*, `time_scale` stretches it; all others are wall
 time.
 """
 
@@ -27,16 +27,16 @@ from lorrery.chassis.targets import parse_name
 
 MAX_PORT = 65_535
 LONGEST_SECONDS = 1_000_000.0
-"""Of any time in the settings: 11 days, so that sums of several stay below `vocabulary.units.NEVER`."""
+"""Upper bound on times in the settings: 11 days, so that sums of several stay below `vocabulary.units.NEVER`."""
 SHORTEST_SECONDS = 0.001
-"""Of a time after which something is done again and again: with less a process does nothing else."""
+"""Lower bound on the interval of repeated work; with less a process would do nothing else."""
 MAX_COUNT = 2**31 - 1
-"""Of any count in the settings: what gRPC, ZeroMQ and the protocols' 32-bit fields hold."""
+"""Upper bound on counts in the settings: what gRPC, ZeroMQ and the protocols' 32-bit fields can hold."""
 MAX_SEED = 2**64 - 1
 MAX_ADAPTERS = 1_000_000
-"""Of a family in the registry: every process has them all in memory."""
+"""Upper bound on an adapter family in the registry: every process holds all of it in memory."""
 MAX_LOAD = 1_000_000.0
-"""Of a limit in times the mean; a finite one that is larger passes over nobody either."""
+"""Upper bound on a finite load limit, in multiples of the mean; a larger one would have no effect either."""
 
 
 def _address(text: str) -> str:
@@ -47,7 +47,7 @@ def _address(text: str) -> str:
 
 
 def checked_address(option: str, text: str) -> str:
-    """Return an address that an option gives.
+    """Check and return an address given by an option.
 
     Raises:
         SettingsError: it is not HOST:PORT.
@@ -97,7 +97,7 @@ Name = Annotated[str, AfterValidator(_name)]
 
 
 def named(*names: str, plug_ins: bool = False) -> AfterValidator:
-    """Accept these names, and with `plug_ins` the dotted name (`module:Class`) of one from outside the tree."""
+    """Accept these names, and with `plug_ins` also the dotted name (`module:Class`) of a class outside the tree."""
 
     def check(name: str) -> str:
         if name not in names and not (plug_ins and ":" in name):

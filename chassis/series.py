@@ -1,8 +1,8 @@
-"""What a service shows to Prometheus, from one table: the table makes help texts, types, labels, buckets and the docs.
+"""A service's Prometheus metrics, from one table that defines help texts, types, labels, buckets and the docs.
 
-A service lists its `Series`, and gives each of them to its `Exporter`, which hands out what to count with. That is
-plain numbers, for the event loop's thread only, which costs a tenth of the client library's counters with their locks;
-the thread that answers Prometheus reads them. Nothing is computed before somebody asks.
+A service lists its `Series` and passes each to its `Exporter`, which returns the objects to count with. These are plain
+numbers, for the event loop's thread only, at a tenth of the cost of the client library's counters with their locks; the
+thread that serves Prometheus reads them. Nothing is computed before a scrape.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 from lorrery.chassis.histogram import Histogram
 
 _MAX_KEPT = 20_000
-"""Labelled series whose lines' beginnings are kept; names come and go."""
+"""Upper bound on cached line prefixes of labelled series, since label values come and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class Series:
     """One metric.
 
     Attributes:
-        name: in full; that of a counter, and of no other, ends in `_total`.
+        name: in full; ends in `_total` exactly for counters.
         unit: of its value, in words: "device seconds", "requests".
-        help: one sentence, as Prometheus and the docs have it.
-        labels: names of its labels.
-        buckets: upper bounds of a histogram, ascending; empty: it is none.
-        more: what the docs say beyond `help`; Markdown.
+        help: one sentence, for Prometheus and the docs.
+        labels: label names.
+        buckets: upper bounds of a histogram, ascending; empty: not a histogram.
+        more: additional text for the docs, in Markdown.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Series:
 
     @property
     def type(self) -> str:
-        """As Prometheus calls it."""
+        """Prometheus's type of the metric."""
         if self.buckets:
             return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
 def table(module: Mapping[str, object]) -> tuple[Series, ...]:
-    """Return the series that a module's names (`globals()`) stand for, in order."""
+    """Return the series among a module's globals (`globals()`), in order."""
     return tuple(value for value in module.values() if isinstance(value, Series))
 
 
@@ -64,11 +64,11 @@ class Number:
         self.value: float = 0
 
     def inc(self, amount: float = 1) -> None:
-        """Add to it."""
+        """Add `amount`."""
         self.value += amount
 
     def set(self, value: float) -> None:
-        """Let it be this."""
+        """Set the value."""
         self.value = value
 
 
@@ -76,45 +76,45 @@ T = TypeVar("T", bound=Number | Histogram)
 
 
 class Labelled(Generic[T]):
-    """One number or histogram for each combination of values of labels; whoever asks for one bounds how many."""
+    """One number or histogram per combination of label values; callers must bound the number of combinations."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._by_values: dict[tuple[str, ...], T] = {}
 
     def labels(self, *values: str) -> T:
-        """Return the one for these values, in the order of the series' labels."""
+        """Return the entry for these label values, given in the order of the series' labels; created on first use."""
         one = self._by_values.get(values)
         if one is None:
             one = self._by_values[values] = self._make()
         return one
 
     def forget(self, *values: str) -> None:
-        """Show the one for these values no longer, if there is one."""
+        """Remove the entry for these label values, if any."""
         self._by_values.pop(values, None)
 
     def read(self) -> list[tuple[tuple[str, ...], T]]:
-        """Return all there are; may be called by any thread."""
+        """Return all entries; may be called from any thread."""
         return list(self._by_values.items())
 
 
 Sample = tuple[tuple[str, ...], float | Number | Histogram]
-"""Values of the labels, and what is shown for them."""
+"""Label values, and the value shown for them."""
 
 
 class Exporter(Collector):
     """Shows the series of one table, in its order.
 
-    A process that has several of one thing, each of which counts for itself, makes an exporter for each, with another
-    constant label; a `chassis.exposition.Registry` shows them as one.
+    A process with several instances of one thing makes an exporter for each, with a different constant label; a
+    `chassis.exposition.Registry` shows them as one.
 
     Args:
-        registry: where.
-        table: what.
-        constant: labels that all of them have besides their own.
+        registry: where it is registered.
+        table: the series.
+        constant: labels added to all series.
 
     Attributes:
-        readers: what shows each series; None: not yet known.
+        readers: function that returns each series' samples; None: not set yet.
     """
 
     def __init__(
@@ -123,24 +123,24 @@ class Exporter(Collector):
         self.readers: dict[Series, Callable[[], Iterable[Sample]] | None] = dict.fromkeys(table)
         self.constant = dict(constant or {})
         self._lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        self._all = [self]  # and those that are shown with it
+        self._all = [self]  # this one, and exporters joined to it
         registry.register(self)
 
     def joined(self, other: "Exporter") -> bool:
-        """Show another exporter's series with this one's, if they are the same; return whether they are."""
+        """Show another exporter's series together with this one's if they are the same; return whether they are."""
         if self.readers.keys() != other.readers.keys():
             return False
         self._all.append(other)
         return True
 
     def number(self, series: Series) -> Number:
-        """Show a counter or gauge without labels; return what to count with."""
+        """Show a counter or gauge without labels; return its number."""
         number = Number()
         self.read(series, lambda: [((), number)])
         return number
 
     def numbers(self, series: Series, *known: str) -> Labelled[Number]:
-        """Show a counter or gauge with labels; what is `known` of a single label is there from the start."""
+        """Show a counter or gauge with labels; `known` values of a single label are present from the start."""
         numbers = Labelled(Number)
         for value in known:
             numbers.labels(value)
@@ -148,13 +148,13 @@ class Exporter(Collector):
         return numbers
 
     def histogram(self, series: Series) -> Histogram:
-        """Show a histogram without labels; return what to count with."""
+        """Show a histogram without labels; return it."""
         histogram = Histogram(series.buckets)
         self.read(series, lambda: [((), histogram)])
         return histogram
 
     def histograms(self, series: Series, *known: str) -> Labelled[Histogram]:
-        """Show a histogram with labels; what is `known` of a single label is there from the start."""
+        """Show a histogram with labels; `known` values of a single label are present from the start."""
         histograms = Labelled(lambda: Histogram(series.buckets))
         for value in known:
             histograms.labels(value)
@@ -162,21 +162,21 @@ class Exporter(Collector):
         return histograms
 
     def value(self, series: Series, read: Callable[[], float]) -> None:
-        """Show what `read` returns at each scrape; called in another thread."""
+        """Show what `read` returns at each scrape; `read` is called in another thread."""
         self.read(series, lambda: [((), read())])
 
     def read(self, series: Series, read: Callable[[], Iterable[Sample]]) -> None:
-        """Show what `read` returns at each scrape, a value for each combination of labels; called in another thread."""
+        """Show the samples that `read` returns at each scrape; `read` is called in another thread."""
         assert series in self.readers, f"{series.name} is not in the table"
         self.readers[series] = read
 
     def describe(self) -> Iterator[Metric]:
-        """Yield all series empty, by which the registry knows their names."""
+        """Yield all series empty; the registry takes their names from these."""
         for series in self.readers:
             yield family(series, (), self.constant)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all series that have something to show, for the client library."""
+        """Yield all series that have a reader, for the client library."""
         for series in self.readers:
             found = [family(series, read(), one.constant) for one in self._all if (read := one.readers[series])]
             if found:
@@ -185,12 +185,12 @@ class Exporter(Collector):
                 yield found[0]
 
     def text(self, *, openmetrics: bool) -> str:
-        """Return all series that have something to show, in Prometheus's text format or in OpenMetrics'."""
+        """Return all series that have a reader, in Prometheus's text format or in OpenMetrics."""
         lines: list[str] = []
         for series in self.readers:
             shown = [one for one in self._all if one.readers[series] is not None]
             if shown:
-                is_counter = series.type == "counter"  # vLLM has a histogram whose name ends as a counter's does
+                is_counter = series.type == "counter"  # vLLM has a histogram whose name ends like a counter's
                 name = series.name.removesuffix("_total") if openmetrics and is_counter else series.name
                 text = _escape(series.help) if openmetrics else _escape_help(series.help)
                 lines.append(f"# HELP {name} {text}\n# TYPE {name} {series.type}\n")
@@ -199,7 +199,7 @@ class Exporter(Collector):
         return "".join(lines)
 
     def write(self, lines: list[str], series: Series, *, openmetrics: bool) -> None:
-        """Write the lines of one series, without those of the exporters that are shown with this one."""
+        """Append the lines of one series of this exporter, without joined exporters."""
         read = self.readers[series]
         assert read is not None
         for labels, value in read():
@@ -222,7 +222,7 @@ class Exporter(Collector):
         lines.append(f"{count} {counts[-1]}\n{total} {_go(sum_of_values)}\n")
 
     def _beginnings(self, series: Series, labels: tuple[str, ...]) -> list[str]:
-        """Return name and labels of each line of one labelled series; kept, since they cost most of it."""
+        """Return name and labels of each line of one labelled series; cached, as building them dominates the cost."""
         lines = self._lines.get((series.name, labels))
         if lines is None:
             if len(self._lines) >= _MAX_KEPT:
@@ -254,12 +254,12 @@ def _escape(text: str) -> str:
 
 
 def _go(number: float) -> str:
-    """Write a number as Go reads it."""
+    """Return a number in Go's notation."""
     return str(number + 0) if isfinite(number) else str(floatToGoString(number))  # type: ignore[no-untyped-call]
 
 
 def family(series: Series, samples: Iterable[Sample], constant: Mapping[str, str] | None = None) -> Metric:
-    """Return what the client library shows of a series."""
+    """Return the client library's metric for a series."""
     names, values = [*series.labels, *(constant or {})], [*(constant or {}).values()]
     if series.type == "histogram":
         histogram = HistogramMetricFamily(series.name, series.help, labels=names)

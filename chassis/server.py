@@ -13,36 +13,39 @@ from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.tls import server_credentials
 
 RECEIVE_BYTES = 4 * 1024 * 1024
-"""gRPC's default for the largest message that a server takes. A longer one ends its call with RESOURCE_EXHAUSTED."""
+"""gRPC's default limit on received messages. A longer message ends its call with RESOURCE_EXHAUSTED."""
 
 OPTIONS: tuple[tuple[str, int], ...] = (
-    # A second process on the port must fail, not take half of the connections.
+    # A second process on the port must fail, not receive half of the connections.
     ("grpc.so_reuseport", 0),
     # Tolerate clients that ping often, on idle connections too; gRPC's default closes them.
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Notice clients whose host has died, so that what they own is cancelled.
+    # Detect clients whose host has died, so that their requests are cancelled.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),  # a minute otherwise, whatever keepalive's is
-    # Calls that wait for the event loop: above 1,000 gRPC would cancel some at random, and say nothing. Who has to be
-    # refused is told why by the service.
+    ("grpc.http2.ping_timeout_ms", 10_000),  # default: a minute, regardless of the keepalive options
+    # Calls waiting for the event loop: above 1,000 gRPC would cancel random ones silently. Refusals, with a reason, are
+    # the service's task.
     ("grpc.server.max_pending_requests", 100_000),
     ("grpc.server.max_pending_requests_hard_limit", 100_000),
 )
 
 _BACKLOG = 2048
-"""Connections that wait to be accepted: a burst of clients, each with one of its own."""
+"""Connections that wait to be accepted: a burst of clients with one connection each."""
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}  # noqa: S104  compared, not listened on
 
 
 LIVENESS = "liveness"
-"""The health of the process itself, by the name that Kubernetes' documentation gives it: SERVING while its event loop
-answers, so that a worker without a scheduler, or a service that drains, is unready and not restarted."""
+"""Health of the process itself, under the name that Kubernetes' documentation uses.
+
+SERVING while the event loop answers, so that a worker without a scheduler, or a service that drains, is unready but not
+restarted.
+"""
 
 
 class Health:
-    """What `grpc.health.v1.Health` answers, for the server (""), for each of its services, and for `LIVENESS`."""
+    """Status of `grpc.health.v1.Health` for the server (""), for each of its services, and for `LIVENESS`."""
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
@@ -50,14 +53,14 @@ class Health:
         self._ended = False
 
     async def attach(self, server: grpc.aio.Server, names: Sequence[str]) -> None:
-        """Serve health on `server`: NOT_SERVING for "" and all `names` until told otherwise."""
+        """Serve health on `server`: NOT_SERVING for "" and all `names` until `set` is called."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         self._names = ["", *names]
         await self.set(False)
         await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
 
     async def set(self, serving: bool) -> None:
-        """Tell everyone who asks or watches; without effect once `end` was called."""
+        """Set the status; no effect after `end`."""
         if self._ended:
             return
         response = health_pb2.HealthCheckResponse
@@ -65,34 +68,34 @@ class Health:
             await self._servicer.set(name, response.SERVING if serving else response.NOT_SERVING)
 
     async def end(self) -> None:
-        """Answer NOT_SERVING from now on, whatever `set` says later; the process still lives."""
+        """Report NOT_SERVING from now on, whatever `set` is called with later; liveness stays SERVING."""
         await self.set(False)
         self._ended = True
 
 
 def new_server(receive_bytes: int = RECEIVE_BYTES, guard: CallGuard | None = None) -> grpc.aio.Server:
-    """Return a server with the chassis's options; call it inside the loop.
+    """Return a server with the chassis's options; call this inside the loop.
 
     Args:
-        receive_bytes: the largest message that it takes.
-        guard: of its calls; None: one of its own.
+        receive_bytes: upper bound on a received message.
+        guard: interceptor of its calls; None: a new one.
     """
     options = (*OPTIONS, ("grpc.max_receive_message_length", receive_bytes))
     return grpc.aio.server(interceptors=[guard or CallGuard()], options=options)
 
 
 def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = "listen") -> str:
-    """Take the address `listen` and return the one to dial: actual port, loopback in place of a wildcard.
+    """Bind the address `listen` and return the one to dial: actual port, loopback in place of a wildcard.
 
     Args:
         server: not started yet.
         listen: HOST:PORT.
         tls: of the server.
-        setting: where `listen` comes from, for the message.
+        setting: origin of `listen`, for messages.
 
     Raises:
         SettingsError: a certificate is missing, unreadable or wrong.
-        LorreryError: the address cannot be taken.
+        LorreryError: the address cannot be bound.
     """
     credentials = server_credentials(tls)
     _check_free(setting, listen)
@@ -112,15 +115,15 @@ def dialable(listen: str, port: int) -> str:
 
 
 def _check_free(setting: str, listen: str) -> None:
-    # gRPC's core would log its own lines about a taken port; asking first keeps the message to one clear line.
+    # gRPC's core would log its own lines about an occupied port; testing it first gives one clear message.
     listening_socket(setting, listen).close()
 
 
 def listening_socket(setting: str, listen: str) -> socket.socket:
-    """Return a socket that listens on HOST:PORT; `setting`: where that comes from.
+    """Return a socket that listens on HOST:PORT; `setting`: origin of that address, for messages.
 
     Raises:
-        LorreryError: the address cannot be taken.
+        LorreryError: the address cannot be bound.
     """
     host, _, port = listen.rpartition(":")
     try:

@@ -1,9 +1,9 @@
-"""How settings are read: one TOML file, the environment and the command line, into a model of any shape.
+"""Reads settings from one TOML file, the environment and the command line into a pydantic model.
 
 Precedence: defaults < file < environment (`LORRERY_SCHEDULER__MAX_NUM_SEQS=64`) < command line (`--set
-scheduler.max_num_seqs=64`). A key that does not exist, or a value that cannot be, is a `SettingsError` that names the
-key. A layer may name a preset, whose values stand directly below its own. What one file holds is `lorrery.settings`'
-matter; what a section holds is its owner's.
+scheduler.max_num_seqs=64`). An unknown key or an invalid value is a `SettingsError` that names the key. A layer may
+name a preset, whose values rank directly below its own. The model of the file is in `lorrery.settings`; each section's
+model belongs to its service.
 """
 
 import json
@@ -26,9 +26,9 @@ from lorrery.chassis.variables import ENV_PREFIX, setting_variables
 
 _MAX_SHOWN = 80
 _MAX_PARTS = 32
-"""Of a key; none has nearly as many, and each is a table in a table."""
+"""Upper bound on the parts of a key, far above any real one; each part is a nested table."""
 Key = tuple[str, ...]
-"""Of a setting: the names of the tables that it is in, and its own."""
+"""Key of a setting: the names of the enclosing tables, and its own."""
 
 
 class FileSettings(Section):
@@ -38,31 +38,31 @@ class FileSettings(Section):
 
     @classmethod
     def of_layers(cls, layers: Sequence[Mapping[str, Any]]) -> Self:
-        """Make settings of layers, the later ones win; `changed` puts others above them.
+        """Build settings from layers, of which later ones take precedence; `changed` adds a layer on top.
 
         Raises:
-            ValidationError: an unknown key or an impossible value.
-            SettingsError: a preset that is not known.
+            ValidationError: an unknown key or an invalid value.
+            SettingsError: an unknown preset.
         """
         made = cls.model_validate(_merged(cls, layers)[0])
-        object.__setattr__(made, "layers", tuple(layers))  # in place of what the property would find; frozen
+        object.__setattr__(made, "layers", tuple(layers))  # replaces the cached property; the model is frozen
         return made
 
     @cached_property
     def layers(self) -> tuple[Mapping[str, Any], ...]:
-        """What these settings were made of, presets left out."""
+        """The layers that these settings were built from, without presets."""
         return (self.model_dump(exclude_unset=True),)
 
     @classmethod
     def preset(
         cls, layer: Mapping[str, Any], given: Mapping[str, Any], later: Mapping[str, Any]
     ) -> tuple[str, Mapping[str, Any]]:
-        """Return the preset that a layer names (what names it, for messages), and what that sets below the layer.
+        """Return the preset that a layer names (description for messages) and the values that it sets below the layer.
 
         Args:
             layer: one source's tables.
-            given: what all layers set.
-            later: what this layer and those above it set.
+            given: merged values of all layers.
+            later: merged values of this layer and those above it.
 
         Raises:
             SettingsError: no such preset.
@@ -72,7 +72,7 @@ class FileSettings(Section):
 
     @classmethod
     def without_effect(cls, layers: Sequence[Mapping[str, Any]]) -> str | None:
-        """Say which value of these layers can have no effect, and why; None: each has."""
+        """Return which value of these layers can have no effect, and why; None: all have."""
         del layers
         return None
 
@@ -81,16 +81,16 @@ S = TypeVar("S", bound=FileSettings)
 
 
 class ProcessSettings(Protocol):
-    """What a process needs of the settings for itself."""
+    """The settings that a process itself needs."""
 
     @property
     def server_tls(self) -> TlsSettings:
-        """Of its gRPC server."""
+        """TLS of its gRPC server."""
         ...
 
     @property
     def log(self) -> LogSettings:
-        """What it logs, and how."""
+        """Level and format of its log."""
         ...
 
 
@@ -103,21 +103,21 @@ def load(model: type[S], path: Path | None = None, overrides: Iterable[str] = ()
         overrides: `section.key=value` strings; the value is TOML, or a bare string.
 
     Raises:
-        SettingsError: a file that cannot be read, an unknown key or format, an impossible value; names the file, the
-            environment or `--set`, whichever it came with.
+        SettingsError: a file cannot be read, or a key, format or value is invalid; names the file, the environment or
+        `--set` as the origin.
     """
     sources = _sources(model, path, overrides)
     layers = [layer for _, layer in sources]
     why = _why_not(model, layers)
     if why is None:
         return model.of_layers(layers)
-    # Each source may only be wrong beside those before it: the first one with which there is this fault.
+    # A source may be wrong only in combination with earlier ones: blame the first source with which this error appears.
     culprit = next(name for number, (name, _) in enumerate(sources, 1) if _why_not(model, layers[:number]) == why)
     raise SettingsError(f"{why} ({'; '.join([culprit, *_preset_parts(model, layers, why)])})")
 
 
 def origins(model: type[FileSettings], path: Path | None = None, overrides: Iterable[str] = ()) -> dict[Key, str]:
-    """Return where each value comes from that is not a default: key -> preset, file, environment or `--set`.
+    """Map each setting that is not a default to its origin: a preset, the file, the environment or `--set`.
 
     Args:
         model: of the whole file.
@@ -134,7 +134,7 @@ def origins(model: type[FileSettings], path: Path | None = None, overrides: Iter
         for key, _ in leaves(layer):
             variable = variables.get(f"{ENV_PREFIX}{'__'.join(key)}".upper())
             found[key] = f"{name} {variable}" if name == "environment" and variable else name
-    # What is left of a preset is above all that stands below it.
+    # Remaining preset values override everything below them.
     presets = _merged(model, [layer for _, layer in sources])[1]
     return found | {key: preset for key, (preset, _) in presets.items()}
 
@@ -142,7 +142,7 @@ def origins(model: type[FileSettings], path: Path | None = None, overrides: Iter
 def _sources(
     model: type[FileSettings], path: Path | None, overrides: Iterable[str]
 ) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Read file, environment and command line: name and tables of each, the later ones win."""
+    """Read file, environment and command line; return name and tables of each, in ascending precedence."""
     if path is None and (name := os.environ.get("LORRERY_CONFIG")):
         path = Path(name)
     from_command_line: dict[str, Any] = {}
@@ -164,15 +164,15 @@ def _environment(model: type[FileSettings]) -> dict[str, Any]:
 
 
 def changed(model: type[S], content: S | Mapping[str, Any], overrides: Mapping[str, object] | Iterable[str] = ()) -> S:
-    """Return settings with some values changed; neither the file nor the environment is looked at.
+    """Return settings with some values changed; reads neither the file nor the environment.
 
     Args:
         model: of the whole file.
-        content: settings, or the tables of a settings file; what they lack has its default.
+        content: settings, or the tables of a settings file; missing values take defaults.
         overrides: `{"section.key": value}`, or strings as `load` takes them.
 
     Raises:
-        SettingsError: an unknown key or an impossible value; names the key.
+        SettingsError: an unknown key or an invalid value; names the key.
     """
     layers = list(content.layers) if isinstance(content, FileSettings) else [deepcopy(dict(content))]
     last: dict[str, Any] = {}
@@ -190,7 +190,7 @@ def changed(model: type[S], content: S | Mapping[str, Any], overrides: Mapping[s
 
 
 def _why_not(model: type[S], layers: Sequence[Mapping[str, Any]], without: Key = ()) -> str | None:
-    """Return what is wrong with settings of these layers, without what a preset gives one of them; None: nothing."""
+    """Return the error in these layers, optionally without the value of key `without`; None: no error."""
     try:
         merged = _merged(model, layers)[0]
         if without:
@@ -204,7 +204,7 @@ def _why_not(model: type[S], layers: Sequence[Mapping[str, Any]], without: Key =
 
 
 def _preset_parts(model: type[S], layers: Sequence[Mapping[str, Any]], why: str) -> list[str]:
-    """Return the values of presets that are part of a fault: it goes away without them, or changes and names them."""
+    """Return the preset values that contribute to an error: without them it disappears, or changes and names them."""
     try:
         preset_values = _merged(model, layers)[1]
     except SettingsError:
@@ -221,9 +221,9 @@ def _preset_parts(model: type[S], layers: Sequence[Mapping[str, Any]], why: str)
 def _merged(
     model: type["FileSettings"], layers: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], dict[Key, tuple[str, object]]]:
-    """Merge layers, each above those before it and above the preset that it names.
+    """Merge layers, each over those before it and over the preset that it names.
 
-    Returns the settings, and of those that are a preset's: key -> (preset, value).
+    Returns the settings, and those of them that come from presets: key -> (preset, value).
     """
     given: dict[str, Any] = {}
     for layer in layers:
@@ -244,7 +244,7 @@ def _merged(
 
 
 def leaves(tables: Mapping[str, Any], within: Key = ()) -> Iterator[tuple[Key, object]]:
-    """Yield (key, value) of all that is no table, and of empty tables."""
+    """Yield (key, value) for every value that is not a table, and for empty tables."""
     for name, value in tables.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, (*within, name))
@@ -253,7 +253,7 @@ def leaves(tables: Mapping[str, Any], within: Key = ()) -> Iterator[tuple[Key, o
 
 
 def _drop(tables: dict[str, Any], key: Key) -> None:
-    """Take a value out of tables."""
+    """Remove a value from nested tables, in place."""
     *sections, last = key
     for section in sections:
         tables = tables[section]
@@ -261,28 +261,28 @@ def _drop(tables: dict[str, Any], key: Key) -> None:
 
 
 def known_settings(model: type[BaseModel]) -> list[Key]:
-    """Return the keys of a model, all of which has defaults."""
+    """Return the keys of a model whose fields all have defaults."""
     return [key for key, _ in leaves(model.model_construct().model_dump(warnings=False))]
 
 
 def in_words(error: ValidationError, known: Iterable[Key] = (), within: Key = ()) -> str:
-    """Say the first thing that is wrong: the key, what is expected, and the value.
+    """Describe the first error: the key, what is expected, and the value.
 
     Args:
-        error: what pydantic found.
-        known: settings that there are; one that there is not is told with the nearest of them.
-        within: where what was read stands, for the key.
+        error: from pydantic.
+        known: existing settings; the nearest of them is suggested for an unknown one.
+        within: prefix of the key.
     """
     errors = error.errors()
-    # A value that may have several forms has an error for each: of the form that it comes nearest to, the deepest.
+    # A value of a union type has an error for each member: report the deepest, whose member is the closest match.
     first = max((one for one in errors if one["loc"][:2] == errors[0]["loc"][:2]), key=lambda one: len(one["loc"]))
     place = [*within, *map(str, first["loc"])]
-    key = ".".join(part for part in place if "[" not in part) or "settings"  # not the form's name
+    key = ".".join(part for part in place if "[" not in part) or "settings"  # without the name of the union's member
     if first["type"] == "extra_forbidden":
         near = nearest_setting(place, known)
         return f"{key}: no such setting" + (f"; did you mean {near}?" if near else "")
     message, value = first["msg"], first["input"]
-    # Our own messages tell the values that matter; where a key is missing, the value would be its whole section.
+    # Messages of our own name the relevant values; for a missing key, the input would be its whole section.
     if first["type"] in ("value_error", "missing"):
         return f"{key}: {message.removeprefix('Value error, ')}"
     shown = repr(value)
@@ -292,13 +292,13 @@ def in_words(error: ValidationError, known: Iterable[Key] = (), within: Key = ()
 
 
 def override_of(key: str, value: str | int) -> str:
-    """Write a value for --set; a string is bare unless TOML would take it for something else."""
+    """Return a value as an argument of --set; a string stays bare unless TOML would parse it."""
     if isinstance(value, str):
         try:
             parse_toml(f"value = {value}")
         except tomllib.TOMLDecodeError:
             return f"{key}={value}"
-        except ValueError:  # TOML, but more than the parser takes
+        except ValueError:  # valid TOML, but beyond the parser's limits
             pass
     return f"{key}={json.dumps(value)}"
 
@@ -317,10 +317,10 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 def nested(key: str, value: object) -> dict[str, Any]:
-    """Return the tables that hold one value: `a.b` and 1 become `{"a": {"b": 1}}`.
+    """Return nested tables with one value: `a.b` and 1 become `{"a": {"b": 1}}`.
 
     Raises:
-        SettingsError: a key of more parts than any has.
+        SettingsError: the key has too many parts.
     """
     *outer, last = key.split(".")
     if len(outer) >= _MAX_PARTS:
@@ -332,7 +332,7 @@ def nested(key: str, value: object) -> dict[str, Any]:
 
 
 def merge(into: dict[str, Any], source: Mapping[str, Any]) -> None:
-    """Put tables above others: single values win, tables of the same name are merged."""
+    """Merge tables into `into`, in place: values are replaced, tables of the same name are merged."""
     for key, value in source.items():
         if isinstance(value, Mapping) and isinstance(into.get(key), dict):
             merge(into[key], value)

@@ -1,4 +1,4 @@
-"""Says why a gRPC call to an address got no answer: nothing is there, or something that does not speak gRPC."""
+"""Finds out why a gRPC call to an address got no answer: nothing listens there, or something that is not gRPC."""
 
 import asyncio
 
@@ -7,10 +7,10 @@ _CONNECT_SECONDS = 1.0
 
 
 async def why_silent(target: str) -> str:
-    """Return the reason, after a TCP connection to the address; takes at most a second.
+    """Return the reason, after trying a TCP connection to the address; takes at most a second.
 
     Args:
-        target: HOST:PORT; of any other gRPC target nothing is found out.
+        target: HOST:PORT; other gRPC targets are not examined.
     """
     host, _, port = target.rpartition(":")
     try:

@@ -1,4 +1,4 @@
-"""Long work on an event loop, a slice at a time, so that whatever beats on that loop is never kept waiting."""
+"""Long work on an event loop, in slices, so that heartbeats on that loop are never delayed."""
 
 import asyncio
 import time
@@ -9,10 +9,10 @@ SLICE_SECONDS = 0.005
 
 
 class Slices:
-    """Does one piece of work after the other.
+    """Does pieces of work one after another.
 
     Args:
-        seconds: how long a slice lasts, and the step that is under way then.
+        seconds: length of a slice; the step under way at its end is completed.
     """
 
     def __init__(self, seconds: float = SLICE_SECONDS) -> None:
@@ -26,9 +26,9 @@ class Slices:
         return self._is_under_way
 
     def do(self, work: Iterator[None]) -> None:
-        """Go through an iterator, whose steps should be short; the first slice is done at once if nothing else is due.
+        """Exhaust an iterator with short steps; if no other work is pending, the first slice runs at once.
 
-        A step may call this too. What it raises ends this work only, and is raised: here, or on the loop.
+        A step may call this too. An exception ends this work only, and is raised here or in the loop.
         """
         self._works.append(work)
         if not self._is_under_way:

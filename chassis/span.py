@@ -1,4 +1,4 @@
-"""A span of a request, and what sends such."""
+"""A span of a request, and the interface of exporters."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Value = str | bool | int | float | Sequence[str]
 
 
 class Kind(Enum):
-    """Whose side of a call a span is, by OpenTelemetry's names."""
+    """Kind of a span, by OpenTelemetry's names."""
 
     INTERNAL = "INTERNAL"
     SERVER = "SERVER"
@@ -20,7 +20,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpanEvent:
-    """What happened within a span at a moment."""
+    """A momentary event within a span."""
 
     name: str
     at_ns: int
@@ -29,12 +29,12 @@ class SpanEvent:
 
 @dataclass(slots=True)
 class Span:
-    """A span that is over; times are Unix nanoseconds.
+    """A finished span; times are Unix nanoseconds.
 
     Attributes:
         context: its own.
-        parent: None: it is a trace's first.
-        error: why it failed; None: it has not.
+        parent: None: it is the root of its trace.
+        error: why it failed; None: it did not.
     """
 
     name: str
@@ -49,21 +49,21 @@ class Span:
 
 
 class SpanExporter(Protocol):
-    """Sends spans, in a thread of its own."""
+    """Sends spans in a thread of its own."""
 
     num_taken: int
-    """Spans that have left the queue: sent, or given up."""
+    """Spans that have left the queue: sent or given up."""
     num_failed: int
-    """Those of them that no collector has taken."""
+    """Those of them that no collector accepted."""
 
     def put(self, span: Span) -> None:
         """Queue a span; never waits."""
         ...
 
     def close(self) -> None:
-        """Send what is queued; may take as long as the collector does."""
+        """Send the queued spans; may block as long as the collector does."""
         ...
 
     def abandon(self) -> None:
-        """Give up what `close` still sends."""
+        """Give up the spans that `close` is still sending."""
         ...

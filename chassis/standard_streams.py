@@ -1,19 +1,19 @@
-"""What a process does where its standard streams are closed, before its first write or while it runs.
+"""Standard streams that are closed, before a process's first write or while it runs.
 
-Streams that the parent process has closed (`>&-`, some supervisors) become the null device. Otherwise the next file or
-socket gets the number of one of them, and with it what others write there; libuv aborts as it closes such a number, and
+Streams closed by the parent process (`>&-`, some supervisors) become the null device. Otherwise the next file or socket
+would get the number of one of them, and with it what others write there; libuv aborts when it closes such a number, and
 Python has no object for the stream (`sys.stderr` is None).
 
-A reader that goes away (`| head`) is no error: what is written after that goes nowhere, and the exit code is that of
-the work. Who works for the reader alone asks `reader_has_gone`, and stops.
+A reader that goes away (`| head`) is not an error: later output is dropped, and the exit code is that of the work. A
+program that works for the reader only checks `reader_has_gone`, and stops.
 
-A log that finds no room (a full disk) ends no process either: its lines are lost, and counted for the first one that is
-written again. Standard error is a log; standard output is one where a program says so by `treat_as_log`. Otherwise it
-is a command's result, whose loss is an error.
+A log that cannot be written (a full disk) does not end a process either: lost lines are counted, and the next line that
+can be written reports their number. Standard error is a log; standard output is one if the program calls
+`treat_as_log`. Otherwise it is a command's result, whose loss is an error.
 
-A character that the output's encoding lacks (PYTHONIOENCODING=ascii) is written as its number, not an error.
+A character that the output's encoding lacks (PYTHONIOENCODING=ascii) is written as an escape, not an error.
 
-Entry points call `set_up_standard_streams` before their first import that opens anything; this file therefore imports
+Entry points call `set_up_standard_streams` before their first import that opens anything; therefore this file imports
 nothing slow.
 """
 
@@ -31,34 +31,34 @@ _num_lost: dict[int, int] = {}
 
 
 def set_up_standard_streams() -> None:
-    """Open each closed standard stream on the null device, and let output outlive its reader."""
+    """Open each closed standard stream on the null device, and let output survive the loss of its reader."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: PTH123, SIM115  for good
     sys.stdout, sys.stderr = _outliving(sys.stdout, 1), _outliving(sys.stderr, 2)
 
 
 def reader_has_gone(stream: TextIO) -> bool:
-    """Return whether what was written to a standard stream has found no reader."""
+    """Return whether a write to a standard stream has failed because its reader is gone."""
     return bool(_without_reader) and stream.fileno() in _without_reader
 
 
 def treat_as_log(stream: TextIO) -> None:
-    """Let a standard stream lose from now on what cannot be written, as standard error does."""
+    """From now on, drop writes to a standard stream that fail, as for standard error."""
     _logs.add(stream.fileno())
 
 
 def num_lost_writes(stream: TextIO) -> int:
-    """Return how many writes to a log were lost since the last one that was not."""
+    """Return the number of writes to a log that were lost since the last successful one."""
     return _num_lost.get(stream.fileno(), 0) if _num_lost else 0
 
 
 class _Output(io.FileIO):
-    """A standard stream that becomes the null device when its reader has gone, and may lose lines as a log."""
+    """A standard stream that becomes the null device when its reader is gone, and may lose lines if it is a log."""
 
     _in_line = False
 

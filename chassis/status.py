@@ -1,8 +1,8 @@
-"""Errors as gRPC carries them: a status, its text, and beside them what a program can read (google.rpc.Status).
+"""Errors in gRPC: a status, its text, and machine-readable details (google.rpc.Status).
 
-`ErrorInfo` has the reason, the domain `lorrery` and the facts of the message; `RetryInfo` is there where the same
-request may well succeed a little later. Clients find both in the trailing metadata `grpc-status-details-bin`, which
-every gRPC library reads (in Python `grpc_status.rpc_status.from_call`).
+`ErrorInfo` has the reason, the domain `lorrery` and the facts of the message; `RetryInfo` is present if the same
+request may succeed a little later. Clients find both in the trailing metadata `grpc-status-details-bin`, which every
+gRPC library reads (in Python `grpc_status.rpc_status.from_call`).
 """
 
 from typing import Any, NoReturn
@@ -38,7 +38,7 @@ from lorrery.chassis.errors import (
 
 DOMAIN = "lorrery"
 MAX_TEXT_BYTES, MAX_FACT_BYTES = 1000, 200
-"""A status travels in headers, of which clients take 8 KiB: its text in up to three times the bytes, and both again."""
+"""A status travels in headers, limited to 8 KiB by clients; its text takes up to three times its bytes, twice."""
 
 GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -58,7 +58,7 @@ GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     Internal: grpc.StatusCode.INTERNAL,
 }
-"""The one place where an error meets a status code."""
+"""The only mapping from errors to status codes."""
 
 RETRY_SECONDS: dict[Reason, int] = {
     Reason.QUEUE_FULL: 1,
@@ -70,9 +70,11 @@ RETRY_SECONDS: dict[Reason, int] = {
     Reason.ADAPTER_LOAD: 1,
     Reason.DRAINING: 2,
 }
-"""After how many wall seconds to try again. A guess of what it takes until something has changed: a step or two of a
-full batch, a process that starts again. An error that knows better says so itself. A slow reader is not among them: it
-would end the same way."""
+"""Wall seconds after which to retry, unless the error has its own value.
+
+An estimate of the time until something changes: a step or two of a full batch, or a restart of a process. A slow reader
+has no entry: a retry would end the same way.
+"""
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
@@ -80,22 +82,22 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def grpc_status(error: RequestError) -> grpc.StatusCode:
-    """Return the status code that a client sees."""
+    """Return the status code of an error."""
     return grpc.StatusCode[error.status] if isinstance(error, InjectedFault) else GRPC_STATUS[type(error)]
 
 
 def retry_seconds(error: RequestError) -> float | None:
-    """Return after how many wall seconds to try again; None: it would fail again."""
+    """Return the wall seconds after which to retry; None: a retry would fail again."""
     return RETRY_SECONDS.get(error.reason) if error.retry_seconds is None else error.retry_seconds
 
 
 def public_text(error: RequestError) -> str:
-    """Return what a client may read of an error: nothing of what is wrong inside."""
+    """Return an error's text for clients: without details for internal errors."""
     return "internal error; the router's log has more" if error.reason is Reason.INTERNAL else str(error)
 
 
 def status_of(error: RequestError, message: str | None = None) -> grpc.Status:
-    """Return the status of an error, details included; `message` replaces the error's own text."""
+    """Return the status of an error with its details; `message` replaces the error's own text."""
     details = [any_pb2.Any(), any_pb2.Any()]
     facts = {name: _cut(value, MAX_FACT_BYTES) for name, value in error.facts.items()}
     details[0].Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts))
@@ -124,7 +126,7 @@ async def abort(context: Context, error: RequestError, message: str | None = Non
 
 
 async def pass_on(context: Context, error: grpc.aio.AioRpcError) -> NoReturn:
-    """End a call with the status that a call of our own ended with, details included."""
+    """End a call with the status, details included, of a failed outgoing call."""
     details = tuple((key, value) for key, value in error.trailing_metadata() or () if key == _DETAILS_KEY)
     await context.abort(error.code(), error.details() or "", details)
     raise AssertionError("abort returned")

@@ -1,6 +1,6 @@
-"""Reads TOML files: those that ship with a package, and those that the settings name.
+"""Reads TOML files: those shipped with a package, and those named by the settings.
 
-What the tables mean is the reader's business; the pure rooms build their records from them.
+The meaning of the tables is defined by the reader; the pure rooms build their records from them.
 """
 
 import tomllib
@@ -16,12 +16,12 @@ Table = dict[str, Any]
 
 
 def read_tables(package: str, extra: Iterable[Path] = ()) -> list[tuple[str, Table]]:
-    """Return (file name, table) of each TOML file in the package's folder `data`, by name, then of the extra ones.
+    """Return (file name, table) for each TOML file in the package's folder `data`, by name, then for the extra files.
 
-    What is in a table is shared by all who ask: leave it as it is.
+    Tables are shared between callers; do not modify their values.
 
     Raises:
-        SettingsError: an extra file that cannot be read or is no TOML; the message names it.
+        SettingsError: an extra file cannot be read or is not TOML; the message names it.
     """
     tables = [(name, dict(table)) for name, table in _shipped(package)]
     return tables + [(str(path), read_toml(path)) for path in extra]

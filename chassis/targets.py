@@ -1,7 +1,7 @@
-"""How a setting says whom to dial: an address, or a name that stands for some.
+"""Dial targets in settings: an address, or a name that stands for several.
 
-HOST:PORT is dialled as it is. `dns:///NAME:PORT` stands for every address that NAME has; `dns://SERVER[:PORT]/NAME:PORT`
-asks that name server for them, instead of the system's resolver. The syntax is that of gRPC's naming.
+HOST:PORT is dialled as it is. `dns:///NAME:PORT` stands for every address of NAME; `dns://SERVER[:PORT]/NAME:PORT`
+resolves it at that name server instead of the system's resolver. The syntax is gRPC's naming syntax.
 """
 
 import ipaddress
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 DNS_PORT = 53
 MAX_LABEL, MAX_NAME = 63, 253
-"""Characters, of RFC 1035."""
+"""In characters, by RFC 1035."""
 
 _TARGET = re.compile(r"dns://(?P<server>[^/]*)/(?P<host>[^/:\[\]\s]+):(?P<port>\d{1,5})")
 
@@ -22,7 +22,7 @@ class DnsName(NamedTuple):
         host: the name.
         port: the same at all its addresses.
         server: IP address of the name server; empty: the system's resolver, with its search list and `/etc/hosts`.
-        server_port: of that.
+        server_port: port of that name server.
     """
 
     host: str
@@ -32,10 +32,10 @@ class DnsName(NamedTuple):
 
 
 def parse_name(target: str) -> DnsName | None:
-    """Read a target with a name; None: it is an address.
+    """Parse a target with a name; None: it is an address.
 
     Raises:
-        ValueError: it begins as one with a name, and goes on otherwise.
+        ValueError: it begins like a target with a name, but is malformed.
     """
     if not target.startswith("dns:"):
         return None

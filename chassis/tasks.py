@@ -1,4 +1,4 @@
-"""Tasks that live and die together."""
+"""Tasks that run and end together."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,12 +8,12 @@ from typing import Any
 async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
     """Run the coroutines together until one of them returns or raises, then cancel the others.
 
-    Not a TaskGroup: one that is ending already drops a cancellation that comes from outside (until Python 3.13), and a
-    loop around it would never end.
+    Not a TaskGroup: until Python 3.13 one that is already ending drops a cancellation from outside, and a loop around
+    it would never end.
 
     Raises:
-        BaseExceptionGroup: what the coroutines raised, if one did.
-        CancelledError: the calling task was cancelled, be it while the others were ending.
+        BaseExceptionGroup: the exceptions of the coroutines, if any.
+        CancelledError: the calling task was cancelled, also if that was while the others were ending.
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     cancellation = await _wait(tasks, asyncio.FIRST_COMPLETED)
@@ -21,7 +21,7 @@ async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
         task.cancel()
     while not all(task.done() for task in tasks):
         cancellation = await _wait(tasks, asyncio.ALL_COMPLETED) or cancellation
-    # Looked at even where it is not raised: asyncio would log it as one that nobody has seen.
+    # Retrieved even if not raised: asyncio would log an exception that was never retrieved.
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if cancellation is not None:
         raise cancellation
@@ -30,7 +30,7 @@ async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 
 async def _wait(tasks: list[asyncio.Task[None]], when: str) -> asyncio.CancelledError | None:
-    """Wait for the tasks; return how the calling task was cancelled meanwhile, if it was."""
+    """Wait for the tasks; return the cancellation of the calling task, if it was cancelled meanwhile."""
     try:
         await asyncio.wait(tasks, return_when=when)
     except asyncio.CancelledError as cancellation:

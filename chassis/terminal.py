@@ -1,7 +1,7 @@
-"""Tables of figures that fit the terminal without cutting a digit.
+"""Tables of numbers that fit the terminal without truncating a digit.
 
-rich shortens cells where a table is too wide, so that `2,320.8` may read `2,320`. A `FigureTable` makes room in this
-order, and only as far as it must: columns give up spare width, headings break at blanks, names wrap, and at last whole
+rich truncates cells if a table is too wide, so that `2,320.8` may read `2,320`. A `FigureTable` saves width in this
+order, only as far as needed: columns give up spare width, headings break at blanks, names wrap, and finally whole
 columns are left out, with a line that names them.
 """
 
@@ -26,7 +26,7 @@ _PIPED_COLUMNS = 160
 
 
 def table_console() -> Console:
-    """Open the standard output: on a terminal prose wraps at words, in a pipe or a file it does not wrap."""
+    """Return a console for standard output: on a terminal text wraps at words, in a pipe or a file it does not wrap."""
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, soft_wrap=True, width=_PIPED_COLUMNS)
@@ -38,8 +38,8 @@ class _Column:
     """One column.
 
     Attributes:
-        width: least width where there is room.
-        wraps_at: least width of a column of names, whose cells may wrap; None: figures, which never wrap.
+        width: minimum width if there is room.
+        wraps_at: minimum width of a column of names, whose cells may wrap; None: numbers, which never wrap.
     """
 
     heading: str
@@ -55,24 +55,24 @@ class _Column:
 
     @property
     def broken(self) -> int:
-        """Width of the longest cell, or of the longest word of the heading."""
+        """Width of the longest cell or heading word."""
         return max(self.whole, *map(cell_len, self.heading.split()), 1)
 
     @property
     def least(self) -> int:
-        """Width below which a figure or a word of the heading would be cut."""
+        """Minimum width that truncates neither a number nor a heading word."""
         if self.wraps_at is None:
             return self.broken
         return max(min(self.wraps_at, self.whole), *map(cell_len, self.heading.split()), 1)
 
 
 class FigureTable:
-    """A table that a narrow terminal shows with fewer columns, never with parts of figures.
+    """A table that drops columns on a narrow terminal instead of truncating numbers.
 
     Args:
-        first_to_go: headings of the columns to leave out first, in this order. The rightmost of the others follow; the
-            first column always stays.
-        box: as rich's; None: no lines.
+        first_to_go: headings of the columns to drop first, in this order. The others follow from the right; the first
+            column always stays.
+        box: as in rich; None: no lines.
         caption: below the table.
     """
 
@@ -89,22 +89,22 @@ class FigureTable:
         """Add a column.
 
         Args:
-            heading: breaks at its blanks where room is short.
-            justify: figures to the right, names to the left.
-            width: least width where there is room.
-            wraps_at: the width to which a column of names may shrink, its cells wrapping; unset: of figures.
+            heading: breaks at its blanks if room is short.
+            justify: right for numbers, left for names.
+            width: minimum width if there is room.
+            wraps_at: width to which a column of names may shrink by wrapping its cells; unset: a column of numbers.
         """
         self._columns.append(_Column(heading, justify, width, wraps_at))
 
     def add_row(self, *cells: str | Text, style: StyleType | None = None) -> None:
-        """Add a row; where it has fewer cells than there are columns, the last stay empty."""
+        """Add a row; missing cells stay empty."""
         padded = [*cells, *[""] * (len(self._columns) - len(cells))]
         for column, cell in zip(self._columns, padded, strict=True):
             column.cells.append(Text(cell) if isinstance(cell, str) else cell)
         self._styles.append(style)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render what fits, and a line about what does not."""
+        """Render the columns that fit, and a line about the others."""
         shown, left_out = list(self._columns), list[str]()
         while (widths := self._widths(shown, console, options)) is None and len(shown) > 1:
             gone = self._next_to_go(shown)
@@ -123,7 +123,7 @@ class FigureTable:
         return shown[-1]
 
     def _widths(self, columns: Sequence[_Column], console: Console, options: ConsoleOptions) -> list[int] | None:
-        """Return the roomiest widths with which the columns fit; None if none do."""
+        """Return the largest widths with which the columns fit; None: none do."""
         headings = [cell_len(column.heading) for column in columns]
         roomy = [max(column.width, column.whole, heading, 1) for column, heading in zip(columns, headings, strict=True)]
         close = [max(column.whole, heading, 1) for column, heading in zip(columns, headings, strict=True)]

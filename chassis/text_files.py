@@ -1,4 +1,4 @@
-"""Text files, as they are or compressed by gzip; which, their first bytes say, so that a pipe may be either."""
+"""Text files, plain or gzip-compressed, told apart by their first bytes, so that this works for pipes too."""
 
 import gzip
 import io
@@ -8,14 +8,14 @@ from typing import BinaryIO, TextIO
 
 GZIP = b"\x1f\x8b"
 DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
-"""Errors of reading what is compressed and cut off, or damaged; `gzip.BadGzipFile` is an OSError too."""
+"""Errors when reading truncated or damaged compressed data; `gzip.BadGzipFile` is an OSError too."""
 
 
 def open_text(path: Path, encoding: str = "utf-8") -> TextIO:
-    """Open a file for reading, with the ends of lines as they are.
+    """Open a file for reading, with line ends unchanged.
 
     Raises:
-        OSError: it cannot be opened. Reading may raise UnicodeDecodeError, and what is in `DAMAGED`.
+        OSError: it cannot be opened. Reading may raise UnicodeDecodeError, and the errors in `DAMAGED`.
     """
     file = path.open("rb")
     try:
@@ -28,7 +28,7 @@ def open_text(path: Path, encoding: str = "utf-8") -> TextIO:
 
 
 class _Gzip(gzip.GzipFile):
-    """What is in a compressed file, which is closed with it."""
+    """The content of a compressed file, which is closed with it."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(fileobj=file, mode="rb")
@@ -40,5 +40,5 @@ class _Gzip(gzip.GzipFile):
 
 
 def damage(path: Path, error: BaseException) -> str:
-    """Say that a file is one of `DAMAGED`."""
+    """Return the message for an error of `DAMAGED`."""
     return f"{path}: cut or damaged gzip ({error}); get it again"

@@ -1,4 +1,4 @@
-"""How fast something is done that is only counted, for those who ask now and then."""
+"""The rate of a counter, computed when it is queried."""
 
 import time
 from collections.abc import Callable
@@ -7,10 +7,10 @@ _SECONDS = 1.0
 
 
 class Throughput:
-    """The rate of something that is counted, over the time since it was asked for last: a second at least.
+    """The rate of a counter over the time since the last query, at least a second.
 
     Args:
-        count: returns the number so far.
+        count: returns the current value of the counter.
     """
 
     def __init__(self, count: Callable[[], float]) -> None:

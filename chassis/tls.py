@@ -1,7 +1,7 @@
-"""Certificates of one side, as gRPC takes them; read again when their files change.
+"""Certificates of one side, in gRPC's format; read again when their files change.
 
-A server looks at its files with each handshake; a client with each new channel (`chassis.channel.Dialler`), and both
-at the dates of what they are about to show. Connections that are up stay up.
+A server checks its files at each handshake, a client at each new channel (`chassis.channel.Dialler`); both also check
+the validity dates of their certificate then. Existing connections stay up.
 """
 
 import ssl
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Pems:
-    """The content of the files that the settings name."""
+    """Contents of the files that the settings name."""
 
     cert: bytes | None
     key: bytes | None
@@ -30,7 +30,7 @@ class Pems:
 
 
 def read_pems(tls: TlsSettings, section: str) -> Pems:
-    """Read the certificates, and check that they are some and that the key is the certificate's.
+    """Read the certificates, and check that they are valid PEM and that the key matches the certificate.
 
     Raises:
         SettingsError: they cannot be used; names the setting.
@@ -53,7 +53,7 @@ def read_pems(tls: TlsSettings, section: str) -> Pems:
 
 
 def watched_pems(tls: TlsSettings, section: str) -> Watched[Pems]:
-    """Return the certificates as they are now, and later.
+    """Return the certificates, kept up to date.
 
     Raises:
         SettingsError: as `read_pems`.
@@ -62,7 +62,7 @@ def watched_pems(tls: TlsSettings, section: str) -> Watched[Pems]:
 
 
 def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
-    """Return what a server shows and demands; None: plain text.
+    """Return the credentials of a server; None: plain text.
 
     Raises:
         SettingsError: a certificate is missing, unreadable or wrong.
@@ -83,10 +83,10 @@ def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
 
 
 def server_contexts(tls: TlsSettings, section: str) -> Watched[ssl.SSLContext] | None:
-    """Return what servers of the standard library's TLS show and demand, now and later; None: plain text.
+    """Return the TLS context of a standard-library server, kept up to date; None: plain text.
 
-    A connection is to take the one of its time. TLS sessions belong to theirs, so that a client whose authority is
-    taken out cannot resume one; a context that hands connections on to another keeps the sessions of both.
+    Each new connection must use the current context. TLS sessions belong to a context, so that a client whose authority
+    was removed cannot resume one; a context that hands connections over to another keeps the sessions of both.
 
     Raises:
         SettingsError: a certificate is missing, unreadable or wrong.
@@ -107,12 +107,12 @@ def server_contexts(tls: TlsSettings, section: str) -> Watched[ssl.SSLContext] |
 
 
 class _Shown(Watched[_T]):
-    """What is made of certificates as they are now.
+    """A value made from certificates, kept up to date.
 
     Args:
         tls: names the files.
         section: of the settings.
-        make: makes it.
+        make: makes the value.
     """
 
     def __init__(self, tls: TlsSettings, section: str, make: Callable[[Pems], _T]) -> None:

@@ -11,18 +11,18 @@ from typing import Any
 from lorrery.chassis.errors import SettingsError
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_MAX_PARTS = 100  # Python's parser takes time by the square of a key's parts
+_MAX_PARTS = 100  # the parser's time grows with the square of a key's parts
 _PART = rf"""(?:{_BARE.pattern}|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
-# Keys stand at the start of a line, in brackets or braces, or after a comma.
+# Keys are at the start of a line, in brackets or braces, or after a comma.
 _LONG_KEY = re.compile(rf"(?m:^|[\[{{,])[ \t]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MAX_PARTS},}}[ \t]*[=\]]")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Read tables.
+    """Parse tables.
 
     Raises:
-        tomllib.TOMLDecodeError: it is no TOML; says where.
-        ValueError: Python's parser has not the depth, the digits or the time for it.
+        tomllib.TOMLDecodeError: not TOML; says where.
+        ValueError: it exceeds the depth, digits or key length that Python's parser can handle.
     """
     if _LONG_KEY.search(text):
         raise ValueError(f"it has a key of more than {_MAX_PARTS} parts; give a shorter one")
@@ -40,7 +40,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Read a file's tables.
 
     Raises:
-        SettingsError: it cannot be read, or is no TOML; names the file.
+        SettingsError: it cannot be read, or is not TOML; names the file.
     """
     try:
         return parse_toml(path.read_text(encoding="utf-8-sig"))
@@ -55,12 +55,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:
-    """Write tables; values that are None are left out."""
+    """Return tables as TOML; values that are None are left out."""
     return "".join(f"{line}\n" for line in _lines(tables, ""))
 
 
 def _lines(tables: Mapping[str, Any], name: str) -> list[str]:
-    """Return the lines of a table and of those in it: plain values first, as TOML needs it."""
+    """Return the lines of a table and its subtables: plain values first, as TOML requires."""
     nested = {key: value for key, value in tables.items() if isinstance(value, Mapping)}
     plain = {key: value for key, value in tables.items() if key not in nested and value is not None}
     lines = [f"{_key(key)} = {to_value(value)}" for key, value in plain.items()]
@@ -72,7 +72,7 @@ def _lines(tables: Mapping[str, Any], name: str) -> list[str]:
 
 
 def dotted(key: Iterable[str]) -> str:
-    """Write the key of a value in tables, such as `a.b."c.d"`."""
+    """Return the dotted key of a value in tables, such as `a.b."c.d"`."""
     return ".".join(map(_key, key))
 
 
@@ -81,7 +81,7 @@ def _key(key: str) -> str:
 
 
 def to_value(value: object) -> str:
-    """Write one value, on one line."""
+    """Return one value as TOML, on one line."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{_key(key)} = {to_value(one)}" for key, one in value.items() if one is not None)
         return f"{{ {inner} }}" if inner else "{}"
@@ -95,12 +95,12 @@ def to_value(value: object) -> str:
         return _string(str(value))
     if isinstance(value, str):
         return _string(value)
-    # Dates and times as a file has them; services may not import datetime, for it reads the time of day.
+    # Dates and times from a file; services may not import datetime, because it reads the time of day.
     if (isoformat := getattr(value, "isoformat", None)) is not None:
         return str(isoformat())
     raise TypeError(f"{value!r} has no form in TOML")
 
 
 def _string(text: str) -> str:
-    # A basic string of TOML is JSON's, but for the one character that JSON leaves as it is.
+    # TOML's basic strings are JSON's, except for the one character that JSON does not escape.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,12 +1,12 @@
-"""The N names with most traffic, and `other`: a label that stays bounded whatever clients may call things.
+"""The N names with most traffic, and `other`: a bounded label, whatever names clients send.
 
-What happens is attributed when it happens, to the name if it is shown then, otherwise to `other`. So every counter only
-grows: none is taken back when its name is shown no longer, whose series ends, nor when it is shown at last.
+Events are attributed when they happen, to the name if it is in view, otherwise to `other`. So every counter only grows:
+nothing is moved when a name drops out of view, which ends its series, or comes into view.
 
-Who has most traffic is counted in little memory, however many names pass (J. Misra and D. Gries, "Finding repeated
-elements", 1982, thinned in batches): names in view are counted exactly, of the others the `_CANDIDATES` most frequent
-or so. All counts are halved now and then, so that old traffic is forgotten. A name takes another's place once it has
-more than twice its traffic: names of like traffic would otherwise change places all the time.
+Traffic is counted in bounded memory, however many names occur (J. Misra and D. Gries, "Finding repeated elements",
+1982, thinned in batches): exactly for names in view, and for about the `_CANDIDATES` most frequent of the others. All
+counts are halved now and then, so that old traffic is forgotten. A name replaces another once it has more than twice
+its traffic; otherwise names with similar traffic would keep replacing each other.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,14 +14,14 @@ from typing import Generic, TypeVar
 
 OTHER = "other"
 MAX_CHARACTERS = 200
-"""Of a name that is shown; what is longer, or not printable, is of no use in a dashboard and counts as `other`."""
+"""Upper bound on a name in view; a longer or unprintable name is useless in a dashboard and counts as `other`."""
 
 _CANDIDATES = 4
-"""Candidates kept for each name in view, at least; twice as many before they are thinned."""
+"""Minimum number of candidates kept per name in view; twice as many before they are thinned."""
 _HALVE_AFTER = 500
-"""Requests for each name in view after which counts are halved."""
+"""Requests per name in view after which counts are halved."""
 _LEAD = 4
-"""Requests by which a candidate must be ahead of twice another's traffic; matters while there is little."""
+"""Requests by which a candidate must exceed twice another's traffic; matters while there is little traffic."""
 
 T = TypeVar("T")
 
@@ -34,14 +34,14 @@ class _Shown(Generic[T]):
 
 
 class TopNames(Generic[T]):
-    """A record for each of the names with most traffic, one for all others, one for what has no name.
+    """A record for each name in view, one for all others, one for the empty name.
 
-    For the event loop's thread only, but for `shown` and `label`.
+    Use it in the event loop's thread only, except for `shown` and `label`.
 
     Args:
-        most: names in view.
-        make: makes a record, in which the caller counts.
-        nameless: how the empty name is shown; it always is.
+        most: number of names in view.
+        make: creates a record, in which the caller counts.
+        nameless: label of the empty name, which is always in view.
     """
 
     def __init__(self, most: int, make: Callable[[], T], nameless: str) -> None:
@@ -53,11 +53,11 @@ class TopNames(Generic[T]):
         self._candidates: dict[str, int] = {}
         self._past: dict[str, T] = {}
         self._max_candidates = max(100, _CANDIDATES * most)
-        self._bar = 0  # no candidate with less takes anybody's place
+        self._bar = 0  # candidates with no more traffic than this replace no name
         self._num_left = self._halve_after = _HALVE_AFTER * most  # requests until counts are halved
 
     def count(self, name: str) -> T:
-        """Count one request of a name as traffic; return the record that what it does belongs to now."""
+        """Count one request of a name as traffic; return the record for its events."""
         shown = self._shown.get(name)
         if shown is None:
             return self._count_hidden(name)
@@ -68,7 +68,7 @@ class TopNames(Generic[T]):
         return shown.record
 
     def foresee(self, names: Iterable[str]) -> None:
-        """Show names before their first request while there is room: a rate does not see what a series begins with."""
+        """Bring names into view before their first request while there is room: rates ignore a series' first value."""
         for name in names:
             if len(self._shown) >= self._most:
                 return
@@ -76,21 +76,21 @@ class TopNames(Generic[T]):
                 self._show(name, self._candidates.get(name, 0))
 
     def of(self, name: str) -> T:
-        """Return the record that what happens to a name belongs to now; that counts as no traffic."""
+        """Return the record for a name's events now, without counting traffic."""
         shown = self._shown.get(name)
         if shown is not None:
             return shown.record
         return self.other if name else self._nameless.record
 
     def label(self, name: str) -> str:
-        """Return how what concerns a name is shown now."""
+        """Return the label for a name now."""
         shown = self._shown.get(name)
         if shown is not None:
             return shown.label
         return OTHER if name else self._nameless.label
 
     def shown(self) -> list[tuple[str, T]]:
-        """Return (label, record) of all that is shown: what has no name, the names, `other`."""
+        """Return (label, record) of everything in view: the empty name, the names, `other`."""
         return [(one.label, one.record) for one in (self._nameless, *list(self._shown.values()))] + [
             (OTHER, self.other)
         ]
@@ -121,7 +121,7 @@ class TopNames(Generic[T]):
         self._candidates.pop(name, None)
         record = self._past.pop(name) if name in self._past else self._make()
         label = f"'{name}'" if name in self._reserved or name[0] == "'" else name
-        # A new dictionary, so that a reader in another thread never sees one that changes.
+        # A new dict, so that a reader in another thread never sees a dict that changes.
         self._shown = {**self._shown, name: _Shown(label, record, traffic)}
         return record
 
@@ -129,7 +129,7 @@ class TopNames(Generic[T]):
         hidden = self._shown[name]
         self._shown = {other: shown for other, shown in self._shown.items() if other != name}
         self._candidates[name] = hidden.traffic
-        self._past[name] = hidden.record  # should it come back, its counters go on
+        self._past[name] = hidden.record  # its counters continue if it comes back
         if len(self._past) > self._most:
             del self._past[next(iter(self._past))]
 

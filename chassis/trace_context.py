@@ -1,11 +1,11 @@
-"""W3C trace context: which trace a request belongs to, as headers `traceparent` and `tracestate` say it.
+"""W3C trace context: the trace of a request, as given by the headers `traceparent` and `tracestate`.
 
     traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
                  version, trace id, id of the caller's span, flags (1: sampled)
 
-OpenTelemetry's API reads these headers too, but it is imported only where spans are exported, and this is read for
-every request. What is no such header counts for nothing, as the standard wants it; a test holds this to OpenTelemetry's
-own reading. https://www.w3.org/TR/trace-context/
+OpenTelemetry's API parses these headers too, but it is imported only for export, whereas this runs for every request. A
+malformed header is ignored, as the standard requires; a test compares this parser with OpenTelemetry's.
+https://www.w3.org/TR/trace-context/
 """
 
 import re
@@ -18,18 +18,18 @@ _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-
 _SAMPLED = 1
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
 MAX_STATE_CHARACTERS = 512
-"""The standard asks to pass on so much; a longer state is dropped whole."""
+"""Size that the standard requires to be passed on; a longer state is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A span, as those that belong below it know it.
+    """A span, as its children refer to it.
 
     Attributes:
         trace_id: 32 hexadecimal digits.
         span_id: 16 hexadecimal digits.
         sampled: whether the spans of this trace are kept.
-        state: what tracing systems pass on, as it came.
+        state: opaque state of tracing systems, passed on unchanged.
     """
 
     trace_id: str
@@ -39,7 +39,7 @@ class TraceContext:
 
     @property
     def traceparent(self) -> str:
-        """The header that names this span as the parent."""
+        """The header that names this span as parent."""
         return f"00-{self.trace_id}-{self.span_id}-{self.sampled:02d}"
 
     def child(self) -> "TraceContext":
@@ -48,22 +48,22 @@ class TraceContext:
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What lines of the log say."""
+        """Its fields in log lines."""
         return {"trace_id": self.trace_id, "span_id": self.span_id}
 
 
 def log_fields(context: TraceContext | None) -> dict[str, str]:
-    """Return what lines of the log say of a request; nothing if it belongs to no trace."""
+    """Return a request's fields in log lines; empty: it is not traced."""
     return {} if context is None else context.log_fields
 
 
 def new_span_id() -> str:
-    """Return an id that no other span has."""
+    """Return a new random span id."""
     return secrets.token_hex(8)
 
 
 def read(traceparent: str, tracestate: str = "") -> TraceContext | None:
-    """Return the span that a header names; None: it names none."""
+    """Parse the headers; None: they name no span."""
     found = _FORM.fullmatch(traceparent.strip(" \t"))
     if found is None:
         return None
@@ -75,7 +75,7 @@ def read(traceparent: str, tracestate: str = "") -> TraceContext | None:
 
 
 def read_headers(headers: Iterable[tuple[str, str]]) -> TraceContext | None:
-    """Return the span that a call's headers, with names in lower case, say it comes from; None: they name none."""
+    """Return the caller's span from a call's headers, whose names are in lower case; None: they name none."""
     parents, states = [], []
     for name, value in headers:
         if name == TRACEPARENT:

@@ -1,11 +1,11 @@
-"""Spans of requests: which are kept, when they were, and where they go.
+"""Spans of requests: sampling, time stamps and export.
 
-A service notes what happens to a request that is sampled, and makes its spans at the request's end, of times that it
-has anyway: nothing is done for a token or a step. A request that is not sampled costs a drawn number. What becomes of
-spans is OpenTelemetry's matter (`chassis.otlp`), which is imported only where tracing is on.
+A service records what happens to a sampled request, and makes its spans at the request's end from times that it has
+anyway; nothing is done per token or step. An unsampled request costs one random number. Export is left to OpenTelemetry
+(`chassis.otlp`), which is imported only if tracing is on.
 
-Spans have Unix times. They follow from the monotonic clock by an offset that is taken once, when the process starts, so
-that a span never ends before it began; the time of day is read for nothing else.
+Spans have Unix times, computed from the monotonic clock with an offset measured once at process start, so a span never
+ends before it began. The time of day has no other use.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from lorrery.chassis.trace_context import TraceContext, new_span_id
 
 NS_PER_SECOND = 1_000_000_000
 CLOSE_SECONDS = 2.0
-"""How long a process that ends waits for a collector to take its last spans."""
+"""How long an ending process waits for a collector to take its last spans."""
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 SPANS = Series(
@@ -42,11 +42,11 @@ _log = get_logger("chassis.tracing")
 
 
 class Sampler:
-    """Which requests' spans are kept.
+    """Decides which requests are traced.
 
     Args:
-        ratio: of the requests whose client has not decided it.
-        parent_based: whether a client's decision counts.
+        ratio: share of requests to sample if the client has not decided.
+        parent_based: whether a client's decision is followed.
     """
 
     def __init__(self, ratio: float, *, parent_based: bool = True) -> None:
@@ -54,10 +54,10 @@ class Sampler:
         self._parent_based = parent_based
 
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
-        """Return a new span, below `parent` if there is one; a span that is not kept stands for its parent.
+        """Return a new span, a child of `parent` if there is one; for an unsampled request, `parent` itself.
 
         Returns:
-            None: there is no parent, and nothing is kept.
+            None if there is no parent and the request is not sampled.
         """
         if parent is not None:
             sampled = parent.sampled if self._parent_based else self._keeps(int(parent.trace_id, 16))
@@ -68,7 +68,7 @@ class Sampler:
         return TraceContext(f"{trace_id:032x}", new_span_id(), True)
 
     def _keeps(self, trace_id: int) -> bool:
-        """Decide as OpenTelemetry's TraceIdRatioBased does, so that others with its ratio keep the same traces."""
+        """Decide as OpenTelemetry's TraceIdRatioBased does, so that services with one ratio keep the same traces."""
         return trace_id & (2**64 - 1) < self._bound
 
 
@@ -78,8 +78,8 @@ class Tracer:
     Args:
         sampler: decides which are kept.
         exporter: sends them.
-        max_queued: spans that may wait to be sent; more are dropped.
-        registry: shows what becomes of them.
+        max_queued: upper bound on queued spans; more are dropped.
+        registry: for the metrics of exported spans.
     """
 
     def __init__(self, sampler: Sampler, exporter: SpanExporter, max_queued: int, registry: CollectorRegistry) -> None:
@@ -91,11 +91,11 @@ class Tracer:
         Exporter(registry, [SPANS]).read(SPANS, self._read)
 
     def unix_ns(self, monotonic_seconds: float) -> int:
-        """Return the Unix time of a moment of `time.monotonic`."""
+        """Convert a time of `time.monotonic` to Unix time."""
         return self._offset_ns + round(monotonic_seconds * NS_PER_SECOND)
 
     def end(self, span: Span) -> None:
-        """Keep a span that is over, if its trace is kept; one that finds the queue full is dropped, and counted."""
+        """Queue a finished span if its trace is sampled; if the queue is full, drop and count it."""
         if not span.context.sampled:
             return
         if self._num_put - self._exporter.num_taken >= self._max_queued:
@@ -105,16 +105,16 @@ class Tracer:
         self._exporter.put(span)
 
     async def close(self) -> None:
-        """Send what is queued, within `CLOSE_SECONDS`."""
+        """Send the queued spans, within `CLOSE_SECONDS`."""
         loop = asyncio.get_running_loop()
         closed = asyncio.Event()
 
         def close() -> None:
             self._exporter.close()
-            with contextlib.suppress(RuntimeError):  # nobody waits any longer, and the loop is closed
+            with contextlib.suppress(RuntimeError):  # no task waits any longer, and the loop is closed
                 loop.call_soon_threadsafe(closed.set)
 
-        # A thread of asyncio's would be waited for at the end of the process.
+        # Not a thread of asyncio's pool, which the end of the process would wait for.
         closing = threading.Thread(target=close, name="last spans", daemon=True)
         closing.start()
         try:
@@ -132,15 +132,15 @@ class Tracer:
 
 
 def open_tracer(settings: TracingSettings, service: str, registry: CollectorRegistry) -> Tracer | None:
-    """Return what takes the spans of a process; None: tracing is off.
+    """Return the tracer of a process; None: tracing is off.
 
     Args:
-        settings: say where spans go; where they do not, the environment may, by OpenTelemetry's own variables.
-        service: which of the cluster's this is.
-        registry: shows what becomes of spans.
+        settings: where spans go; if unset, OpenTelemetry's own environment variables apply.
+        service: name of the service.
+        registry: for the metrics of exported spans.
 
     Raises:
-        SettingsError: OpenTelemetry is not installed, or its variables say what cannot be.
+        SettingsError: OpenTelemetry is not installed, or its variables are invalid.
     """
     endpoint = settings.endpoint or _endpoint_of_environment()
     if endpoint is None:
@@ -150,7 +150,7 @@ def open_tracer(settings: TracingSettings, service: str, registry: CollectorRegi
         from lorrery.chassis import otlp
     except ImportError as error:
         missing = "it takes OpenTelemetry, which is not installed: pip install 'lorrery[tracing]'"
-        if settings.endpoint is None:  # an environment that is made for other programs too must not keep this one down
+        if settings.endpoint is None:  # variables meant for other programs must not stop this one
             _log.warning("tracing_off", endpoint=endpoint, reason=f"{missing} ({error})")
             return None
         raise SettingsError(f"tracing.endpoint is set; {missing}, or leave it unset") from None
@@ -166,7 +166,7 @@ def _endpoint_of_environment() -> str | None:
 
 
 def _sampler(ratio: float | None) -> Sampler:
-    """Return what `tracing.sampling_ratio` says, or else the environment: all, by default."""
+    """Return the sampler that `tracing.sampling_ratio`, or else the environment, configures; default: sample all."""
     if ratio is not None:
         return Sampler(ratio)
     name = os.environ.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"

@@ -1,20 +1,20 @@
-"""Long work of coroutines on an event loop: each goes on for a turn, and one of them in each round of the loop.
+"""Long work of coroutines on an event loop, in turns; one coroutine has its turn in each iteration of the loop.
 
-`slices.py` does the same for work that no coroutine waits for.
+`slices.py` does the same for work that no coroutine awaits.
 """
 
 import asyncio
 import time
 
 TURN_SECONDS = 0.002
-"""Of many turns each is a round of the loop, and what comes meanwhile needs several of these."""
+"""Length of a turn. Each turn is one loop iteration, and other work on the loop needs several of those."""
 
 
 class Turns:
-    """Lets coroutines with long work of one kind take turns with one another, and with everything else on the loop.
+    """Lets coroutines with long work of one kind take turns with each other and with everything else on the loop.
 
     Args:
-        seconds: how long a turn lasts, and the step that is under way then.
+        seconds: length of a turn; the step under way at its end is completed.
     """
 
     def __init__(self, seconds: float = TURN_SECONDS) -> None:
@@ -22,18 +22,18 @@ class Turns:
         self._round = asyncio.Lock()
 
     def begin(self) -> "Turn":
-        """Return the first turn of some work, which is now."""
+        """Start the first turn of some work, now."""
         return Turn(self)
 
     async def next(self) -> None:
-        """Return in a later round of the loop, in which no other goes on."""
+        """Return in a later loop iteration in which no other coroutine has a turn."""
         await asyncio.sleep(0)
         await self._round.acquire()
         asyncio.get_running_loop().call_soon(self._round.release)
 
 
 class Turn:
-    """The turn that some work has now."""
+    """The current turn of some work."""
 
     __slots__ = ("_turns", "_until")
 
@@ -43,10 +43,10 @@ class Turn:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time to pass it on."""
+        """Whether the turn is over."""
         return time.monotonic() >= self._until
 
     async def pass_on(self) -> None:
-        """Let others go on; return when it is this one's turn again."""
+        """Let others run; return at the start of the next turn."""
         await self._turns.next()
         self._until = time.monotonic() + self._turns.seconds

@@ -1,8 +1,9 @@
-"""When a certificate holds, and a warning once it does not.
+"""The validity period of a certificate, and a warning outside it.
 
-An expired certificate fails far from its cause: gRPC tells the side that dials "unable to get local issuer certificate"
-or "Socket closed". So who shows one says so. The standard library reads these dates of a peer's certificate only, after
-a handshake, and cryptography is an extra; hence a few lines of DER (ITU-T X.690, RFC 5280, section 4.1).
+An expired certificate fails far from its cause: gRPC reports "unable to get local issuer certificate" or "Socket
+closed" to the side that dials. So the side that presents the certificate warns. The standard library exposes these
+dates only for a peer's certificate after a handshake, and cryptography is an extra; hence a few lines of DER parsing
+(ITU-T X.690, RFC 5280, section 4.1).
 """
 
 import math
@@ -20,24 +21,24 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 class Validity:
-    """The dates of one certificate.
+    """The validity period of one certificate.
 
     Args:
         setting: that names its file.
         path: of the file.
-        pem: content of the file; its first certificate is the one that is shown.
+        pem: content of the file; its first certificate is the one presented.
     """
 
     def __init__(self, setting: str, path: Path, pem: bytes) -> None:
         self._setting, self._path = setting, path
         try:
             self._begin, self._end = holds(pem)
-        except ValueError:  # OpenSSL reads dates that no peer takes
+        except ValueError:  # OpenSSL accepts dates that no peer does
             self._begin, self._end = -math.inf, math.inf
         self._said = False
 
     def warn_outside(self) -> None:
-        """Log once that the certificate has expired, or does not hold yet."""
+        """Log once that the certificate has expired, or is not valid yet."""
         now = time.time()
         if self._said or self._begin <= now <= self._end:
             return
@@ -53,13 +54,13 @@ class Validity:
 
 
 def holds(pem: bytes) -> tuple[float, float]:
-    """Return from when to when the first certificate of a PEM file holds, in seconds since 1970.
+    """Return the validity period of the first certificate of a PEM file, as two Unix times.
 
     Args:
-        pem: that OpenSSL has read.
+        pem: content that OpenSSL has accepted.
 
     Raises:
-        ValueError: a date is none that RFC 5280 allows.
+        ValueError: a date that RFC 5280 does not allow.
     """
     found = _CERTIFICATE.search(pem)
     assert found is not None
@@ -71,7 +72,7 @@ def holds(pem: bytes) -> tuple[float, float]:
 
 
 def _parts(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield tag and content of each element."""
+    """Yield tag and content of each DER element."""
     at = 0
     while at < len(der):
         tag, length, at = der[at], der[at + 1], at + 2

@@ -1,7 +1,7 @@
 """Files that are read again when they change, without a restart: keys, tokens, certificates.
 
-There is no task and no timer: who asks for the value looks at the files, at most once a second. Files that are broken
-or gone keep what was read before, and the log says so, once for each change.
+There is no task and no timer: reading the value checks the files, at most once a second. If files are broken or
+missing, the previous value stays, and each such change is logged once.
 """
 
 import os
@@ -14,21 +14,21 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.log import get_logger
 
 LOOK_SECONDS = 1.0
-"""Least time between two looks at the files."""
+"""Minimum time between two checks of the files."""
 
 _T = TypeVar("_T")
 _Stamp = tuple[int, int, int] | None
 
 
 class Watched(Generic[_T]):
-    """What files say now.
+    """A value read from files, kept up to date.
 
     Args:
         paths: of the files.
-        read: makes the value of them; raises `SettingsError` where it cannot.
+        read: builds the value; raises `SettingsError` if it cannot.
 
     Raises:
-        SettingsError: they cannot be read now.
+        SettingsError: the files cannot be read now.
     """
 
     def __init__(self, paths: Iterable[Path], read: Callable[[], _T]) -> None:
@@ -63,7 +63,7 @@ class Watched(Generic[_T]):
 
 
 def _stamp(path: Path) -> _Stamp:
-    """Return what changes whenever a file is replaced or written; None: it cannot be looked at."""
+    """Return a stamp that changes whenever a file is replaced or written; None: the file cannot be checked."""
     try:
         status = os.stat(path)  # noqa: PTH116  a third of the time of Path.stat
     except OSError:

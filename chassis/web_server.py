@@ -1,8 +1,8 @@
-"""Listens for HTTP: uvicorn does the protocol, without what it would do to the process (signals, logs, the loop).
+"""An HTTP server: uvicorn's protocol without its effects on the process (signals, logs, the loop).
 
-A request has `REQUEST_SECONDS` to come whole, and of connections `MAX_CONNECTIONS` may be open; who opens one more is
-told so in answer to its request, and closed. uvicorn has no such bounds. An `http` among its options is a protocol with
-bounds of its own instead.
+A request must arrive within `REQUEST_SECONDS`, and at most `MAX_CONNECTIONS` connections may be open; a client over the
+limit gets an error as its response, and is disconnected. uvicorn has no such limits. Passing `http` among the options
+replaces the protocol by one with its own limits.
 """
 
 import asyncio
@@ -24,30 +24,30 @@ from lorrery.chassis.lingering import LingeringTransport
 from lorrery.chassis.server import dialable, listening_socket
 
 REQUEST_SECONDS = 30.0
-"""From the connection's beginning, or the first bytes behind another request, to a request's last byte."""
+"""From the start of the connection, or the first byte after a previous request, to the last byte of a request."""
 MAX_CONNECTIONS = 256
-"""A browser has up to six for a page."""
+"""A browser opens up to six for a page."""
 _LINGER_BYTES = 1 << 24
-"""What a client may still send that has been refused; it hears its answer once it stops."""
+"""Bytes that a refused client may still send; it gets its response once it stops."""
 _SEND_BUFFER_BYTES = 1 << 17
-"""What the kernel takes for a reader that has stopped; by itself it would let that grow to megabytes."""
+"""Kernel buffer for a reader that has stopped; by default it would grow to megabytes."""
 _LOOK_SECONDS = 0.02
-"""Between two looks at what is still to be answered."""
+"""Poll interval of `WebServer.answered`."""
 _CLOSE_SECONDS = 1
 """How long connections may take to end once the server stops."""
 
 
 class WebServer:
-    """Serves an app, in the loop that runs it.
+    """Serves an app in the loop that runs it.
 
     Args:
-        app: answers.
-        address: HOST:PORT to listen at; port 0 takes a free one.
-        setting: where `address` comes from, for messages.
-        tls: returns the context for a connection that begins; None: plain text.
+        app: an ASGI application.
+        address: HOST:PORT to listen on; port 0 takes a free one.
+        setting: origin of `address`, for messages.
+        tls: returns the context for a new connection; None: plain text.
         handshake_seconds: how long a TLS handshake may take.
-        max_connections: among which TLS handshakes count; the protocol that is given refuses more.
-        options: more for uvicorn.
+        max_connections: limit to which TLS handshakes count; the given protocol refuses connections over it.
+        options: further options of uvicorn.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class WebServer:
 
 
 class _Connection(UpgradeBlindProtocol):
-    """uvicorn's connection, closed where a request does not come, or where it is one too many."""
+    """uvicorn's connection, closed if a request does not arrive in time, or if there are too many connections."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Writes files that appear as a whole: a reader sees the old file or the new one, never half of it.
+"""Writes files atomically: a reader sees the old file or the new one, never a part.
 
-The content goes to a new file beside the old one, which then takes its place. Where that would destroy something it
-does not: a symbolic link stays, and its target is replaced; what is no regular file (a device, a named pipe) is written
-to as it is. So is a file that the process has open (`/dev/stdout`, `/dev/fd/3`): at the place where it stands there.
+The content goes to a new file beside the old one, which is then replaced. Exceptions: a symbolic link stays, and its
+target is replaced; anything but a regular file (a device, a named pipe) is written to directly. So is a file that the
+process has open (`/dev/stdout`, `/dev/fd/3`), at its current position.
 """
 
 import errno
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import BinaryIO
 
 _DESCRIPTORS = re.compile(r"(/proc/[^/]+(/task/[^/]+)?|/dev)/fd")
-"""Folders of the descriptors that a process has open; /proc/self is a link."""
+"""Folders of a process's open descriptors; /proc/self is a link."""
 _MOST_LINKS = 40
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What a write ends in when the disk, the user's share of it, or the file is full."""
+"""Errors of a write when the disk, the user's quota, or the file is full."""
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write; it is in place once the block ends, and not at all if the block fails.
+    """Open a file for writing; it is in place once the block ends, and not at all if the block fails.
 
     Raises:
-        OSError: it cannot be written; where there is no room, that names the file too.
+        OSError: it cannot be written; if there is no room, the error also names the file.
     """
     try:
         with _opened(path) as file:
@@ -45,14 +45,14 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         return
     try:
         replaceable = stat.S_ISREG(path.stat().st_mode)
-    except FileNotFoundError:  # a link to nothing too: its target is made
+    except FileNotFoundError:  # also for a dangling link: its target is created
         replaceable = True
     if not replaceable:
         with path.open("wb") as file:
             yield file
         return
     target = Path(os.path.realpath(path))
-    # Others may write the same file now, on other machines too.
+    # The same file may be written concurrently, on other machines too.
     partial = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
     try:
         with partial.open("wb") as file:
@@ -65,7 +65,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the descriptor of this process that a path stands for, itself or over links; None: it is a file's."""
+    """Return the descriptor of this process that a path refers to, directly or through links; None: a plain path."""
     for _ in range(_MOST_LINKS):
         folder = os.path.realpath(path.parent)
         if _DESCRIPTORS.fullmatch(folder):

@@ -1,8 +1,8 @@
-"""Writes to a stream that do not return: their reader has stopped reading.
+"""Detects writes to a stream that do not return because the reader has stopped reading.
 
-gRPC's `write` returns once the reader's flow-control window has room for the message, so a reader that stops holds the
-write, whatever is behind it, for as long as its connection lives. Time is counted in ticks of the `AwakeClock`: a
-process that was stopped itself blames nobody, and a write costs no look at a clock.
+gRPC's `write` returns once the reader's flow-control window has room for the message, so a reader that stops blocks the
+write for as long as its connection lives. Time is counted in ticks of the `AwakeClock`, so that a suspended process
+blames no reader, and a write does not read a clock.
 """
 
 from collections.abc import Awaitable
@@ -12,16 +12,16 @@ from typing import Generic, TypeVar
 from lorrery.chassis.awake import AwakeClock
 
 TICKS = 4
-"""In so many parts of the time-out it is counted, so a write may last a quarter longer."""
+"""Ticks per time-out; a write may therefore last a quarter longer."""
 
 _K = TypeVar("_K")
 
 
 class Writes(Generic[_K]):
-    """The writes that are under way, at most one for each key.
+    """The writes under way, at most one per key.
 
     Args:
-        awake: counts the time.
+        awake: measures the time.
         timeout_seconds: how long a write may take.
     """
 
@@ -29,7 +29,7 @@ class Writes(Generic[_K]):
         self._awake = awake
         self._tick_seconds = timeout_seconds / TICKS
         self._tick = 0
-        self._begun: dict[_K, int] = {}  # in order of beginning
+        self._begun: dict[_K, int] = {}  # in order of start
 
     async def write(self, key: _K, writing: Awaitable[None]) -> None:
         """Await a write."""
@@ -40,7 +40,7 @@ class Writes(Generic[_K]):
             self._begun.pop(key, None)
 
     async def stuck(self) -> list[_K]:
-        """Wait until writes have lasted too long, and return their keys, each write's once."""
+        """Wait until some writes exceed the time-out; return their keys, once for each write."""
         while True:
             await self._awake.sleep_until(self._awake.now() + self._tick_seconds)
             self._tick += 1

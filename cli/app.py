@@ -1,6 +1,6 @@
-"""The `lorrery` command: finds the part that a subcommand names, and hands it the arguments.
+"""The `lorrery` command: looks up the part that a subcommand names and passes it the arguments.
 
-Each part is imported when it is called, so that `lorrery --help` is quick and one part cannot break another.
+Each part is imported only when it is called, so that `lorrery --help` is fast and one part cannot break another.
 """
 
 import gc
@@ -37,7 +37,7 @@ PARTS = {
     "keys": "Create API keys for clients.",
     "validate": "Compare the models with the programs and GPUs that they model.",
 }
-"""Subcommand and what it does; `cli.NAME.app` is its typer application."""
+"""Subcommand -> its description; `cli.NAME.app` is its typer application."""
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -61,7 +61,7 @@ def _lorrery(
 
 def _run_part(context: typer.Context) -> None:
     part: typer.Typer = import_module(f"lorrery.cli.{context.info_name}").app
-    gc.freeze()  # code and classes: the collector need not look at them ever again
+    gc.freeze()  # code and classes: the collector need not scan them again
     gc.enable()
     part(args=context.args, prog_name=f"lorrery {context.info_name}")
 
@@ -73,7 +73,7 @@ for _name, _help in PARTS.items():
 def run() -> None:
     """Run the command line. Exit codes: 1 for an error, 2 for wrong settings or flags, 128 + n after signal n.
 
-    Where standard output has lost its reader the code is the same: `chassis.standard_streams` lets writes go on.
+    The code is the same if the reader of standard output has gone: `chassis.standard_streams` lets writes continue.
     """
     try:
         app(prog_name="lorrery")

@@ -1,4 +1,4 @@
-"""What figures rest on, in lines of text: of a plan, and of a simulation."""
+"""Formats the basis of figures, of a plan or a simulation, as lines of text."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ _MISSING = "no measurement of "
 
 
 def with_sources(grounds: Iterable[Ground]) -> list[str]:
-    """Say each basis once with each source, and the figures that have both: `fitted: gemm, host (SOURCE)`."""
+    """Return a line for each pair of basis and source, with its figures: `fitted: gemm, host (SOURCE)`."""
     parts: dict[tuple[str, str], list[str]] = {}
     for ground in grounds:
         parts.setdefault((ground.basis, ground.why), []).append(ground.part)
@@ -16,7 +16,7 @@ def with_sources(grounds: Iterable[Ground]) -> list[str]:
 
 
 def in_one_line(grounds: Iterable[Ground]) -> str:
-    """Say each basis once, and the figures that have it; what is assumed for want of a measurement is said so."""
+    """Return each basis once with the figures that have it; figures assumed for lack of a measurement are marked so."""
     parts: dict[str, list[str]] = {}
     for ground in grounds:
         named, colon, _ = ground.why.partition(":")

@@ -1,4 +1,4 @@
-"""`lorrery cache`: build llm-mock's static prefix cache from a corpus, and keep it as a file."""
+"""`lorrery cache`: builds llm-mock's static prefix cache from a corpus and writes it to a file."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""`lorrery calibrate`: fits a GPU's kernel constants to one's own profile of it, and writes them for the settings.
+"""`lorrery calibrate`: fits a GPU's kernel constants to a user's profile of it, and writes them for the settings.
 
 A profile is of single kernels (`calibrate_kernels`) or of whole steps. The fit to steps is in
-`worker.device.calibration`. How far it can be trusted is told by fitting half of the rows and judging the other half;
-what is written is fitted to all.
+`worker.device.calibration`. Its error is estimated by fitting half of the rows and predicting the other half; the
+constants written are fitted to all rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ from lorrery.worker.device.profile import PHASES, ProfileRow
 from lorrery.worker.device.roofline import Roofline
 
 MOST_ROWS = 1000
-"""Rows fitted at most, evenly chosen: more would take minutes and change no digit that counts."""
+"""Most rows that are fitted, evenly spaced: more would take minutes and change no significant digit."""
 
 app = command_app()
 
@@ -120,11 +120,11 @@ _SHARES = {
     "gemm_bandwidth": "memory bandwidth",
     "decode_bandwidth": "memory bandwidth",
 }
-"""Constants that are shares of a data sheet's figure. Elementwise kernels are none: they may hit the L2 cache."""
+"""Constants that are shares of a data sheet figure. Elementwise bandwidth is not one: the L2 cache may raise it."""
 
 
 def doubts(fit: KernelFit) -> list[str]:
-    """Say which constants are above what the data sheet has."""
+    """Return a warning for each constant that exceeds the data sheet."""
     return [
         doubt(name, value, what, "the times are milliseconds of whole steps")
         for name, what in _SHARES.items()
@@ -134,7 +134,7 @@ def doubts(fit: KernelFit) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Sheet:
-    """What the command line says of a GPU that the catalogue does not have."""
+    """Command-line figures for a GPU that is not in the catalogue."""
 
     tflops: float | None
     memory_gb: float | None
@@ -184,7 +184,7 @@ def _measured(
     engine: str | None,
     file: Path,
 ) -> list[Measured]:
-    """Give each row its deployment, one object for all rows of a group."""
+    """Return each row with its deployment, one object for all rows of a group."""
     deployments: dict[tuple[str, str, int, int | None], Deployment] = {}
     found: list[Measured] = []
     for row in rows:

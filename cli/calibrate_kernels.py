@@ -1,6 +1,6 @@
 """`lorrery calibrate` of kernel rows: fits a GPU's constants part by part; `worker/device/kernel_calibration.py`.
 
-The constants are found on two shapes of three; the error on the others is that of the constants as they are written.
+The constants are fitted on two shapes of three; the error on the other shapes is that of the constants as written.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ WHAT_TELLS = {
     "activation_bandwidth": "many tokens, small experts",
     "all_pairs": "many tokens with experts dealt to groups of GPUs",
 }
-"""Constant -> the rows that would tell it."""
+"""Constant -> the rows that would determine it."""
 _SHARES = {
     "flops": "FLOPS",
     "prefill_flops": "FLOPS",
@@ -53,13 +53,13 @@ _SHARES = {
 
 
 def calibrate_kernels(file: Path, rows: Sequence[KernelRow], known: Catalogue, gpu: Gpu, out: Path | None) -> None:
-    """Fit a GPU's constants, print them with the errors that they leave, and write them if asked.
+    """Fit a GPU's constants, print them with their errors, and write them if asked.
 
     Args:
-        file: of the rows, for messages.
+        file: the rows' file, for messages.
         rows: of any GPU.
-        known: where the rows' GPUs are looked up.
-        gpu: to fit.
+        known: catalogue in which the rows' GPUs are looked up.
+        gpu: the GPU to fit.
         out: the TOML file to write.
 
     Raises:
@@ -110,7 +110,7 @@ def _constants(fits: Sequence[PartFit]) -> FigureTable:
 
 
 def _errors(fits: Sequence[PartFit]) -> FigureTable:
-    """Write the errors by part and op, of the shapes fitted on and of the others."""
+    """Return the errors by part and op, for the shapes fitted on and for the others."""
     table = FigureTable(first_to_go=("median % fitted",))
     table.add_column("part", justify="left", wraps_at=12)
     table.add_column("op", justify="left", wraps_at=12)
@@ -138,7 +138,7 @@ def _mape(errors: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
 
 
 def _unknown(fits: Sequence[PartFit]) -> list[str]:
-    """Say which constants the rows do not tell, and which rows would."""
+    """Return which constants the rows do not determine, and which rows would."""
     return [
         f"not determined: {one.part.name} {name}, kept at {one.values[name]:.4g}; told by"
         f" {WHAT_TELLS.get(name.partition('.')[0], 'other shapes')}"
@@ -149,7 +149,7 @@ def _unknown(fits: Sequence[PartFit]) -> list[str]:
 
 
 def _missing(gpu: Gpu, fits: Sequence[PartFit]) -> list[str]:
-    """Say which parts have no row at all."""
+    """Return a line that names the parts without any row."""
     names = [f"gemm.{name}" for name in WEIGHT_TYPES if name == WEIGHT_TYPES[0] or gpu.fp8_tflops is not None]
     names += [f"attention.{name}" for name in KV_TYPES]
     names += [f"moe.{name}" for name in gpu.modern_fit.moe]

@@ -1,4 +1,4 @@
-"""What `lorrery calibrate` writes: a catalogue of one's own, with a fit, the GPU that has it, and its links."""
+"""Formats the output of `lorrery calibrate`: a user's catalogue with a fit, the GPU that uses it, and its links."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -13,14 +13,14 @@ _LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce")
 
 
 def to_toml(gpu: Gpu, source: str, *, modern: bool, host: Mapping[str, float] | None = None) -> str:
-    """Write a GPU, its kernels and its links as a catalogue of one's own.
+    """Return a GPU, its kernels and its links as a user's catalogue in TOML.
 
     The names are the GPU's with `-own`, so that no other GPU's kernels change.
 
     Args:
         gpu: with the fitted constants.
-        source: where they are from.
-        modern: whether they are those of present-day engines alone; otherwise of any engine.
+        source: the constants' source.
+        modern: whether the constants apply to present-day engines only; otherwise to every engine.
         host: constants of an engine, by name.
     """
     plain = "".join(letter if letter.isalnum() else "-" for letter in gpu.name.lower())
@@ -44,13 +44,13 @@ def to_toml(gpu: Gpu, source: str, *, modern: bool, host: Mapping[str, float] | 
 
 
 def doubt(name: str, value: float, what: str, unit: str) -> str:
-    """Say that a constant is above what the data sheet has.
+    """Return a warning that a constant exceeds the data sheet.
 
     Args:
         name: the constant.
         value: its share of the data sheet's figure.
-        what: the figure.
-        unit: how the times should have been taken.
+        what: the data sheet's figure.
+        unit: how the times should have been measured.
     """
     return (
         f"{name} is {value:.2f}: faster than the data sheet's {what}; look whether the GPU's figures are those of the"
@@ -59,7 +59,7 @@ def doubt(name: str, value: float, what: str, unit: str) -> str:
 
 
 def figure(value: float) -> str:
-    """Write a constant to four digits."""
+    """Format a constant with four digits."""
     return f"{value:.4g}" if isinstance(value, float) and value < 1000 else f"{value:g}"
 
 

@@ -1,4 +1,4 @@
-"""`lorrery certs`: a certificate authority for development, and certificates of it for each role in a cluster."""
+"""`lorrery certs`: makes a certificate authority for development, and a certificate for each role in a cluster."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -22,11 +22,11 @@ except ImportError:
 
 HOSTS = ("localhost", "127.0.0.1", "::1")
 CLUSTER = "cluster"
-"""A certificate with the roles of all services, for those that share one settings file."""
+"""Name of a certificate with the roles of all services, for services that share one settings file."""
 _SERVICES = (Role.ROUTER, Role.SCHEDULER, Role.WORKER)
 _CA_DAYS = 3650
 _BACKDATED = timedelta(minutes=5)
-"""Clocks differ."""
+"""Allows for clocks that differ."""
 
 app = command_app()
 
@@ -78,7 +78,7 @@ def _alternative_names(hosts: list[str]) -> list[x509.GeneralName]:
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Read the folder's authority, or make one."""
+    """Read the folder's authority, or make one if there is none."""
     certificate, key_file = folder / "ca.pem", folder / "ca.key"
     if certificate.exists() and key_file.exists():
         try:
@@ -113,7 +113,7 @@ def _signed(
     ca_key: ec.EllipticCurvePrivateKey,
     days: int,
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Make a certificate; only one with hosts can be a server's."""
+    """Make a certificate; only one with hosts may be used by a server."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.now(UTC)
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
@@ -153,7 +153,7 @@ def _name(common: str) -> x509.Name:
 
 
 def _write(folder: Path, name: str, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-    """Write both files, each as a whole: services may be reading them."""
+    """Write both files, each atomically: services may be reading them."""
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

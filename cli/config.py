@@ -1,4 +1,4 @@
-"""`lorrery config`: the settings that hold, and where each comes from."""
+"""`lorrery config`: prints the effective settings and the origin of each."""
 
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
@@ -18,9 +18,9 @@ from lorrery.settings import Settings, load, origins
 
 DEFAULT = "default"
 _MOST_COLUMNS = 60
-"""Before the origin; a longer value moves its own to the right."""
+"""Widest column before the origin; a longer value shifts its own origin to the right."""
 _CREDENTIALS: Key = ("tracing", "headers")
-"""A table whose values are not shown."""
+"""Table whose values are not shown."""
 
 app = command_app()
 
@@ -72,7 +72,7 @@ def show(
 
 
 def _read_key(text: str) -> Key:
-    """Read a key as it is printed, `a."b.c"`, or as `--set` takes it: every dot parts names."""
+    """Parse a key as it is printed, `a."b.c"`, or as `--set` takes it, where every dot separates names."""
     try:
         ((key, _),) = leaves(parse_toml(f"{text} = 0"))
     except ValueError:
@@ -81,14 +81,14 @@ def _read_key(text: str) -> Key:
 
 
 def _is_of(key: Key, other: Key) -> bool:
-    """Return whether a setting is that of a key, or in that section."""
+    """Return whether `key` equals `other` or lies in that section."""
     return key[: len(other)] == other
 
 
 def _lines(
     settings: Settings, found: dict[Key, str], keys: Iterable[Key], *, everything: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield each setting that is asked for, and where it comes from."""
+    """Yield each requested setting with its origin."""
     keys = tuple(keys)
     for key, value in leaves(settings.model_dump()):
         origin = found.get(key, DEFAULT)

@@ -1,4 +1,4 @@
-"""`--config` of commands about a whole cluster."""
+"""The `--config` option of commands that act on a whole cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,4 +13,4 @@ ConfigOption = Annotated[
         metavar="FILE", envvar="LORRERY_CONFIG", show_envvar=False, show_default=False, help=CONFIG_HELP, dir_okay=False
     ),
 ]
-"""Type of a parameter `config`, whose default is `DEFAULT_SETTINGS`."""
+"""Type of a parameter `config`; its default is `DEFAULT_SETTINGS`."""

@@ -1,4 +1,4 @@
-"""`lorrery demo`: a cluster on free ports, and a minute of a real trace through it."""
+"""`lorrery demo`: runs a cluster on free ports, and a minute of a real trace through it."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,7 @@ def demo(
 async def _demo(config: Path, overrides: list[str], num_workers: int | None, load: list[str], folder: Path) -> int:
     code = 1
     logs = LogFiles(folder)
-    # An error of the settings comes before a folder is made.
+    # Errors in the settings are raised before the folder is made.
     count = read_settings(config, overrides).num_worker_processes(num_workers)
     cluster = LocalCluster(config, overrides, count, show=logs.write, free_ports=True)
     with cancelled_by_signals() as received, logs:
@@ -112,8 +112,8 @@ async def _demo(config: Path, overrides: list[str], num_workers: int | None, loa
 
 
 async def _run_load(cluster: LocalCluster, arguments: list[str]) -> int:
-    """Run the load generator on the cluster; return its exit code, or 1 if a service ended meanwhile."""
-    # The load generator reads the file, but knows no --set; the environment wins over the file.
+    """Run the load generator on the cluster; return its exit code, or 1 if a service exits meanwhile."""
+    # The load generator reads the file but has no --set; the environment overrides the file.
     tls = cluster.settings.client_tls.model_dump(mode="json", exclude_none=True)
     variables = {f"LORRERY_CLIENT_TLS__{key.upper()}": value for key, value in tls.items()}
     loadgen = await start_python(
@@ -135,8 +135,8 @@ async def _run_load(cluster: LocalCluster, arguments: list[str]) -> int:
 
 
 async def _stop(loadgen: asyncio.subprocess.Process, finished: asyncio.Task[int]) -> None:
-    """Interrupt the load generator, which then reports what it has; kill it if that takes long or we are in a hurry."""
-    loadgen.send_signal(signal.SIGTERM)  # which Python, unlike SIGINT, takes without a word from its first moment on
+    """Interrupt the load generator, which then reports its results so far; kill it on timeout or on cancellation."""
+    loadgen.send_signal(signal.SIGTERM)  # unlike SIGINT, it ends Python without output from the first moment
     try:
         await asyncio.wait((finished,), timeout=_LOAD_STOP_SECONDS)
     finally:
@@ -154,10 +154,10 @@ class LogFiles:
         self._files: dict[str, TextIO] = {}
 
     def __enter__(self) -> Self:
-        """Make the folder; files appear with their first line.
+        """Make the folder; each file is created with its first line.
 
         Raises:
-            LorreryError: it cannot be made.
+            LorreryError: the folder cannot be made.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ class LogFiles:
             file.close()
 
     def write(self, name: str, line: str) -> None:
-        """Append one line to the file of `name`, visible at once."""
+        """Append one line to the file of `name` and flush it."""
         if name not in self._files:
             self._files[name] = (self._folder / f"{name}.log").open("a", encoding="utf-8", buffering=1)
         self._files[name].write(line + "\n")

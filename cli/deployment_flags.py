@@ -1,4 +1,4 @@
-"""Options that name what a worker is: engine, model, GPU. Each stands for a setting, as `--set` would give it."""
+"""Options that define a worker: engine, model, GPU and so on. Each sets one setting, as `--set` would."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
@@ -47,18 +47,18 @@ _SETTINGS = {
     "weight_dtype": "worker.weight_dtype",
     "kv_dtype": "worker.kv_dtype",
 }
-"""Parameter -> the setting that it stands for."""
+"""Parameter -> the setting that it sets."""
 
 
 def with_deployment(given: Mapping[str, Any], overrides: Iterable[str] | None) -> list[str]:
-    """Return the overrides of `--set`, and before them those that the options above stand for.
+    """Return the overrides that the options above stand for, followed by those of `--set`.
 
     Args:
-        given: the options' values by parameter, and anything else (a command's `locals()`).
-        overrides: of `--set`.
+        given: the options' values by parameter; other entries are ignored (a command's `locals()`).
+        overrides: the values of `--set`.
 
     Raises:
-        SettingsError: an option and a `--set` say the same.
+        SettingsError: an option and a `--set` set the same key.
     """
     overrides = list(overrides or ())
     found: list[str] = []

@@ -96,7 +96,7 @@ def _change(rules: Sequence[str], *, add: bool) -> router_pb2.SetFaultsRequest:
 
 
 def _call(target: str, config: Path | None, api_key: str, change: router_pb2.SetFaultsRequest | None = None) -> None:
-    """Change the faults of a cluster, if that is asked for, and show what holds then."""
+    """Change the faults of a cluster if `change` is given, and print the faults in force."""
     check_target("--target", target)
     _show(asyncio.run(_changed(target, config, api_key, change)))
 

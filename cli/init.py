@@ -1,4 +1,4 @@
-"""`lorrery init`: writes a settings file to edit, the shipped one."""
+"""`lorrery init`: writes a copy of the shipped settings file for editing."""
 
 from pathlib import Path
 from typing import Annotated

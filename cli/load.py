@@ -1,4 +1,4 @@
-"""`lorrery load`: drives a cluster by its address. The load generator owns the command."""
+"""`lorrery load`: sends a workload to a cluster by its address. The command is defined in `loadgen`."""
 
 from lorrery.loadgen.command import app, load
 

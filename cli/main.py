@@ -1,4 +1,4 @@
-"""The entry point of `lorrery`: signals first, so that Ctrl-C while it imports is no traceback, then `cli.app`."""
+"""Entry point of `lorrery`: sets up signals first, so that Ctrl-C in imports prints no traceback; runs `cli.app`."""
 
 import gc
 
@@ -8,11 +8,11 @@ from lorrery.chassis.standard_streams import set_up_standard_streams
 
 
 def main() -> None:
-    """Be the command `lorrery`; never returns normally."""
+    """Run the command `lorrery`; never returns normally."""
     exit_on_signals()
     set_up_standard_streams()
     set_up_grpc()
-    gc.disable()  # what imports make stays; cli.app enables it again
+    gc.disable()  # objects made by imports are permanent; cli.app enables it again
     from lorrery.cli.app import run
 
     run()

@@ -1,4 +1,4 @@
-"""`lorrery monitoring`: writes what Prometheus and Grafana need to show a cluster without containers."""
+"""`lorrery monitoring`: writes the files with which Prometheus and Grafana show a cluster without containers."""
 
 import shlex
 from pathlib import Path

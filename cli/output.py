@@ -1,4 +1,4 @@
-"""Writes the files that commands are asked for."""
+"""Writes the output files of commands."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from lorrery.chassis.whole_file import write_whole
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text file, as a whole.
+    """Write a text file atomically.
 
     Raises:
         LorreryError: the file cannot be written; the message says why.

@@ -1,8 +1,8 @@
-"""`lorrery plan`: what a deployment can serve, and how many GPUs a rate needs, before anything is run.
+"""`lorrery plan`: predicts what a deployment can serve and how many GPUs a rate needs, before anything runs.
 
-What one replica can serve is arithmetic on step times (`worker.device.capacity` has the formulas), for streams in a
-closed loop, without bursts. How many replicas a rate needs the simulator says (`cli.plan_sizing`). What is not said on
-the command line is read from the settings, so that one plans what one deploys.
+The capacity of one replica is arithmetic on step times (formulas in `worker.device.capacity`), for streams in a closed
+loop, without bursts. The number of replicas that a rate needs comes from the simulator (`cli.plan_sizing`). Values not
+given on the command line are read from the settings, so that the plan is of the cluster to be deployed.
 """
 
 import json
@@ -167,7 +167,7 @@ def plan(
 def _clusters(
     cluster: Cluster, models: list[str] | None, gpus: list[str] | None, degrees: list[int] | None
 ) -> Iterator[Cluster]:
-    """Yield what is to be planned: each GPU that is named, else each that the settings have."""
+    """Yield the clusters to plan: one for each GPU named, or else for each GPU in the settings."""
     if cluster.settings().workers:
         kinds = [cluster.all_alike({})] if gpus or degrees else cluster.kinds()
     else:
@@ -177,7 +177,7 @@ def _clusters(
 
 
 def _plan(cluster: Cluster, work: Workload, level: Level, claim: Claim | None, streams: Sequence[int] | None) -> Plan:
-    """Make the plan, show on a terminal which run is under way, and say how to repeat the decisive one."""
+    """Make the plan, show on a terminal which run is in progress, and add the command that repeats the decisive run."""
     console = Console(stderr=True)
     with console.status("planning") as status:
         status.stop()

@@ -1,6 +1,6 @@
 """The plot of `lorrery plan`: latency against throughput, one line per deployment, one mark per concurrency.
 
-matplotlib is an extra: the terminal shows the same figures without it.
+matplotlib is optional: the terminal shows the same figures without it.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_LABELS = 4
-"""Deployments in one plot up to which every mark is labelled."""
+"""Most deployments in one plot for which every mark is labelled."""
 
 
 def draw(path: Path, plans: Sequence[Plan], work: Workload, level: Level) -> None:
-    """Write the plot in the format that the file's name says.
+    """Write the plot in the format given by the file name's extension.
 
-    With several deployments throughput is per GPU, so that replicas of different sizes compare, and both axes are
-    logarithmic, so that a small and a large model do.
+    With several deployments, throughput is per GPU, to compare replicas of different sizes, and both axes are
+    logarithmic, to compare small and large models.
 
     Raises:
         LorreryError: matplotlib is not installed, or the file cannot be written.
@@ -48,7 +48,7 @@ def _draw_line(axes: "Axes", plan: Plan, index: int, num_plans: int) -> None:
     axes.plot(x, y, color=look.colour, marker=look.marker, label=plan.name)
     if num_plans > _MOST_LABELS:
         places = [(len(x) - 1, (0, 6), "center", "bottom")]
-    elif index % 2 == 0:  # the lines rise to the right: numbers left above one, right beneath the next
+    elif index % 2 == 0:  # the lines rise to the right: labels left above one line, right below the next
         places = [(number, (-4, 5), "right", "bottom") for number in range(len(x))]
     else:
         places = [(number, (5, -5), "left", "top") for number in range(len(x))]
@@ -80,7 +80,7 @@ def _draw_axes(axes: "Axes", *, per_gpu: bool) -> None:
 
 
 def _caption(plans: Sequence[Plan], work: Workload) -> str:
-    """Name deployments, load, and what the figures leave out."""
+    """Return the names of the deployments, the load, and how the figures were computed."""
     names = "; ".join(plan.name for plan in plans) if len(plans) <= _MOST_LABELS else f"{len(plans)} deployments"
     adapters = f", each stream with one of {work.num_adapters} resident adapters" if work.num_adapters else ""
     return (

@@ -1,4 +1,4 @@
-"""A plan's settings as options of the command line, so that `lorrery plan` can print the run behind a figure."""
+"""Expresses a plan's settings as command-line options, so that `lorrery plan` can print the run behind a figure."""
 
 import json
 import shlex
@@ -16,38 +16,38 @@ from lorrery.worker.device.capacity import Workload
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Settings in the words of the command line.
+    """Settings as given on the command line.
 
     Attributes:
         config: settings file.
-        overrides: `KEY=VALUE`, the later ones win.
+        overrides: `KEY=VALUE`; later ones win.
     """
 
     config: Path
     overrides: tuple[str, ...] = ()
 
     def but(self, **values: str | int | None) -> "Cluster":
-        """Return it with settings changed; `__` in a name stands for the dot, None leaves a setting as it is."""
+        """Return a copy with settings changed; `__` in a name stands for a dot, None leaves a setting unchanged."""
         changes = (override_of(name.replace("__", "."), value) for name, value in values.items() if value is not None)
         return replace(self, overrides=(*self.overrides, *changes))
 
     def kinds(self) -> list["Cluster"]:
-        """Return one for each kind of worker, without groups of them."""
+        """Return a cluster for each kind of worker, without groups of workers."""
         groups = self.settings().workers
         alike = ({key: value for key, value in group.overrides.items() if key != "gpus"} for group in groups)
         return [self.all_alike(worker) for worker in alike] or [self]
 
     def alone(self) -> "Cluster":
-        """Return it with one worker a process, so that their number is that of processes."""
+        """Return a copy with one worker per process, so that the number of processes is the number of workers."""
         return self if self.settings().worker.gpus == 1 else self.but(worker__gpus=1)
 
     def all_alike(self, worker: Mapping[str, Any]) -> "Cluster":
-        """Return it without groups of workers, but with these settings of `[worker]`."""
+        """Return a copy without groups of workers, in which all workers have these settings of `[worker]`."""
         changes = [f"{key}={json.dumps(value)}" for key, value in _flat("worker", worker)]
         return replace(self, overrides=(*self.overrides, "workers=[]", *changes))
 
     def settings(self) -> Settings:
-        """Read them.
+        """Read the settings.
 
         Raises:
             SettingsError: as `chassis.settings.load`.
@@ -55,13 +55,13 @@ class Cluster:
         return load(self.config, self.overrides)
 
     def arguments(self) -> list[str]:
-        """Return the options that name them."""
+        """Return the options that give these settings."""
         config = [] if self.config == DEFAULT_SETTINGS else ["--config", str(self.config)]
         return [*config, *(part for override in self.overrides for part in ("--set", override))]
 
 
 def command_of(cluster: Cluster, work: Workload, rate: float, sizing: Sizing) -> str:
-    """Return the `lorrery simulate` that repeats the decisive trial."""
+    """Return the `lorrery simulate` command that repeats the decisive trial."""
     arguments = [
         *_with_adapters(cluster, work).arguments(), "--rate", _number(rate), "--input-range", str(work.prompt_tokens),
         "--output-range", str(work.output_tokens), "-n", str(sizing.num_requests),
@@ -73,7 +73,7 @@ def command_of(cluster: Cluster, work: Workload, rate: float, sizing: Sizing) ->
 
 
 def _with_adapters(cluster: Cluster, work: Workload) -> Cluster:
-    """Let the cluster's adapters be those of the plan, one family for each rank."""
+    """Return a copy whose adapters are those of the plan, one family for each rank."""
     if not work.num_adapters:
         return cluster
     families = (
@@ -84,7 +84,7 @@ def _with_adapters(cluster: Cluster, work: Workload) -> Cluster:
 
 
 def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a table and of those in it, by dotted name."""
+    """Yield the values of a table and its nested tables, by dotted name."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(f"{prefix}.{key}", value)

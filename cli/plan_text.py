@@ -1,4 +1,4 @@
-"""How `lorrery plan` writes its answers: tables, a plot of characters, sentences."""
+"""Formats the results of `lorrery plan`: tables, a text plot, sentences."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,11 @@ from lorrery.worker.device.memory import weight_bytes
 
 PLOT_COLUMNS, PLOT_ROWS = 60, 12
 _PLOT_MARGINS = 17
-"""Columns of the ticks on the left, and of the last number of streams on the right."""
+"""Columns of the ticks on the left, and of the last stream count on the right."""
 
 
 def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: Claim | None) -> None:
-    """Write everything about one deployment."""
+    """Print everything about one deployment."""
     console.print(f"[bold]{plan.name}[/bold]: prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens}")
     if plan.refused is not None or plan.capacity is None:
         console.print(plan.refused)
@@ -51,7 +51,7 @@ def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: 
 
 
 def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Level, claim: Claim | None) -> None:
-    """Write one line per deployment."""
+    """Print one line per deployment."""
     console.print(
         f"prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens};"
         f" service level: {_level(level)}; times in ms, rates in tokens/s"
@@ -100,7 +100,7 @@ def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Le
 
 
 def _notes(plans: Sequence[Plan]) -> dict[str, list[str]]:
-    """Return what figures leave out -> the deployments of which that is so."""
+    """Return each note on what the figures omit -> the deployments to which it applies."""
     found: dict[str, list[str]] = {}
     for plan in plans:
         for note in plan.notes:
@@ -109,7 +109,7 @@ def _notes(plans: Sequence[Plan]) -> dict[str, list[str]]:
 
 
 def _bases(plans: Sequence[Plan]) -> dict[str, list[str]]:
-    """Return what figures rest on -> the deployments of which that is so."""
+    """Return each basis of the figures -> the deployments to which it applies."""
     found: dict[str, list[str]] = {}
     for plan in plans:
         if plan.capacity is not None:
@@ -118,7 +118,7 @@ def _bases(plans: Sequence[Plan]) -> dict[str, list[str]]:
 
 
 def draw_points(points: Sequence[Point], columns: int = PLOT_COLUMNS) -> list[str]:
-    """Draw E2E over tokens/s in all, a number of streams at each point; `columns`: of the x axis."""
+    """Draw E2E over the tokens/s of all streams, with the stream count at each point; `columns`: of the x axis."""
     if len(points) < 2:
         return []
     widest, highest = max(p.total_tokens for p in points), max(p.e2e for p in points)

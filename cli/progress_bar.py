@@ -1,4 +1,4 @@
-"""How far a simulation is, on a terminal. Imported only where there is one."""
+"""Progress bar of a simulation. Imported only on a terminal."""
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -7,7 +7,7 @@ from lorrery.simulator.run import Progress as RunProgress
 
 
 class ProgressBar:
-    """Shows how far a run is on standard error: requests, simulated time, and how fast it passes."""
+    """Shows a run's progress on standard error: requests, simulated time, and its speed."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -30,7 +30,7 @@ class ProgressBar:
         self._progress.stop()
 
     def look(self, run: RunProgress) -> None:
-        """Show it now."""
+        """Show the progress now."""
         elapsed = self._progress.tasks[0].elapsed or 0.0
         rate = run.simulated_seconds / elapsed if elapsed else 0.0
         self._progress.update(

@@ -1,4 +1,4 @@
-"""`lorrery report`: runs and sweeps as one HTML page."""
+"""`lorrery report`: makes one HTML page of runs and sweeps."""
 
 from pathlib import Path
 from typing import Annotated

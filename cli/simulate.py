@@ -1,4 +1,4 @@
-"""`lorrery simulate`: the cluster of a settings file under a virtual clock."""
+"""`lorrery simulate`: runs the cluster of a settings file under a virtual clock."""
 
 import signal
 import sys
@@ -35,17 +35,17 @@ TRACE_FILE = "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
 _PERFETTO = "--perfetto"
 _USUAL = "\0"
-"""In place of a record's file: the usual one; no file can have that name."""
+"""Stands for the default record file; no file can have this name."""
 
 
 class _Command(Command):
-    """Lets `--trace` and `--record` go without a value.
+    """Lets `--trace` and `--record` be given without a value.
 
-    Then `--trace` stands for `--perfetto`; with one it is the workload's trace, as in `load`. And `--record` stands for
-    the usual file in DIR.
+    `--trace` alone stands for `--perfetto`; with a value it is the workload's trace, as in `load`. `--record` alone
+    stands for the default file in DIR.
     """
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own type
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's type
         followed = [*args[1:], "-"]
         alone = {"--trace": _PERFETTO, "--record": f"--record={_USUAL}"}
         args = [
@@ -314,7 +314,7 @@ def _run(
     perfetto: bool,
     with_page: bool,
 ) -> int:
-    """Run it, and write what was asked for; `recorded`: `--record` and `--record-every`."""
+    """Run the simulation and write the requested files; `recorded`: `--record` and `--record-every`."""
     if out is not None:
         check_folder(out)
         try:
@@ -356,7 +356,7 @@ def _run(
     if out is not None:
         written = [*write_report(report, out), *written]
         if with_page:
-            # Imported when the run is over: it would only slow the start.
+            # Imported after the run: it would only slow the start.
             from lorrery.reports.report import report as make_page
 
             written.append(make_page(out))
@@ -369,12 +369,12 @@ def _run(
 
 
 def _text(path: Path, stack: ExitStack) -> TextIO:
-    """Open a file that appears as a whole when the run is over."""
+    """Open a file that appears, complete, when the run is over."""
     return stack.enter_context(TextIOWrapper(stack.enter_context(whole_file(path)), encoding="utf-8", newline=""))
 
 
 def _bases(run: SimulatedRun) -> list[tuple[str, str]]:
-    """Return notes of what the figures of each kind of worker rest on, and of kernels that are slow."""
+    """Return notes on the basis of the figures for each kind of worker, and on slow kernels."""
     found: dict[str, dict[str, None]] = {}
     slow: dict[str, None] = {}
     for device in {id(device): device for device in run.devices}.values():
@@ -390,7 +390,7 @@ def _bases(run: SimulatedRun) -> list[tuple[str, str]]:
 
 
 def _refuse_beside_journal(context: typer.Context) -> None:
-    """Refuse what would play no part in a replay, since the result would be read as that of these options."""
+    """Refuse options that have no effect in a replay, since the result would be read as obtained with them."""
     given = [
         max(option.opts, key=len)
         for option in context.command.params

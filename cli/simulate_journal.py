@@ -1,4 +1,4 @@
-"""`lorrery simulate --journal FILE`: replay what a live scheduler noted; does the simulator arrive at the same?"""
+"""`lorrery simulate --journal FILE`: replays a live scheduler's journal and checks that the simulator agrees."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ def replay_journal(path: Path, console: Console) -> int:
     """Replay a journal and print what was compared; return the exit code: 0 if all is equal, 1 if not.
 
     Raises:
-        FormatError: it cannot be read, or is no journal.
-        SettingsError: its settings cannot be met here, such as a file they name that is not there.
+        FormatError: the file cannot be read, or is no journal.
+        SettingsError: its settings do not work here, such as a missing file that they name.
     """
     journal = read_journal(path)
     result = replay(journal, parts_of(journal, path))

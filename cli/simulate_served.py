@@ -1,4 +1,4 @@
-"""`lorrery simulate --serve`: a run in lock step with a caller over gRPC."""
+"""`lorrery simulate --serve`: runs a simulation in lock step with a gRPC caller."""
 
 import asyncio
 from pathlib import Path
@@ -17,10 +17,10 @@ from lorrery.simulator.virtual_cluster import VirtualCluster
 def serve_run(run: SimulatedRun, listen: str, out: Path | None, console: Console, *, with_page: bool) -> int:
     """Serve a run, print its report once its caller has finished, and return the exit code.
 
-    A caller may finish before the workload has ended: that is no interruption, though open requests are cut off.
+    A caller may finish before the workload has ended: this is no interruption, though open requests are cut off.
 
     Args:
-        run: that has not begun.
+        run: a run that has not started.
         listen: HOST:PORT.
         out: folder for the report; None: it is only printed.
         console: where to print.
@@ -41,7 +41,7 @@ def serve_run(run: SimulatedRun, listen: str, out: Path | None, console: Console
     if out is not None:
         written = list(result.write(out))
         if with_page:
-            # Imported when the run is over: it would only slow the start.
+            # Imported after the run: it would only slow the start.
             from lorrery.reports.report import report as make_page
 
             written.append(make_page(out))

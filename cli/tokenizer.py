@@ -1,4 +1,4 @@
-"""`lorrery tokenizer`: the shipped tokenizer as a folder, for clients that count tokens."""
+"""`lorrery tokenizer`: provides the shipped tokenizer as a folder, for clients that count tokens."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`lorrery top`: shows a cluster, or a record, in the terminal. The orrery owns the command."""
+"""`lorrery top`: shows a cluster or a record in the terminal. The command is defined in `orrery`."""
 
 from lorrery.orrery.top.command import app, top
 

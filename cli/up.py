@@ -1,4 +1,4 @@
-"""`lorrery up`: a cluster in the foreground, one process per service, one Ctrl-C for all of them."""
+"""`lorrery up`: runs a cluster in the foreground, one process per service; one Ctrl-C stops all of them."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `lorrery up` does: runs a cluster, and prints its output."""
+"""Implementation of `lorrery up`: runs a cluster and prints its output."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ async def run(
     monitoring: Path | None = None,
     page: bool = False,
 ) -> int:
-    """Run a cluster until a signal or the end of one of its processes, with its page if asked; return the exit code.
+    """Run a cluster until a signal or the exit of one of its processes, with its page if asked; return the exit code.
 
     `monitoring` is the folder of `local.monitoring`; unset: a temporary one.
     """
@@ -98,7 +98,7 @@ def _folder(kept: Path | None) -> contextlib.AbstractContextManager[str | Path]:
 
 
 def running_targets(cluster: LocalCluster) -> list[Target]:
-    """Return the processes that show metrics now."""
+    """Return the running processes that expose metrics."""
     return [
         Target(entry.name, entry.service, entry.metrics)
         for entry in cluster.processes.values()
@@ -109,13 +109,13 @@ def running_targets(cluster: LocalCluster) -> list[Target]:
 async def run_until_stopped(
     cluster: LocalCluster, *, restart: bool, say: Callable[[str], None], ready: Callable[[], Iterable[str]]
 ) -> int:
-    """Run a cluster until a signal or the end of one of its processes; return the exit code.
+    """Run a cluster until a signal or the exit of one of its processes; return the exit code.
 
     Args:
         cluster: not entered yet.
-        restart: start again what dies by itself.
-        say: gets a line for each thing that happens.
-        ready: what to say once it serves.
+        restart: restart processes that exit by themselves.
+        say: called with a line for each event.
+        ready: returns the lines to print once the cluster serves.
     """
     serves = failed = False
     down: set[str] = set()
@@ -147,7 +147,7 @@ async def run_until_stopped(
 
 
 def scaled_by_rules(cluster: LocalCluster, say: Callable[[str], None]) -> list[LocalAutoscaler]:
-    """Return what scales a cluster's workers, group by group; none where its settings say that they stay."""
+    """Return an autoscaler for each group of workers; empty if the settings do not scale them."""
     settings, names = cluster.settings, list(cluster.worker_processes)
     if not settings.is_autoscaled:
         return []
@@ -160,11 +160,11 @@ def scaled_by_rules(cluster: LocalCluster, say: Callable[[str], None]) -> list[L
 
 
 def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
-    """Return lines that tell what runs, and where.
+    """Return lines that describe what runs, and where.
 
     Args:
-        cluster: that serves.
-        prometheus: configuration file that scrapes it, if there is one.
+        cluster: a serving cluster.
+        prometheus: configuration file that scrapes the cluster, if there is one.
     """
     settings: Settings = cluster.settings
     workers = f"workers: {in_words(cluster.worker_kinds)}"
@@ -188,24 +188,24 @@ def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
 
 
 def _unmeasured(kinds: Iterable[Settings]) -> list[str]:
-    """Say of which GPUs nothing was measured, each once."""
+    """Return a line for each GPU without measurements, each once."""
     deployments = [deployment_of(kind) for kind in kinds if kind.worker.step_time == "roofline"]
     found = (no_measurement(one.gpu, modern=one.engine.modern) for one in deployments)
     return list(dict.fromkeys(f"step times: {line}" for line in found if line is not None))
 
 
 def in_words(kinds: Iterable[tuple[Settings, int]]) -> str:
-    """Say which GPUs how many workers have."""
+    """Return the number of workers on each GPU, as text."""
     counted = count_kinds((kind.worker.gpu, kind.worker.tensor_parallel) for kind, count in kinds for _ in range(count))
     return ", ".join(f"{count} x {gpu}" for gpu, count in counted)
 
 
 class Printer:
-    """Writes lines, each after the coloured name of its process.
+    """Prints lines, each after the coloured name of its process.
 
     Args:
-        num_workers: whose names there are.
-        error: write to standard error, not to standard output.
+        num_workers: number of workers, for their names and colours.
+        error: write to standard error instead of standard output.
     """
 
     def __init__(self, num_workers: int, *, error: bool = False) -> None:
@@ -218,16 +218,16 @@ class Printer:
         self._width = max(map(len, names))
 
     def show(self, name: str, line: str) -> None:
-        """Print one line of a process, and that lines before it found no room."""
+        """Print one line of a process, preceded by a count of earlier lines that were lost for lack of room."""
         if num_lost := num_lost_writes(self._stream):
             self._echo("lorrery", f"{num_lost} lines lost here: there was no room for them")
         self._echo(name, line)
         if not self._is_unread and reader_has_gone(self._stream):
             self._is_unread = True
-            signal.raise_signal(signal.SIGTERM)  # `lorrery up | head`: stop, without a word
+            signal.raise_signal(signal.SIGTERM)  # `lorrery up | head`: stop without a message
 
     def say(self, line: str) -> None:
-        """Print one line of our own."""
+        """Print one line of this command itself."""
         self.show("lorrery", line)
 
     def _echo(self, name: str, line: str) -> None:

@@ -1,9 +1,9 @@
-"""`lorrery validate`: holds the shipped code against what other programs did, and GPUs were measured to do.
+"""`lorrery validate`: compares the shipped code with other programs and with measurements of GPUs.
 
-Without a command it makes every check of the shipped figures (`validation/overview.py`).
-`golden` replays golden records (JSON Lines, see `validation/golden`). Its last line is `N passed, N failed, N skipped`
-and nothing else, for scripts to read. `steptime` holds the step-time models against measured steps, `kernels` their
-kernels one by one, `serving` whole runs of served models, `vidur` the simulator against a run of Vidur.
+Without a command it runs every check of the shipped figures (`validation/overview.py`).
+`golden` replays golden records (JSON Lines, see `validation/golden`); its last line is exactly
+`N passed, N failed, N skipped`, for scripts to read. `steptime` compares the step-time models with measured steps,
+`kernels` their kernels one by one, `serving` whole runs of served models, `vidur` the simulator with a run of Vidur.
 """
 
 import json
@@ -46,7 +46,7 @@ MAX_VALUE_LENGTH = 300
 """Characters of a value shown."""
 
 _PARTS = {"policy": (), "batching": ("scheduler.policy=fcfs",), "placement": ()}
-"""What `validate policy` checks, each the setting that names it -> what it runs with unless --set says otherwise."""
+"""Part that `validate policy` checks, named like its setting -> settings it runs with unless --set overrides them."""
 
 app = command_app(
     "Check the shipped code against the programs and GPUs that it models; without a command, run every check, in half"
@@ -322,7 +322,7 @@ def slora(
 
 
 def render(report: Report) -> list[str]:
-    """Write a report as lines of text; the last one is `N passed, N failed, N skipped`."""
+    """Return a report as lines of text; the last one is `N passed, N failed, N skipped`."""
     lines: list[str] = []
     for file in report.files:
         lines += _render_file(file)
@@ -366,7 +366,7 @@ def _render_failure(failure: Failure) -> list[str]:
 
 
 def _render_skips(report: Report) -> list[str]:
-    """Write each reason for skips once, with the kind and the number of records."""
+    """Return each reason for skips once, with the kind and the number of records."""
     reasons: dict[tuple[str, str], int] = {}
     for file in report.files:
         for kind in file.kinds.values():

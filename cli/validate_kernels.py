@@ -1,4 +1,4 @@
-"""`lorrery validate kernels`: the kernels that steps are made of, against measured ones; `validation/kernels.py`."""
+"""`lorrery validate kernels`: compares the kernels that make up steps with measured ones; `validation/kernels.py`."""
 
 from pathlib import Path
 from typing import Annotated

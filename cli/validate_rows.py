@@ -1,4 +1,4 @@
-"""What the commands share that hold rows of a file against predictions."""
+"""Shared parts of the commands that compare a file's rows with predictions."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ JsonFile = Annotated[
 
 
 def group_names(group: Iterable[str] | None, usual: Sequence[str]) -> list[str]:
-    """Return the columns that `--group` names, each once.
+    """Return the columns that `--group` names, without duplicates.
 
     Args:
         group: as given, names with commas; None: not given.
-        usual: what is meant then.
+        usual: the default.
 
     Raises:
         SettingsError: a name is empty.
@@ -34,6 +34,6 @@ def group_names(group: Iterable[str] | None, usual: Sequence[str]) -> list[str]:
 
 
 def say_left_out(left_out: Iterable[NotPredicted]) -> None:
-    """Print which rows nothing is predicted of, and why."""
+    """Print how many rows have no prediction, and why."""
     for one in left_out:
         typer.echo(f"not predicted: {one.num_rows:,} rows, the first in line {one.line}: {one.why}")

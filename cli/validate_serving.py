@@ -1,4 +1,4 @@
-"""`lorrery validate serving`: whole runs of served models, against measured ones; `validation/serving.py`."""
+"""`lorrery validate serving`: compares simulated with measured runs of served models; `validation/serving.py`."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`--version` of a subcommand."""
+"""The `--version` option of subcommands."""
 
 from typing import Annotated
 
@@ -16,4 +16,4 @@ def _print(context: typer.Context, wanted: bool) -> None:
 VersionOption = Annotated[
     bool, typer.Option("--version", callback=_print, is_eager=True, help="Print the version and exit.")
 ]
-"""Type of a parameter `version`, which the command need not look at."""
+"""Type of a parameter `version`, which the command itself can ignore."""

@@ -1,4 +1,4 @@
-"""`lorrery web`: shows a cluster by its address, or a record. The orrery owns the command."""
+"""`lorrery web`: shows a cluster by its address, or a record, in the browser. The command is defined in `orrery`."""
 
 from lorrery.orrery.command import app, web
 

@@ -1,8 +1,8 @@
-"""The gRPC client: sends one request, notes when each message came and what it brought.
+"""The gRPC client: sends one request, and records the time and content of each message.
 
-At most `MAX_STREAMS_PER_CHANNEL` streams share a connection (1,500 on one were fine, of 2,000 some were cancelled by
-nobody), so channels are added as streams pile up. Every call is cancelled in `finally`: this grpcio never cancels a
-call that was merely dropped.
+At most `MAX_STREAMS_PER_CHANNEL` streams share a connection (1,500 on one were fine, with 2,000 some were cancelled by
+neither side), so channels are added as needed. Every call is cancelled in `finally`: this grpcio never cancels a call
+that was merely dropped.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ class RouterClient:
 
     Args:
         target: HOST:PORT or any gRPC target.
-        tls: the client's side of TLS; empty means plain text.
-        api_key: shown with every call; empty: none.
+        tls: the client's side of TLS; empty: plain text.
+        api_key: sent with every call; empty: none.
     """
 
     tells_true_length = True
@@ -84,7 +84,7 @@ class RouterClient:
             LorreryError: that did not happen in time.
         """
         deadline = time.monotonic() + timeout_seconds
-        why = "no scheduler is connected to it"
+        why, answered = "no scheduler is connected to it", False
         while (left := deadline - time.monotonic()) > 0:
             call = self._connections[0].stub.GetClusterStatus(
                 GetClusterStatusRequest(), timeout=left, wait_for_ready=True, metadata=self._metadata
@@ -94,22 +94,24 @@ class RouterClient:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise LorreryError(f"{self.target}: {error.code().name}: {error.details()}") from None
-                why = await why_silent(self.target)
-                if why != NOTHING:
-                    why += ", or --protocol openai for an HTTP server"
+                if not answered:  # else the last call merely had little time left
+                    why = await why_silent(self.target)
+                    if why != NOTHING:
+                        why += ", or --protocol openai for an HTTP server"
                 break
             finally:
                 call.cancel()
             if view is not None:
                 return view
+            answered = True
             await asyncio.sleep(min(_POLL_SECONDS, max(deadline - time.monotonic(), 0.0)))
         raise LorreryError(f"no cluster at {self.target} within {timeout_seconds:g} s: {why}")
 
     async def adapters(self, timeout_seconds: float) -> list[str]:
-        """List the ids of the adapters that requests may name, as the router orders them.
+        """List the ids of the adapters that requests may name, in the router's order.
 
         Raises:
-            LorreryError: the router does not say.
+            LorreryError: the router does not list them.
         """
         call = self._connections[0].stub.ListAdapters(
             ListAdaptersRequest(), timeout=timeout_seconds, metadata=self._metadata
@@ -139,10 +141,10 @@ class RouterClient:
         timeout_seconds: float,
         on_tokens: Callable[[int], None],
     ) -> None:
-        """Send a request and note its stream in `reception`; a failed stream is noted, not raised.
+        """Send a request and record its stream in `reception`; a failed stream is recorded, not raised.
 
         Args:
-            request: what to ask for.
+            request: to send.
             reception: a new one.
             timeout_seconds: the call's deadline, wall time.
             on_tokens: called with the number of tokens of each message.
@@ -162,7 +164,7 @@ class RouterClient:
             connection.num_streams -= 1
 
     def _connect(self) -> _Connection:
-        # Without a pool of its own a second channel would share the first one's connection.
+        # Without its own pool a second channel would share the first one's connection.
         channel = open_channel(self.target, self._tls, options=(("grpc.use_local_subchannel_pool", 1),))
         return _Connection(channel, router_pb2_grpc.RouterServiceStub(channel))
 

@@ -1,18 +1,18 @@
-"""What a run knows of the cluster that it drives, live or simulated."""
+"""A run's description of its cluster, live or simulated."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """What a run needs to know of the cluster, and what its report says of it.
+    """The facts about a cluster that a run and its report need.
 
     Attributes:
         time_scale: wall seconds per device second.
-        max_req_input_len: smallest of the shards', tokens; None if no shard tells.
-        max_req_total_len: the same for prompt and output together.
-        workers: (kind, number of ready or draining workers), by kind as `count_kinds` names it; None: the server does
-            not tell of them.
+        max_req_input_len: smallest of the shards', tokens; None if no shard reports one.
+        max_req_total_len: likewise for prompt and output together.
+        workers: (kind, number of ready or draining workers), by kind as in `count_kinds`; None: not reported by the
+            server.
     """
 
     model: str

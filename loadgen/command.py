@@ -19,7 +19,7 @@ from lorrery.settings import load as load_settings
 __all__ = ["app", "load"]
 
 OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
-"""Has the API key for servers over HTTP, where neither the flag nor Lorrery's own variable has one."""
+"""Variable with the API key for HTTP servers, used if neither the flag nor Lorrery's own variable is set."""
 _DRIVE, _OUTPUT = "How it is played", "Output"
 
 

@@ -1,4 +1,4 @@
-"""Shows where a run stands: a progress bar on a terminal, otherwise a plain line every few seconds."""
+"""Shows the progress of a run: a progress bar on a terminal, otherwise a plain line every few seconds."""
 
 import asyncio
 import time
@@ -15,18 +15,18 @@ __all__ = ["show_progress"]
 _BAR_PERIOD_SECONDS = 0.2
 _LINE_PERIOD_SECONDS = 5.0
 _LEAST_BAR, _MOST_BAR, _BESIDE_BAR = 2, 24, 66
-"""Columns of the bar, and of what stands beside it: bar and elapsed time give way before a digit is cut."""
+"""Columns of the bar, and of the text beside it: bar and elapsed time shrink before a digit is cut."""
 _RATE_SPAN_SECONDS = 2.0
 
 
 class _TokenRate:
-    """Output tokens per wall second over the last few looks."""
+    """Output tokens per wall second over the last few samples."""
 
     def __init__(self, now: float) -> None:
         self._looks = [(now, 0)]
 
     def look(self, now: float, tokens: int) -> float:
-        if tokens < self._looks[-1][1]:  # the warm-up is over and the count starts again
+        if tokens < self._looks[-1][1]:  # the warm-up has ended and the count restarts
             self._looks = [(now, 0)]
         self._looks.append((now, tokens))
         while len(self._looks) > 2 and now - self._looks[1][0] >= _RATE_SPAN_SECONDS:
@@ -54,7 +54,7 @@ async def _bar(tally: Tally, own_load: OwnLoadMeter, console: Console) -> None:
         *elapsed,
         console=console,
         transient=True,
-        auto_refresh=False,  # its thread would take the event loop's time
+        auto_refresh=False,  # its thread would compete with the event loop
     )
     with progress:
         task = progress.add_task(tally.phase, total=None, figures="")

@@ -1,16 +1,14 @@
-"""Plays a workload against a cluster and notes what became of each request.
+"""Plays a workload against a cluster and records the outcome of each request.
 
 *Open loop*: each request is sent at its intended time, however slow the answers are; the schedule is absolute, so a
-late send never shifts the next one. *Closed loop*: so many clients send one request after another, and the intended
-send time is the sent one.
-
-The turns of a session follow one another either way: each is sent when its think time has passed since the answer
-before it ended, which is its intended time. A session whose turn fails ends there. The clients of a closed loop take
+late send never shifts the next one. *Closed loop*: a fixed number of clients send one request after another, and the
+intended send time is the actual one. In both, a later turn of a session is sent one think time after the previous
+answer ended, which is its intended time. A session ends at its first failed turn. The clients of a closed loop take
 session after session.
 
-The workload is in device seconds; on the wall it takes `time_scale` times as long. Outcomes are device seconds again.
-Deadlines are wall time. No more than `max_in_flight` requests are open at once; a send that must wait for one to end
-is late against its intended time and shows there.
+The workload is in device seconds; in wall time it takes `time_scale` times as long. Outcomes are in device seconds
+again, deadlines in wall time. At most `max_in_flight` requests are open at once; a send that must wait for one to end
+is late against its intended time, and counts as late.
 """
 
 import asyncio
@@ -44,9 +42,9 @@ class DriveSettings:
         max_new_tokens: without `ignore_eos`, ask for this many if the true length is not above it.
         timeout_seconds: deadline of each request, wall time.
         concurrency: clients of the closed loop; None: open loop.
-        duration_seconds: closed loop: send nothing new after so many device seconds.
-        repeat: closed loop: begin the workload again at its end, with new indices and so new prompts.
-        warmup_requests: short requests sent and awaited before the run; they are in no figure.
+        duration_seconds: closed loop: send nothing new after this many device seconds.
+        repeat: closed loop: restart the workload at its end, with new indices and so new prompts.
+        warmup_requests: short requests sent and awaited before the run; excluded from all figures.
         max_in_flight: open loop: most requests open at once.
     """
 
@@ -63,10 +61,10 @@ class DriveSettings:
 
 @dataclass(slots=True)
 class Tally:
-    """Where a run stands; the driver writes it, a display reads it.
+    """Progress of a run; written by the driver, read by a display.
 
     Attributes:
-        num_requests: how many there will be; 0 if only time bounds the run.
+        num_requests: planned number; 0 if only time limits the run.
     """
 
     num_requests: int = 0
@@ -88,13 +86,13 @@ class Driver:
 
     Args:
         client: open.
-        settings: how.
+        settings: how to play it.
         time_scale: wall seconds per device second.
-        metrics: counts everything that is sent.
+        metrics: counts all requests sent.
 
     Attributes:
-        num_unsent: later turns of sessions that a failed one ended.
-        num_without_usage: completed requests whose server did not say how many tokens they had.
+        num_unsent: turns not sent because an earlier turn of their session failed.
+        num_without_usage: completed requests for which the server reported no token count.
     """
 
     client: Client
@@ -116,7 +114,7 @@ class Driver:
         self._free = asyncio.Semaphore(self.settings.max_in_flight)
 
     def stop(self) -> None:
-        """Send nothing more and cancel what is open; `run` then returns soon. For a signal handler."""
+        """Stop sending and cancel open requests; `run` then returns soon. For a signal handler."""
         self.interrupted = True
         for task in self._tasks:
             task.cancel()
@@ -128,7 +126,7 @@ class Driver:
         await self._play_closed(([one] for one in short), WARMUP_CONCURRENCY, None)
 
     async def run(self, workload: Sequence[WorkloadRequest]) -> None:
-        """Play the workload; returns when each request sent has ended, with `outcomes` in the order of their ends."""
+        """Play the workload; return when every sent request has ended, with `outcomes` in the order of their ends."""
         self._begin("run", 0 if self.settings.repeat else len(workload), self.outcomes)
         if not self.interrupted:
             if self.settings.concurrency is None:
@@ -161,7 +159,7 @@ class Driver:
 
     async def _send_at_times(self, group: asyncio.TaskGroup, workload: Sequence[WorkloadRequest]) -> None:
         for turns in sessions(workload):
-            send = self._prepare(turns[0])  # before its time, so that drawing the prompt delays nothing
+            send = self._prepare(turns[0])  # before its time, so that drawing the prompt causes no delay
             intended = self._start + turns[0].at_seconds * self.time_scale
             await asyncio.sleep(0)  # when behind, streams still get their turn between two sends
             await _sleep_until(intended)
@@ -170,7 +168,7 @@ class Driver:
 
     async def _send_in_turn(self, requests: Iterator[list[WorkloadRequest]], duration_seconds: float | None) -> None:
         until = None if duration_seconds is None else self._start + duration_seconds * self.time_scale
-        for turns in requests:  # the iterator is shared: each client takes the next
+        for turns in requests:  # the iterator is shared: each client takes the next session
             if until is not None and time.monotonic() >= until:
                 return
             await self._free.acquire()
@@ -179,7 +177,7 @@ class Driver:
     async def _play_session(
         self, turns: Sequence[WorkloadRequest], send: Send, intended: float | None, until: float | None
     ) -> None:
-        """Send one request after another; the first is prepared, and holds one of the places in flight."""
+        """Send the turns of a session in sequence; the first is prepared, and holds one of the places in flight."""
         history: list[Exchange] = []
         for number, request in enumerate(turns):
             if request.turn is not None and number:
@@ -204,7 +202,7 @@ class Driver:
         )
 
     async def _one(self, request: WorkloadRequest, send: Send, reception: Reception, intended: float | None) -> bool:
-        """Send a request, and return whether it got what it asked for; frees its place in flight."""
+        """Send a request, release its place in flight, and return whether it completed as asked."""
         sent = time.monotonic()
         intended = sent if intended is None else intended
         self.tally.num_sent += 1
@@ -257,7 +255,7 @@ class Driver:
         return (monotonic - self._start) / self.time_scale
 
     def _judge(self, request: WorkloadRequest, reception: Reception) -> tuple[str, str]:
-        """Say a request's status and why: a stream that ended well must also have brought what was asked for."""
+        """Return a request's status and details: a stream that ended well must also have delivered what was asked."""
         finish = reception.finish
         if reception.status != OK or finish is None:
             return reception.status or INTERRUPTED, reception.detail
@@ -265,7 +263,7 @@ class Driver:
         if not received:
             return WRONG_TOKEN_COUNT, "received no token"
         if finish.completion_tokens is None:
-            return OK, ""  # what an event brought is not known then
+            return OK, ""  # the tokens per event are unknown then
         if (self.settings.ignore_eos or self.client.tells_true_length) and received != request.output_tokens:
             return WRONG_TOKEN_COUNT, f"received {received} tokens; {request.output_tokens} were to come"
         if received != finish.completion_tokens:

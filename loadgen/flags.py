@@ -1,6 +1,6 @@
-"""The options that say what to play, which `lorrery load` and `lorrery simulate` share.
+"""The workload options shared by `lorrery load` and `lorrery simulate`.
 
-Each is the type of a command's parameter, its flag and its help in it.
+Each is the type of a command's parameter, including its flag and help.
 """
 
 from collections.abc import Mapping
@@ -310,7 +310,7 @@ Report = Annotated[
     bool,
     typer.Option(
         " /--no-report",
-        show_default=False,  # it is that there is a report
+        show_default=False,  # by default there is a report
         help="With --out: do not write report.html.",
         rich_help_panel=_OUTPUT,
     ),
@@ -318,7 +318,7 @@ Report = Annotated[
 
 
 def check_report(out: Path | None, *, report: bool) -> None:
-    """Refuse to leave a report out where none would be.
+    """Check that `--no-report` is given only together with a folder.
 
     Raises:
         SettingsError: `--no-report` without a folder.
@@ -328,14 +328,14 @@ def check_report(out: Path | None, *, report: bool) -> None:
 
 
 def load_options(given: Mapping[str, Any], of_target: Mapping[str, Any] | None = None) -> LoadOptions:
-    """Make the options of a command's parameters.
+    """Build the options from a command's parameters.
 
     Args:
         given: every option above by its parameter's name, and anything else (a command's `locals()`).
-        of_target: those that a simulation has not (`options.OF_TARGET`), by name; None: their defaults.
+        of_target: options that do not apply to a simulation (`options.OF_TARGET`), by name; None: their defaults.
 
     Raises:
-        SettingsError: a workload or a range that is none.
+        SettingsError: an unknown workload or an invalid range.
     """
     values = {field.name: given[field.name] for field in fields(LoadOptions) if field.name not in OF_TARGET}
     for name, parse in PARSERS.items():

@@ -1,4 +1,4 @@
-"""What the load generator counts; `series.py` says what each of it means."""
+"""Metrics of the load generator; `series.py` has their meaning."""
 
 from prometheus_client import CollectorRegistry
 
@@ -25,7 +25,7 @@ class LoadMetrics:
         self._e2e = shown.histogram(series.E2E)
 
     def request_sent(self, prompt_tokens: int, send_delay_seconds: float) -> None:
-        """Count a request that goes out."""
+        """Count a sent request."""
         self._sent.inc()
         self._in_flight.inc()
         self._prompt_tokens.inc(prompt_tokens)

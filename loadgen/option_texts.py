@@ -1,4 +1,4 @@
-"""Options as they are written on a command line: ranges, names, families of adapters."""
+"""Parses options in their command-line form: ranges, names, families of adapters."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from lorrery.loadgen.options import DEFAULT_TARGETS, ProtocolName, WorkloadName
 
 _FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
 _MOST_DIGITS = 100
-"""Of a family's first and last number: Python reads no more than 4,300, and messages are for people."""
+"""In a family's first and last number: Python reads at most 4,300, and messages should stay readable."""
 
 
 def workload_name(text: str) -> WorkloadName:
@@ -69,10 +69,10 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def expand_adapters(text: str) -> list[str]:
-    """Spell out a comma-separated list of ids and families: `base-ft,lora-{0..3}`.
+    """Expand a comma-separated list of ids and families: `base-ft,lora-{0..3}`.
 
     Raises:
-        SettingsError: an empty id, a family that runs backwards, an id twice, or more than `MAX_ADAPTERS`.
+        SettingsError: an empty id, a descending family, a duplicate id, or more than `MAX_ADAPTERS`.
     """
     names: list[str] = []
     num_wanted = 0
@@ -111,4 +111,4 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "trace": Path,
     "tokenizer": Path,
 }
-"""Options that are something else than the text that they are given as, and what reads them."""
+"""Parsers of options that are not plain text."""

@@ -1,6 +1,6 @@
-"""What a run of the load generator is asked for, and what of it cannot be.
+"""Options of a load-generator run, and their validation.
 
-Reports repeat the options, so a run can be made again.
+Reports repeat the options, so that a run can be repeated.
 """
 
 import math
@@ -40,27 +40,27 @@ DEFAULT_TARGETS: dict[ProtocolName, str] = {
     "slora": "127.0.0.1:8000",
 }
 OF_TARGET = ("target", "protocol", "model", "prompt_ids")
-"""Options that a simulation has not."""
+"""Options that do not apply to a simulation."""
 
 GivenWorkload = Literal["given"]
 GIVEN: GivenWorkload = "given"
-"""Requests of the caller's own (`workload.arrays`), which no command can ask for."""
+"""The caller's own requests (`workload.arrays`), which no command can select."""
 
 ALL_ADAPTERS = "all"
-"""In place of adapter ids: those that the cluster lists."""
+"""In place of adapter ids: all that the cluster lists."""
 
 _TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"
 _SESSIONS = ("chat", "sharegpt")
 MOST_CLIENTS = 1_000_000
-"""Of a closed loop: each is an object in memory."""
+"""In a closed loop; each is an object in memory."""
 LEAST_TIMEOUT = 0.001
 MOST_FACTOR = 1e9
-"""Of rates and of what multiplies times."""
+"""Limit on rates and on factors of time."""
 MOST_SEED = 2**32 - 1
 MOST_TURNS = 10_000
-"""Of a session."""
+"""In a session."""
 LEAST_CV, MOST_CV = 1e-6, 1e6
-"""Of arrivals; beyond them the gamma distribution has no doubles."""
+"""Of arrivals; beyond these limits the gamma distribution exceeds doubles."""
 _DRAWN = ("poisson", "constant", *_SESSIONS)
 _WITH_LENGTHS = ("poisson", "constant", "chat")
 _DEFAULT_TURNS = {"chat": (2, 6), "sharegpt": (1, 1)}
@@ -71,32 +71,32 @@ _DEFAULT_DURATION_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """A run, as asked for. None: not given, the workload's own default.
+    """Options of a run. None: not given, the workload's default applies.
 
     Attributes:
-        target: the server, HOST:PORT or over HTTP a URL; empty where there is none to dial.
-        protocol: what is spoken with it.
+        target: the server, HOST:PORT or over HTTP a URL; empty if there is no server.
+        protocol: of the server.
         model: the base model's name, over HTTP; empty: the first that the server lists.
         prompt_ids: `openai` only: send prompts as token ids.
         duration: device seconds of the schedule (after the speed-up).
-        input_range: prompt tokens of drawn workloads, from and to; None: 8 to 512, unless `input_tokens` says.
-        output_range: the same for output tokens.
-        input_tokens: in place of `input_range`: most prompt tokens; `length_ratio` says how few there may be.
-        output_tokens: the same for output tokens.
+        input_range: prompt tokens of drawn workloads, from and to; None: 8 to 512, unless `input_tokens` is given.
+        output_range: likewise for output tokens.
+        input_tokens: in place of `input_range`: most prompt tokens; `length_ratio` sets the fewest.
+        output_tokens: likewise for output tokens.
         length_ratio: shortest length as a share of the longest one; None: 1, fixed lengths.
-        requests_per_client: closed loop: requests, for each client; None: as `num_requests` says, and if that and
-            `duration` say nothing 10 where `input_tokens` or `output_tokens` is given.
-        adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: what the cluster lists.
+        requests_per_client: closed loop: requests of each client; None: given by `num_requests`, or, without that and
+            `duration`, 10 if `input_tokens` or `output_tokens` is given.
+        adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: all that the cluster lists.
         adapter_dirs: slora only: names by S-LoRA's rule.
-        trace: azure, mooncake and sharegpt only; None: the excerpt that ships.
-        bursts: arrivals come in bursts (`specs.parse_bursts`); None: not more than `cv` says.
-        drift: how the adapters' popularity changes (`specs.parse_drift`); None: it does not.
-        turns: chat and sharegpt only: of a session; None: the workload's own.
+        trace: azure, mooncake and sharegpt only; None: the shipped excerpt.
+        bursts: burst arrivals (`specs.parse_bursts`); None: only as uneven as `cv`.
+        drift: change of the adapters' popularity (`specs.parse_drift`); None: constant.
+        turns: chat and sharegpt only: turns of a session; None: the workload's default.
         think: chat and sharegpt only: mean seconds from an answer to the next turn.
-        shared_prefix: tokens that prompts begin with, and how many such beginnings there are; None: none.
-        tokenizer: sharegpt only: a tokenizer.json or its folder; None: the one that ships.
+        shared_prefix: length of shared prompt prefixes in tokens, and their number; None: none.
+        tokenizer: sharegpt only: a tokenizer.json or its folder; None: the shipped one.
         jitter: mooncake only: seconds over which requests of one stamp are spread.
-        skip_too_long: leave out requests that the cluster's limits would refuse; None: of the excerpts that ship.
+        skip_too_long: drop requests that the cluster's limits would refuse; None: for shipped excerpts only.
         timeout: of each request, wall seconds.
     """
 
@@ -139,12 +139,12 @@ class LoadOptions:
 
     @property
     def trace_file(self) -> Path | None:
-        """The file whose requests are played: `trace`, or the excerpt that ships for this workload."""
+        """The trace file: `trace`, or the shipped excerpt for this workload."""
         return self.trace or TRACES.get(self.workload)
 
     @property
     def skips_too_long(self) -> bool:
-        """Whether requests that the cluster's limits would refuse are left out."""
+        """Whether requests that the cluster's limits would refuse are dropped."""
         return self.trace is None and self.workload in TRACES if self.skip_too_long is None else self.skip_too_long
 
     @property
@@ -165,7 +165,7 @@ class LoadOptions:
 
     @property
     def most_requests(self) -> int | None:
-        """How many requests there are at most; None: as many as the trace or the duration makes them."""
+        """Largest number of requests; None: given by the trace or the duration."""
         if self.num_requests is not None or self.concurrency is None:
             return self.num_requests
         each = self.requests_per_client
@@ -175,7 +175,7 @@ class LoadOptions:
 
     @property
     def schedule_seconds(self) -> float | None:
-        """How long sending goes on, device seconds; None: as long as the trace or the number of requests makes it."""
+        """How long requests are sent, device seconds; None: given by the trace or the number of requests."""
         has_end = self.trace_file is not None or self.workload == GIVEN
         if self.duration is None and self.most_requests is None and not has_end:
             return _DEFAULT_DURATION_SECONDS
@@ -183,7 +183,7 @@ class LoadOptions:
 
     @property
     def has_sessions(self) -> bool:
-        """Whether requests come as turns of sessions."""
+        """Whether requests are turns of sessions."""
         return self.workload in _SESSIONS
 
     @property
@@ -193,11 +193,11 @@ class LoadOptions:
 
     @property
     def repeats(self) -> bool:
-        """Whether the workload begins again at its end: a closed loop bounded by time alone."""
+        """Whether the workload restarts at its end: a closed loop limited by time alone."""
         return self.concurrency is not None and self.most_requests is None and self.schedule_seconds is not None
 
     def check(self) -> None:
-        """Refuse what cannot be.
+        """Check all options and their combinations.
 
         Raises:
             SettingsError: names the option.
@@ -276,7 +276,7 @@ class LoadOptions:
             parse_drift(self.drift)
 
     def _check_bounds(self) -> None:
-        """Refuse what the command line's own bounds do, where Python gives it."""
+        """Check the bounds that the command line enforces itself, for callers from Python."""
         bounds: tuple[tuple[str, float | None, float, float], ...] = (
             ("num-requests", self.num_requests, 1, math.inf),
             ("duration", self.duration, 0, LAST_SECONDS),
@@ -303,7 +303,7 @@ class LoadOptions:
             raise SettingsError(f"--shared-prefix has {groups} groups; at most {MOST_TOKENS} can be drawn from")
 
     def _length_rules(self) -> Iterable[tuple[bool, str]]:
-        """Say what is wrong with lengths, and with the number of requests."""
+        """Yield rules on lengths and the number of requests: (broken, message)."""
         both = ("input", self.input_tokens, self.input_range), ("output", self.output_tokens, self.output_range)
         for name, most, given in both:
             if most is None:

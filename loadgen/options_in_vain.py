@@ -1,7 +1,7 @@
-"""Options that play no part in what is asked for: taken without a word, each would look as if it had been heeded.
+"""Rejects options without effect: accepted silently, each would look as if it had been applied.
 
-A sweep over such a one would draw a flat line as if it were a result. An option counts as given where it is not what it
-is by default.
+A sweep over such an option would draw a flat line as if it were a result. An option counts as given if it differs from
+its default.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,14 +12,14 @@ _RATE_DRAWN = ("poisson", "constant", "slora", "chat", "sharegpt")
 _LENGTHS_DRAWN = ("poisson", "constant", "slora", "chat")
 _SESSIONS = ("chat", "sharegpt")
 _OF_TIMES = ("rate", "cv", "bursts", "jitter", "drift")
-"""Options that have an effect by the requests' times alone. In sessions a speed-up divides think times too."""
+"""Options that act only through the requests' times. In sessions a speed-up also divides think times."""
 
 
 def why_in_vain(given: Mapping[str, Any], workload: str) -> str | None:
-    """Return which option plays no part, with what it would take; None: there is none.
+    """Return which option has no effect, and what it would need; None if all have one.
 
     Args:
-        given: fields of `LoadOptions` by name, where they are not what they are by default.
+        given: fields of `LoadOptions` by name that differ from their defaults.
         workload: its name.
     """
     return next(_reasons(given, workload), None)

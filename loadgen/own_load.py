@@ -1,7 +1,7 @@
-"""How busy the load generator itself was. A client that is short of CPU measures itself.
+"""How busy the load generator itself was: a client that is short of CPU measures itself.
 
-CPU share is process time (all threads, so above 1 is possible) / wall time. Run-queue delay is the time the thread of
-the event loop was ready and had no core (`/proc/self/schedstat`, second field, nanoseconds; Linux only).
+CPU share is process time (all threads, so above 1 is possible) / wall time. Run-queue delay is the time the event
+loop's thread was ready but had no core (`/proc/self/schedstat`, second field, nanoseconds; Linux only).
 """
 
 import time
@@ -24,7 +24,7 @@ class OwnLoad:
     Attributes:
         cpu_share: cores used, mean over the run.
         peak_cpu_share: the largest over any window of about a second; the mean if there was no such window.
-        run_queue_delay_ratio: share of the wall time spent waiting for a core; None where the kernel does not tell.
+        run_queue_delay_ratio: share of the wall time spent waiting for a core; None if the kernel does not report it.
     """
 
     wall_seconds: float
@@ -34,7 +34,7 @@ class OwnLoad:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader of the figures must know."""
+        """Remarks that the figures must be read with."""
         found = []
         if self.cpu_share > BUSY_SHARE:
             found.append(
@@ -61,7 +61,7 @@ class OwnLoadMeter:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was and measure from now on."""
+        """Start measuring anew from now."""
         self._wall = self._window_wall = time.monotonic()
         self._cpu = self._window_cpu = time.process_time()
         self._delay = _run_queue_delay_seconds()
@@ -75,7 +75,7 @@ class OwnLoadMeter:
             self._window_wall, self._window_cpu = wall, cpu
 
     def read(self) -> OwnLoad:
-        """Tell the load since the beginning."""
+        """Return the load since the start."""
         self.sample()
         wall = max(time.monotonic() - self._wall, 1e-9)
         share = (time.process_time() - self._cpu) / wall

@@ -1,6 +1,6 @@
-"""What a client of any protocol hands to the driver: how to ask, and what came of it.
+"""The interface between a client of any protocol and the driver: a request to send, and its reception.
 
-A client never repeats a request: what fails once is reported as it failed.
+A client never retries: the first failure is reported.
 """
 
 import time
@@ -14,17 +14,17 @@ from lorrery.loadgen.workload.request import WorkloadRequest
 __all__ = ["NO_FINISH", "Ask", "Client", "Exchange", "FinishView", "Reception", "Send"]
 
 NO_FINISH = "NO_FINISH"
-"""Status of a stream that ended without an error and without saying why."""
+"""Status of a stream that ended without an error and without a finish reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishView:
-    """How a stream ended, as the server says.
+    """How a stream ended, according to the server.
 
     Attributes:
-        completion_tokens: None if it did not say; nor did it then say anything of prompt or cache.
-        prompt_tokens: in its own tokenizer.
-        queue_seconds: None if it does not say where the request's time went, as with the other three.
+        completion_tokens: None if not reported; prompt and cache figures are then missing too.
+        prompt_tokens: in the server's own tokenizer.
+        queue_seconds: None if not reported, as the other three phases.
     """
 
     reason: str
@@ -41,17 +41,17 @@ class FinishView:
 
 @dataclass(slots=True)
 class Reception:
-    """What one stream has brought so far; a client fills it in as it comes, so it survives a cancellation.
+    """What one stream has received so far; filled in as messages arrive, so that it survives a cancellation.
 
     Attributes:
-        keeps_output: whether the output is wanted, for the next turn of a session.
+        keeps_output: whether the output is needed, for the next turn of a session.
         message_seconds: `time.monotonic()` at which each message with tokens arrived.
-        message_tokens: how many tokens each brought.
+        message_tokens: number of tokens in each.
         status: `OK`, a gRPC status name, an HTTP status (`HTTP_429`), one of the client's own, or `NO_FINISH`; empty
-            while the stream lasts.
-        crc32: of the token ids, where the protocol has them.
-        token_ids: the output, if wanted and if the protocol has ids.
-        text: the output, if wanted and if the protocol has text.
+            while the stream is open.
+        crc32: of the token ids, if the protocol has them.
+        token_ids: the output, if needed and if the protocol has ids.
+        text: the output, if needed and if the protocol has text.
     """
 
     keeps_output: bool = False
@@ -65,14 +65,14 @@ class Reception:
     text: list[str] = field(default_factory=list)
 
     def note(self, num_tokens: int) -> None:
-        """Take note of a message with tokens that has just come."""
+        """Record a message with tokens that has just arrived."""
         self.message_seconds.append(time.monotonic())
         self.message_tokens.append(num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An earlier turn of a session: what was asked, and what came."""
+    """An earlier turn of a session: the request and its reception."""
 
     request: WorkloadRequest
     reception: Reception
@@ -80,11 +80,11 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request as the driver wants it sent.
+    """One request for a client to send.
 
     Attributes:
         seed: of the run; prompt and output are functions of it and the request.
-        ignore_eos: the output is to have exactly `max_new_tokens`; otherwise the model ends it.
+        ignore_eos: whether the output must have exactly `max_new_tokens`; otherwise the model ends it.
         max_new_tokens: at least the true length.
         history: the earlier turns of its session, in order.
         timeout_seconds: the deadline, wall time from the sending.
@@ -99,9 +99,9 @@ class Ask:
 
 
 Send = Callable[[Reception, Callable[[int], None]], Awaitable[None]]
-"""Sends a prepared request and notes its stream in a new reception; calls back with the tokens of each message.
+"""Send a prepared request, record its stream in a new reception, and call back with the tokens of each message.
 
-A failed stream is noted, not raised.
+A failed stream is recorded, not raised.
 """
 
 
@@ -109,13 +109,13 @@ class Client(Protocol):
     """A connection to one server, in one protocol; opened and closed with `async with`."""
 
     tells_true_length: bool
-    """Whether a server is told where the output ends by itself, so that its length is known either way."""
+    """Whether the server is told the true output length, so that it is known with and without `ignore_eos`."""
 
     async def cluster(self, timeout_seconds: float) -> ClusterView:
-        """Learn what is served, waiting until it is.
+        """Describe the cluster, waiting until it is served.
 
         Raises:
-            LorreryError: nothing is, within that time.
+            LorreryError: not within that time.
         """
         ...
 
@@ -123,10 +123,10 @@ class Client(Protocol):
         """List the adapters that requests may name, in the server's order.
 
         Raises:
-            LorreryError: the server does not say.
+            LorreryError: the server does not list them.
         """
         ...
 
     def prepare(self, ask: Ask) -> Send:
-        """Make all of a request that can be made before its time."""
+        """Prepare as much of a request as possible before its time."""
         ...

@@ -1,4 +1,4 @@
-"""What a run came to: its figures, the table of its requests, and what they were measured under.
+"""The report of a run: its figures, the table of its requests, and the conditions of the measurement.
 
 `report_files` writes it.
 """
@@ -21,22 +21,22 @@ from lorrery.loadgen.workload.slora_summary import SloraSummary, slora_summary
 from lorrery.loadgen.workload.summary import Summary, summarise
 
 EXIT_OK, EXIT_FAILURES, EXIT_INTERRUPTED = 0, 1, 130
-"""Of a run: every request completed, some failed, a signal ended it."""
+"""Exit codes of a run: every request completed, some failed, a signal ended it."""
 UNSENT = "{} later turns were not sent, because a turn before them failed"
-"""Notice of a run of sessions."""
+"""Notice for a run of sessions."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationCost:
-    """What a simulated run took.
+    """The cost of a simulated run.
 
     Attributes:
-        cpu_seconds: of the simulation itself, workload and report left out.
+        cpu_seconds: of the simulation itself, without workload and report.
         simulated_seconds: device time from the first arrival to the last end.
         num_steps: steps of all workers.
-        num_plans: decisions that led to them.
+        num_plans: plans that these steps belong to.
         num_workers: all of them.
-        events: what happened beside requests, in words: faults.
+        events: injected faults, in words.
     """
 
     cpu_seconds: float
@@ -53,14 +53,14 @@ class LoadReport:
 
     Attributes:
         started_at: UTC.
-        own_load: of a live run.
-        simulation: of a simulated one.
-        wall_seconds: from the first send to the last end, wall time; of a simulated run as it would be live.
-        num_skipped: requests left out because the cluster's limits would refuse them.
+        own_load: for a live run.
+        simulation: for a simulated one.
+        wall_seconds: from the first send to the last end, wall time; for a simulated run as it would be live.
+        num_skipped: requests dropped because the cluster's limits would refuse them.
         num_warmup_failed: warm-up requests that failed; they are in no figure.
-        settings: of a simulated cluster, by section; None: not known.
-        notices: what else a reader of the figures must know.
-        scaling: of a simulated cluster whose workers came and went; None: they did not.
+        settings: of a simulated cluster, by section; None: unknown.
+        notices: further remarks for the reader of the figures.
+        scaling: of a simulated cluster with a varying number of workers; None: it was fixed.
     """
 
     options: LoadOptions
@@ -82,14 +82,14 @@ class LoadReport:
 
     @property
     def exit_code(self) -> int:
-        """Of the command that made the run."""
+        """Exit code of the command that made the run."""
         if self.interrupted:
             return EXIT_INTERRUPTED
         return EXIT_FAILURES if self.summary.num_failed else EXIT_OK
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader of the figures must know."""
+        """Remarks that the figures must be read with."""
         found = list(self.own_load.warnings) if self.own_load is not None else []
         if self.interrupted:
             found.append(f"interrupted: {self.summary.num_interrupted} open requests were cut off")
@@ -102,7 +102,7 @@ class LoadReport:
         return (*found, *self.notices)
 
     def _too_long(self) -> str | None:
-        """Say how many requests were sent that are longer than the cluster takes, and what to do about it."""
+        """Describe how many sent requests exceed the cluster's limits, and what to do about it."""
         input_len, total_len = self.cluster.max_req_input_len, self.cluster.max_req_total_len
         if input_len is None or total_len is None or not self.summary.num_failed:
             return None

@@ -1,6 +1,6 @@
-"""What stays of a run: a JSON summary and a CSV with one line per request.
+"""The files of a run: a JSON summary and a CSV with one line per request.
 
-Both carry units in their names. The summary carries `format_version`, the formulas, the run's options and the trace's
+Both carry units in their names. The summary includes `format_version`, the formulas, the run's options and the trace's
 attribution, so that it can be read without this program. Times are device seconds unless a name says wall.
 """
 
@@ -32,7 +32,7 @@ from lorrery.vocabulary.run_files import (
 
 
 def check_folder(folder: Path) -> None:
-    """Find out before a run whether a report can be written after it; makes nothing.
+    """Check before a run that a report can be written after it; creates nothing.
 
     Raises:
         SettingsError: the folder is a file, or can be neither made nor written to.
@@ -50,9 +50,9 @@ def check_folder(folder: Path) -> None:
 
 
 def write_report(report: LoadReport, folder: Path) -> tuple[Path, ...]:
-    """Write `summary.json` and `requests.csv` into a folder, which is made; give their paths.
+    """Write `summary.json` and `requests.csv` into a folder, which is created if needed; return their paths.
 
-    Where workers came and went, `scaling.csv` is the third.
+    If workers were scaled, `scaling.csv` is the third.
 
     Raises:
         LorreryError: they cannot be written.
@@ -79,7 +79,7 @@ def read_report(path: Path) -> dict[str, Any]:
         path: the file, or the folder that `write_report` wrote.
 
     Raises:
-        FormatError: not such a file, or a format version that is not known.
+        FormatError: not such a file, or an unknown format version.
     """
     if path.is_dir():
         path /= SUMMARY_FILE
@@ -98,7 +98,7 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def to_json(report: LoadReport) -> dict[str, Any]:
-    """Give the summary as it is written."""
+    """Return the summary in its file format."""
     options = asdict(report.options)
     options |= {"input_range": report.options.prompt_lengths, "output_range": report.options.output_lengths}
     options["trace"] = str(report.options.trace) if report.options.trace else None

@@ -1,4 +1,4 @@
-"""`requests.csv`: one line a request, laid out some thousands at a time."""
+"""`requests.csv`: one line per request, formatted some thousands at a time."""
 
 import csv
 import math
@@ -46,7 +46,7 @@ CSV_COLUMNS = (
 _ROWS_AT_ONCE = 10_000
 
 Cells = Callable[[slice], Iterator[Any]]
-"""The cells of one column in some rows."""
+"""Return the cells of one column for some rows."""
 
 
 def write_requests(table: OutcomeTable, file: TextIO) -> None:

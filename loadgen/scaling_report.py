@@ -1,4 +1,4 @@
-"""What a report says of workers that came and went: a few lines, and the timeline as CSV."""
+"""The part of a report on scaling: a few lines, and the timeline as CSV."""
 
 import csv
 from io import StringIO
@@ -21,9 +21,9 @@ _COLUMNS = (
 
 
 def scaling_csv(scaling: Scaling) -> str:
-    """Return the timeline, one line a decision; the rule's metrics follow as `metric:NAME`, of each worker process.
+    """Return the timeline, one line per decision; the rule's metrics follow as `metric:NAME`, per worker process.
 
-    Where there are groups of workers, `group` comes last.
+    With several groups of workers, `group` comes last.
     """
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -38,7 +38,7 @@ def scaling_csv(scaling: Scaling) -> str:
 
 
 def scaling_lines(scaling: Scaling) -> list[tuple[str, str]]:
-    """Return what a reader looks for first, each with its label."""
+    """Return the most important figures, each with its label."""
     own = scaling.summary
     changes = f"{own.num_scale_ups:,} times up, {own.num_scale_downs:,} times down"
     used = (

@@ -1,4 +1,4 @@
-"""Metrics of the load generator. Latencies are in device seconds, from the intended send time."""
+"""The load generator's metric series. Latencies are device seconds, from the intended send time."""
 
 from lorrery.chassis.series import Series, table
 

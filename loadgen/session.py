@@ -1,4 +1,4 @@
-"""One run from options to report: dial, build the workload, play it, print, write."""
+"""One run from options to report: connect, build the workload, play it, print, write."""
 
 import asyncio
 import contextlib
@@ -44,12 +44,12 @@ def run_load(
     connect_timeout_seconds: float,
     console: Console,
 ) -> int:
-    """Play a workload against a cluster, print its figures and write its report, with a page of it; give the exit code.
+    """Play a workload against a cluster, print its figures, write its report with a page, and return the exit code.
 
     Ctrl-C or SIGTERM ends the run early; what was measured until then is still reported.
 
     Raises:
-        LorreryError: options that cannot be, a trace that cannot be read, no cluster there.
+        LorreryError: invalid options, an unreadable trace, or no cluster.
     """
     options.check()
     if options.protocol == "grpc":
@@ -80,7 +80,7 @@ def run_load(
         for path in write_report(report, out):
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
         if with_page:
-            # Imported when the run is over: it would only slow the start.
+            # Imported when the run has ended: it would only slow the start.
             from lorrery.reports.report import report as make_page
 
             console.print(f"report    {make_page(out)}", style="dim", highlight=False, soft_wrap=True)
@@ -96,7 +96,7 @@ async def load_cluster(
     connect_timeout_seconds: float,
     console: Console,
 ) -> LoadReport:
-    """Play a workload against a cluster and give the report.
+    """Play a workload against a cluster and return the report.
 
     Raises:
         LorreryError: as `run_load`.

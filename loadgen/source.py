@@ -1,4 +1,4 @@
-"""The workload that the options ask for. The one place where trace files are opened."""
+"""Builds the workload of the options. The only module that opens trace files."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -34,8 +34,8 @@ class BuiltWorkload:
 
     Attributes:
         requests: in send order.
-        attribution: whose trace it is and under which licence; empty for synthetic ones.
-        notes: what a reader of the report must know of how it was made.
+        attribution: author and licence of the trace; empty for synthetic workloads.
+        notes: remarks on how it was made, for the reader of the report.
     """
 
     requests: Sequence[WorkloadRequest]
@@ -44,22 +44,22 @@ class BuiltWorkload:
 
 
 def _no_adapters(options: LoadOptions) -> str:
-    """Say which model all requests name; what that is, a base model or an adapter, the server knows."""
+    """Describe which model all requests name; only the server knows whether it is a base model or an adapter."""
     return (f"model {options.model} only" if options.model else "base model only") + _DRAWN
 
 
 def build_workload(
     options: LoadOptions, known_adapters: Sequence[str], requests: Requests | None = None
 ) -> BuiltWorkload:
-    """Read or draw the workload that the options ask for.
+    """Read or draw the workload of the options.
 
     Args:
-        options: what is asked for.
-        known_adapters: what the cluster lists, in its order.
-        requests: of the workload `given`; what the options say of adapters, speed and length goes for these too.
+        options: of the run.
+        known_adapters: listed by the cluster, in its order.
+        requests: for the workload `given`; the options on adapters, speed and length apply to these too.
 
     Raises:
-        SettingsError: a value out of range, a file that cannot be opened, adapters that are not there.
+        SettingsError: a value out of range, a file that cannot be opened, adapters that do not exist.
         FormatError: a trace that does not parse.
     """
     options.check()
@@ -85,7 +85,7 @@ def build_workload(
 
 
 def admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:
-    """Leave out what the cluster would refuse, if the options say so; give how many that were."""
+    """Drop requests that the cluster would refuse, if the options say so; return the rest and the number dropped."""
     if not options.skips_too_long or cluster.max_req_input_len is None or cluster.max_req_total_len is None:
         return workload, 0
     kept = arrivals.fitting(workload.requests, cluster.max_req_input_len, cluster.max_req_total_len)
@@ -166,7 +166,7 @@ def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests 
 def _adapter_indices(
     options: LoadOptions, requests: Sequence[WorkloadRequest], num_adapters: int, rng: np.random.Generator
 ) -> tuple[npt.NDArray[np.int64], str]:
-    """Draw an adapter for each request, or for each session, and say how."""
+    """Draw an adapter for each request, or for each session; return indices and a note on the method."""
     exponent = _DEFAULT_EXPONENT if options.adapter_exponent is None else options.adapter_exponent
     note = f"adapters are synthetic: Zipf with exponent {exponent:g} over {num_adapters}"
     together = list(sessions(requests)) if options.has_sessions else None
@@ -185,13 +185,13 @@ def _adapter_indices(
 def _shared(options: LoadOptions, requests: Sequence[WorkloadRequest]) -> tuple[list[WorkloadRequest], str]:
     assert options.shared_prefix is not None
     tokens, groups = options.shared_prefix
-    # With draws of their own, so that times and lengths are those of a run without.
+    # A separate generator keeps times and lengths equal to those of a run without shared prefixes.
     shared = chat.share_prefixes(requests, tokens, groups, np.random.default_rng([options.seed, _SHARED_DRAWS]))
     return shared, f"each prompt begins with {tokens} tokens of one of {groups} shared parts, drawn uniformly"
 
 
 def _sessions(options: LoadOptions, rng: np.random.Generator) -> tuple[list[WorkloadRequest], tuple[str, ...]]:
-    """Draw conversations, or read them; arrivals are those of sessions."""
+    """Draw or read conversations; arrivals are those of sessions."""
     if options.workload == "sharegpt":
         requests, num_entries = _sharegpt(options, rng)
         what = f"of {num_entries:,} conversations by vLLM's rules; their times are drawn"
@@ -217,7 +217,7 @@ def _sharegpt(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Work
         raise SettingsError(f"--trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise FormatError(f"{path}: not a text file") from None
-    from lorrery.tokenizer.file import open_tokenizer  # the one workload with text
+    from lorrery.tokenizer.file import open_tokenizer  # the only workload with text
 
     encode = open_tokenizer(options.tokenizer).encode_stop
     played = sharegpt.conversations(messages, encode, options.turns_range[1], rng)
@@ -244,7 +244,7 @@ def _synthetic(options: LoadOptions, rng: np.random.Generator) -> tuple[Sequence
 
 
 def _arrival_times(options: LoadOptions, rng: np.random.Generator, count: int | None = None) -> npt.NDArray[np.float64]:
-    """Draw so many arrivals; None: as many as the options may need."""
+    """Draw `count` arrivals; None: as many as the options may need."""
     count = options.most_requests if count is None else count
     count = _enough(options) if count is None else count
     _check_count(count)
@@ -264,7 +264,7 @@ def _check_count(count: int) -> None:
 
 
 def _enough(options: LoadOptions) -> int:
-    """Return more arrivals than are due within the duration, which cuts the last ones off."""
+    """Return a number of arrivals that exceeds those due within the duration, which cuts off the rest."""
     expected = options.rate * options.speed_up * (options.schedule_seconds or 0.0)
     spread = max(options.cv, 1.0)
     if options.bursts is not None:
@@ -306,7 +306,7 @@ def _read(
 
 
 def _adapter_names(options: LoadOptions, known_adapters: Sequence[str]) -> list[str]:
-    """List the adapters to draw from; none means the base model."""
+    """Return the adapters to draw from; empty means the base model."""
     if options.adapter_dirs or options.num_adapters == 0:
         return []
     if options.adapters is not None and options.adapters != ALL_ADAPTERS:

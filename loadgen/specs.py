@@ -1,4 +1,4 @@
-"""Options with parts, written as faults are: `flash,at=60,for=30,share=0.8`."""
+"""Parses options with parts, written as faults are: `flash,at=60,for=30,share=0.8`."""
 
 import math
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ _BURSTS = ("factor", "for", "share")
 
 
 def parse_drift(text: str) -> Drift:
-    """Read how popularity drifts.
+    """Read a drift of popularity.
 
     Raises:
-        SettingsError: names what is wrong.
+        SettingsError: names the error.
     """
     kind, _, rest = text.partition(",")
     if kind not in _DRIFT:
@@ -44,10 +44,10 @@ def parse_drift(text: str) -> Drift:
 
 
 def parse_bursts(text: str) -> Bursts:
-    """Read what bursts are like.
+    """Read the parameters of bursts.
 
     Raises:
-        SettingsError: names what is wrong.
+        SettingsError: names the error.
     """
     parts = _parts("--bursts", text, text, _BURSTS)
     try:

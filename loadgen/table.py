@@ -1,4 +1,4 @@
-"""A run's figures as tables; a narrow terminal shows fewer columns, and says which are missing."""
+"""A run's figures as tables; a narrow terminal shows fewer columns, and names the missing ones."""
 
 from collections.abc import Sequence
 
@@ -21,11 +21,11 @@ _NOTHING = "-"
 
 
 def print_report(report: LoadReport, console: Console, more: Sequence[tuple[str, str]] = ()) -> None:
-    """Print requests, latencies, throughput, the busiest adapters, and what a reader must beware of.
+    """Print requests, latencies, throughput, the busiest adapters, and warnings.
 
     Args:
         report: of the run.
-        console: where.
+        console: to print to.
         more: further notes, each with its label.
     """
     parts: list[RenderableType] = [Text(), _headline(report), _latencies(report), _throughput(report)]
@@ -142,7 +142,7 @@ def _other_notes(report: LoadReport) -> list[tuple[str, str]]:
 
 
 def _cost(cost: SimulationCost) -> str:
-    """Say what a simulation took: `1,000 s in 0.5 s (x 2,000)`."""
+    """Describe the cost of a simulation: `1,000 s in 0.5 s (x 2,000)`."""
     speed = f" (x {cost.simulated_seconds / cost.cpu_seconds:,.0f})" if cost.cpu_seconds > 0 else ""
     return (
         f"{cost.simulated_seconds:,.1f} s of device time in {cost.cpu_seconds:,.2f} s of CPU{speed};"
@@ -151,7 +151,7 @@ def _cost(cost: SimulationCost) -> str:
 
 
 def _hanging(lines: Sequence[tuple[str, str]], style: str) -> Table:
-    """Set lines with their labels in a column of its own, so that long ones wrap beside them."""
+    """Lay out lines with their labels in a separate column, so that long lines wrap beside them."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style=style, no_wrap=True)
     table.add_column(style=style, overflow="fold")
@@ -161,7 +161,7 @@ def _hanging(lines: Sequence[tuple[str, str]], style: str) -> Table:
 
 
 def _failures(report: LoadReport) -> list[str]:
-    """Say which statuses there were, each with the first message that came with it."""
+    """List the failure statuses, each with the first message that came with it."""
     found = []
     counts = {status: count for status, count in report.summary.by_status.items() if status not in (OK, INTERRUPTED)}
     for status, count in sorted(counts.items(), key=lambda entry: -entry[1])[:_FIRST_FAILURES]:

@@ -1,4 +1,4 @@
-"""Between the wire and what the load generator thinks in: the only module here that converts."""
+"""Converts between the wire's messages and the load generator's records; no other module here does."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def generate_request(ask: Ask) -> GenerateRequest:
-    """Make the message that asks for one request."""
+    """Build the message for one request."""
     request, seed = ask.request, ask.seed
     said = [(turn.request, np.array(turn.reception.token_ids, np.uint32)) for turn in ask.history]
     return GenerateRequest(
@@ -42,7 +42,7 @@ def generate_request(ask: Ask) -> GenerateRequest:
 
 
 def finish_view(finish: router_pb2.Finish) -> FinishView:
-    """Read the last message's finish."""
+    """Read the finish of the last message."""
     usage = finish.usage
     return FinishView(
         reason=FinishReason.of(finish.reason).word,

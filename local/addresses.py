@@ -1,6 +1,6 @@
-"""Where services of one machine listen, as overrides of their settings: free ports, ones counted up, or those they had.
+"""Listen addresses of services on one machine, as setting overrides: free ports, consecutive ports, or previous ones.
 
-What workers publish KV events at is in `kv_event_ports`.
+Addresses for KV events are in `kv_event_ports`.
 """
 
 import json
@@ -18,7 +18,7 @@ _KEYS = {
 
 
 def free_ports(settings: Settings) -> list[str]:
-    """Return the overrides with which every service listens on a free port of the host that the settings name."""
+    """Return the overrides with which every service listens on a free port, on the host given in the settings."""
     addresses = {
         f"{section}.{key}": getattr(getattr(settings, section), key) for section, keys in _KEYS.items() for key in keys
     }
@@ -27,7 +27,7 @@ def free_ports(settings: Settings) -> list[str]:
 
 
 def counted_up(settings: Settings, index: int) -> list[str]:
-    """Return the overrides with which a worker process, by its index, has ports of its own."""
+    """Return the overrides that give a worker process its own ports, by its index."""
     overrides = []
     for key in _KEYS["worker"]:
         host, _, port = getattr(settings.worker, key).rpartition(":")
@@ -36,9 +36,9 @@ def counted_up(settings: Settings, index: int) -> list[str]:
 
 
 def taken_again(settings: Settings, old: ServiceProcess) -> list[str]:
-    """Return the overrides with which a service listens where a process of it did that has ended.
+    """Return the overrides with which a service listens on the addresses of its ended process.
 
-    What that process did not announce, since it ended too early, stays as its own overrides say.
+    Addresses that the process did not announce, because it ended too early, stay as in its own overrides.
     """
     addresses = {"listen": old.grpc, "metrics": old.metrics, "http": old.http, **old.others}
     again = [f"{old.service}.{key}={addresses[key]}" for key in _KEYS[old.service] if addresses.get(key)]
@@ -52,13 +52,13 @@ def _free(address: str) -> str:
 
 
 def _further(settings: Settings) -> dict[str, dict[str, str]]:
-    """Return the ports of the list `router.engines`, by what a router's announcement calls them."""
+    """Return the ports of the list `router.engines`, by their names in a router's announcement."""
     ports = settings.router.engine_ports().items()
     return {name: port.model_dump() for name, port in ports if name.startswith("engines[")}
 
 
 def _engines(settings: Settings, addresses: Mapping[str, str]) -> list[str]:
-    """Return the override with which those of the list that have an address here listen there; none: none has."""
+    """Return the override that sets the addresses given here in `router.engines`; empty: the list has none of them."""
     ports = _further(settings)
     if not ports.keys() & addresses.keys():
         return []

@@ -1,8 +1,8 @@
-"""Applies the autoscaler's rule to a local cluster: scrapes its workers, starts processes, and lets some drain.
+"""Applies the autoscaler's rule to a local cluster: scrapes its workers, starts processes, and drains others.
 
-The rule is the one that the simulator applies (`lorrery.autoscaler`), on what `/metrics` shows; each group of workers
-has one of its own. Which process goes is Kubernetes' choice: one that starts, or has ended and starts again, before one
-that serves; of these the youngest.
+The rule is the one that the simulator applies (`lorrery.autoscaler`), to values from `/metrics`; each group of workers
+has its own. The process to remove is chosen as by Kubernetes: one that is starting or restarting before one that
+serves, and of these the youngest.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ class LocalAutoscaler:
     """See the module.
 
     Args:
-        cluster: that serves.
-        kind: settings of the group of processes that it scales, which are all alike.
+        cluster: a serving cluster.
+        kind: settings of the group of identical processes that it scales.
         names: of these processes, oldest first.
-        group: their number in `[[workers]]`; None: there are no groups.
+        group: index in `[[workers]]`; None: there are no groups.
         start_up_seconds: device seconds from a worker process's start to its first plan.
-        say: gets a line for each thing that happens.
+        say: called with a line for each event.
 
     Raises:
-        SettingsError: workers do not show what the rule looks at.
+        SettingsError: workers do not show the series that the rule needs.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class LocalAutoscaler:
         self._ready: list[str] = list(names)  # oldest first
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._draining: list[str] = []
-        self._deciding = asyncio.Lock()  # a replacement is no decision, and none is made while it is under way
+        self._deciding = asyncio.Lock()  # replacements count as no decision, and no decision is made during one
         self._tasks: asyncio.TaskGroup | None = None
         self._began = time.monotonic()
 
     async def run(self) -> None:
-        """Scrape, look, decide and scale, for ever; where no rule is enabled, replace what is lost."""
+        """Scrape, decide and scale, for ever; if the rule is disabled, only replace lost processes."""
         own = self._own
         if not own.enabled:
             async with asyncio.TaskGroup() as self._tasks:
@@ -79,7 +79,7 @@ class LocalAutoscaler:
             await self._every(own.sync_period_seconds, 0.0, self._look)
 
     async def _every(self, period: float, first: float, do: Callable[[], Awaitable[None]]) -> None:
-        """Do something at device times, for ever."""
+        """Call `do` periodically in device time, for ever."""
         for number in count():
             due = self._began + (first + number * period) * self._time_scale
             await asyncio.sleep(max(due - time.monotonic(), 0.0))
@@ -89,18 +89,18 @@ class LocalAutoscaler:
         self._show(f"{self._label}: {line}")
 
     def has(self, name: str) -> bool:
-        """Tell whether a process is one of these, and is to stay."""
+        """Return whether a process belongs to this group and is not being removed."""
         return name in self._ready or name in self._starting
 
     async def replace(self, name: str) -> None:
-        """Start a process in the place of one that was killed, and of its name, as a Deployment would."""
+        """Replace a killed process by one of the same name, as a Deployment would."""
         async with self._deciding:
             if name in self._starting:
                 self._starting.pop(name).cancel()
             elif name in self._ready:
                 self._ready.remove(name)
             else:
-                return  # it was to go meanwhile
+                return  # it is already being removed
             await self._cluster.ended(name)
             await self._start(name)
 
@@ -141,7 +141,7 @@ class LocalAutoscaler:
             self._stop()
 
     def _down(self) -> list[str]:
-        """Return those of the ready that have ended by themselves, and are about to start again."""
+        """Return the ready processes that have ended unexpectedly, and are about to be restarted."""
         return [name for name in self._ready if self._cluster.processes[name].exit_code is not None]
 
     def _addresses(self, names: Iterable[str]) -> dict[str, str]:
@@ -154,7 +154,7 @@ class LocalAutoscaler:
         self._starting[name] = self._tasks.create_task(self._until_it_serves(name), name=f"start {name}")
 
     async def _until_it_serves(self, name: str) -> None:
-        """Wait until a process serves, however often it has to start; as long it is asked for, and does not serve."""
+        """Wait until a process serves, however many restarts that takes; until then it counts as starting."""
         while True:
             process = self._cluster.processes[name]
             try:
@@ -163,7 +163,7 @@ class LocalAutoscaler:
                 break
             except LorreryError as error:
                 self._say(f"{name} did not start: {error}")
-                process.kill()  # if it still runs, so that its end is seen: it starts again, or all is over
+                process.kill()  # if it still runs, so that its end is noticed: it is restarted, or the cluster ends
             await process.succeeded.wait()
         del self._starting[name]
         self._ready.append(name)

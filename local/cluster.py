@@ -1,9 +1,9 @@
 """A cluster of real processes on this machine, for `lorrery up`, `lorrery demo` and the tests.
 
-One process per service: sharing an event loop would stretch the mock GPU's steps. Every address may have port 0; each
-service tells where it listens through its `--announce` file, and the others are told. Stopping goes the way a request
-came: router, workers, scheduler. Services are forked from a process that has imported them, and none outlives this one:
-see `local.processes`.
+One process per service: sharing an event loop would stretch the mock GPUs' steps. Every address may have port 0; each
+service announces its actual addresses in its `--announce` file, and they are passed on to the others. Services are
+stopped in the order of a request's path: router, workers, scheduler. They are forked from a process that has imported
+them, and none outlives this one: see `local.processes`.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from lorrery.settings import Settings, load
 START_SECONDS = 60.0
 """How long a process may take to listen; a loaded machine imports slowly."""
 READY_SECONDS = 30.0
-"""How long the cluster may take to serve after that, beside the workers' own start-up time."""
+"""How long the cluster may take to serve after that, in addition to the workers' own start-up time."""
 STOP_MARGIN_SECONDS = 3.0
-"""What a process gets beyond its drain before it is killed."""
+"""Time beyond the drain limit after which a process is killed."""
 POLL_SECONDS = 0.02
 PAGE = "web"
-"""The name of the process that serves the page."""
+"""Name of the process that serves the page."""
 
 
 class LocalCluster:
@@ -46,13 +46,13 @@ class LocalCluster:
     Args:
         config: settings file; unset: `LORRERY_CONFIG` or the defaults.
         overrides: `section.key=value`, as for `--set`.
-        num_workers: how many worker processes; fixed ports of theirs count up from the settings'. None: as many as
-            the settings' `[[workers]]` say, else one.
-        show: gets every line that a process prints.
-        free_ports: listen on free ports instead of the settings', but where `overrides` say otherwise.
-        fork_server: running; unset: the cluster has its own.
-        on_change: called when a process listens, and when one has ended.
-        page: whether the page that shows it is served too (`lorrery web`).
+        num_workers: number of worker processes, whose fixed ports count up from those in the settings. None: as many as
+            the settings' `[[workers]]` have, else one.
+        show: called with every line that a process prints.
+        free_ports: listen on free ports instead of those in the settings, except where `overrides` set them.
+        fork_server: a running one; unset: the cluster starts its own.
+        on_change: called when a process starts to listen, and when one ends.
+        page: whether to serve the page of the cluster too (`lorrery web`).
 
     Raises:
         SettingsError: the settings are wrong.
@@ -92,7 +92,7 @@ class LocalCluster:
         self._ready = False
 
     async def __aenter__(self) -> Self:
-        """Start everything, and return once the router and all workers serve."""
+        """Start all processes, and return once the router and all workers serve."""
         if self._fork_server is None:
             self._fork_server = self._resources.enter_context(ForkServer())
         self._announcements = self._resources.enter_context(temporary_folder("processes"))
@@ -119,7 +119,7 @@ class LocalCluster:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Drain and stop everything; when cancelled meanwhile, kill what is left."""
+        """Drain and stop all processes; if cancelled, kill those that still run."""
         try:
             await self._stop_in_order()
         finally:
@@ -127,7 +127,7 @@ class LocalCluster:
 
     @property
     def router_address(self) -> str:
-        """HOST:PORT that clients dial."""
+        """HOST:PORT for clients."""
         return self.processes["router"].grpc
 
     @property
@@ -137,27 +137,27 @@ class LocalCluster:
 
     @property
     def page_address(self) -> str:
-        """HOST:PORT of the page; empty: there is none."""
+        """HOST:PORT of the page; empty: no page."""
         return self.processes[PAGE].http if PAGE in self.processes else ""
 
     @property
     def engine_addresses(self) -> dict[str, str]:
-        """HOST:PORT of the router's ports for gateways, by setting: `vllm_grpc`, `engines[0]`."""
+        """HOST:PORT of the router's engine ports, by setting: `vllm_grpc`, `engines[0]`."""
         return self.processes["router"].others
 
     @property
     def scheduler_address(self) -> str:
-        """HOST:PORT that workers and routers dial."""
+        """HOST:PORT of the scheduler, for workers and routers."""
         return self.processes["scheduler"].grpc
 
     @property
     def worker_kinds(self) -> list[tuple[Settings, int]]:
-        """The settings of each kind of worker, and how many there are of it."""
+        """The settings of each kind of worker, and the number of workers of that kind."""
         return self._workers.kinds
 
     @property
     def worker_processes(self) -> dict[str, tuple[str, ...]]:
-        """`worker-0`, `worker-1`, ..., and the names of each one's workers: the same, or one for each of its GPUs."""
+        """`worker-0`, `worker-1`, ... -> names of the process's workers: its own name, or one name per GPU."""
         return self._workers.workers
 
     @property
@@ -170,21 +170,21 @@ class LocalCluster:
         return self.processes[name].metrics
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a process. If one ends by it, that is no unexpected exit."""
+        """Send a signal to a process. If that ends it, the exit counts as expected."""
         process = self.processes[name]
         if number not in (signal.SIGSTOP, signal.SIGCONT):
             process.exit_expected = True
         process.signal(number)
 
     async def ended(self, name: str) -> int:
-        """Wait until a process has ended; return its exit code, -n after signal n."""
+        """Wait for the end of a process; return its exit code, -n after signal n."""
         return await self.processes[name].process.wait()
 
     async def restart(self, name: str, *, wait: bool = True) -> None:
-        """Start a process again, which must have been killed before, on the addresses that it had.
+        """Start a killed process again on its previous addresses.
 
         Args:
-            name: which.
+            name: of the process.
             wait: return once it serves, rather than once it listens.
         """
         old = self.processes[name]
@@ -194,27 +194,27 @@ class LocalCluster:
             await self._start(name, old.service, [], arguments)
         else:
             await self._start(name, old.service, [*old.overrides, *addresses.taken_again(self.settings, old)])
-        # At once: while it starts, others are told where it is, and it may end before it announces.
+        # Set at once: its addresses are passed on while it starts, and it may end before it announces them.
         self.processes[name].take_addresses(old)
         await self._listening(name)
         if wait and name != PAGE:
             await self.serving(name)
 
     async def add(self, name: str, service: str, overrides: Sequence[str] = ()) -> None:
-        """Start one more process, as `router-1`, and return once it listens.
+        """Start an additional process, such as `router-1`, and return once it listens.
 
-        It is stopped with the others of its service.
+        It is stopped together with the others of its service.
         """
         await self._start(name, service, list(overrides))
         await self._listening(name)
 
     async def start_worker(self, start_up_seconds: float, group: int | None = None, name: str | None = None) -> str:
-        """Start one more worker process; return its name.
+        """Start an additional worker process; return its name.
 
         Args:
             start_up_seconds: device seconds until its weights are loaded.
-            group: of `[[workers]]`; None: there are no groups.
-            name: of one that has ended, in whose place it is; None: the group's lowest that is free.
+            group: index in `[[workers]]`; None: there are no groups.
+            name: of an ended process that it replaces; None: the group's lowest free name.
         """
         name = name or self._workers.free_name(group, self._is_free)
         overrides = self._workers.overrides(name, self.scheduler_address)
@@ -222,7 +222,7 @@ class LocalCluster:
         return name
 
     async def listening(self, name: str) -> None:
-        """Wait until a process that was started listens.
+        """Wait until a started process listens.
 
         Raises:
             LorreryError: it ended, or took too long.
@@ -230,18 +230,18 @@ class LocalCluster:
         await self._listening(name)
 
     def drain(self, name: str) -> None:
-        """Let a process end what it has, and then itself: SIGTERM."""
+        """Make a process drain and end: SIGTERM."""
         self.kill(name, signal.SIGTERM)
 
     def _is_free(self, name: str) -> bool:
-        """Tell whether no process has a name; one that ended by itself keeps it, since it may start again."""
+        """Return whether a name is free; a process that ended unexpectedly keeps it, since it may be restarted."""
         process = self.processes.get(name)
         return process is None or (process.exit_code is not None and process.exit_expected)
 
     async def remove(self, name: str) -> int:
-        """Let a process drain and end, and forget it; return its exit code.
+        """Drain and remove a process; return its exit code.
 
-        One that does not end in time is killed.
+        It is killed if it does not end in time.
         """
         process = self.processes[name]
         process.exit_expected = True
@@ -256,14 +256,14 @@ class LocalCluster:
         return code
 
     async def unexpected_exit(self) -> ServiceProcess:
-        """Wait until a process ends that nobody asked to."""
+        """Wait for the unexpected end of a process."""
         return await self._ended.get()
 
     async def serving(self, name: str, timeout_seconds: float | None = None) -> None:
-        """Wait until a process's health says SERVING.
+        """Wait until a process's health is SERVING.
 
         Raises:
-            LorreryError: it ended, or not within `timeout_seconds` (unset: what a start may take).
+            LorreryError: it ended, or took longer than `timeout_seconds` (unset: the time limit of a start).
         """
         if timeout_seconds is None:
             timeout_seconds = READY_SECONDS + self._start_up_seconds * self.settings.time_scale
@@ -314,7 +314,7 @@ class LocalCluster:
             self._ended.put_nowait(entry)
 
     async def _listening(self, name: str) -> None:
-        """Wait for the announcement of a process, and note its addresses."""
+        """Wait for the announcement of a process, and store its addresses."""
         process = self.processes[name]
         async with self._bounded(process, "listen", START_SECONDS):
             while not process.announce.exists():
@@ -335,7 +335,7 @@ class LocalCluster:
         others = {} if self._ready else self.processes
         for other in {process.name: process, **others}.values():
             if other.exit_code is not None and (other is process or not other.exit_expected):
-                await self._wait_for([other], STOP_MARGIN_SECONDS)  # for the end of what it printed
+                await self._wait_for([other], STOP_MARGIN_SECONDS)  # for the rest of its output
                 when = f"before {'it' if self._ready else 'the cluster'} was ready"
                 what = f"{other.name} ended with exit code {other.exit_code} {when}"
                 raise LorreryError(what + last_words(other))
@@ -362,7 +362,7 @@ class LocalCluster:
         return [entry for entry in self.processes.values() if entry.service == service]
 
     async def _stop(self, service: str, drain_seconds: float) -> None:
-        """Stop the processes of a service, within the seconds that they have to drain."""
+        """Stop the processes of a service, with `drain_seconds` to drain."""
         entries = self._of_service(service)
         for entry in entries:
             entry.exit_expected = True
@@ -374,7 +374,7 @@ class LocalCluster:
                 entry.signal(signal.SIGKILL)
 
     async def _end_now(self) -> None:
-        """Kill what still runs, and wait for the end of all."""
+        """Kill all remaining processes, and wait for their ends."""
         for entry in self.processes.values():
             if entry.exit_code is None:
                 entry.exit_expected = True

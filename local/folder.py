@@ -1,8 +1,8 @@
-"""Folders for the time of a process, in the system's temporary directory, that do not stay for ever if it is killed.
+"""Folders in the system's temporary directory that live as long as a process, and are cleaned up even if it is killed.
 
-Each holds a file that its process has locked. The system gives the lock back however the process ends, so that whoever
-makes the next folder takes away those whose lock is free: no process ids, which are used again. A folder without the
-file is another program's, or is being made, and is left alone.
+Each holds a file that its process has locked. The system releases the lock however the process ends, so the next caller
+removes folders whose lock is free. Process ids would not do, since they are reused. A folder without the file belongs
+to another program, or is being created, and is left alone.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ _LOCK = ".lock"
 
 @contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """Make a folder, and take it away in the end; before that, take away those that killed processes have left.
+    """Create a folder, and remove it at the end; first remove the folders left by killed processes.
 
     Args:
-        purpose: a word of its name.
+        purpose: part of its name.
 
     Raises:
-        LorreryError: it cannot be made.
+        LorreryError: it cannot be created.
     """
     try:
         _clean(Path(tempfile.gettempdir()))
@@ -42,7 +42,7 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
         new = folder / f"{_LOCK}.new"
         with new.open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            new.rename(folder / _LOCK)  # never there without being locked
+            new.rename(folder / _LOCK)  # so the final name never exists without the lock
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -62,7 +62,7 @@ def _remove_if_left(folder: Path) -> None:
     """Remove a folder whose process is gone.
 
     Raises:
-        OSError: it has no lock, or its process has it.
+        OSError: it has no lock file, or its process holds the lock.
     """
     with (folder / _LOCK).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,14 +1,14 @@
-"""The process that a local cluster's services are forked from: `python -m lorrery.local.fork_server FD`.
+"""The process from which a local cluster's services are forked: `python -m lorrery.local.fork_server FD`.
 
-Importing a service takes two seconds of CPU, forking a process that has imported it a few milliseconds. So this one
-imports all of them once, and forks itself for each message on the socket FD. It may do so because it runs no event
-loop, starts no thread and creates nothing of gRPC's: what is imported starts in the child. A child then lives as
-`python -m lorrery.SERVICE` would, with a session, an environment and a command line (in `ps`) of its own.
+Importing a service takes two seconds of CPU, forking a process that has imported it a few milliseconds. So this process
+imports all services once, and forks itself for each message on the socket FD. That is safe because it runs no event
+loop, starts no thread and creates no gRPC object; all of that happens in the child. A child then behaves like `python
+-m lorrery.SERVICE`, with its own session, environment and command line (in `ps`).
 
-A message is a length (32 bits), with which two descriptors come (where output goes, and a pipe for the report), and
-that many bytes of JSON: `service`, `arguments`, `folder`, `environment`. The report is two numbers (32 bits): the pid,
-and at the end the exit code, -n after signal n. When the other end of the socket is closed this process ends, and its
-children with it, as they do if it is killed.
+A message is a length (32 bits), sent with two descriptors (for the output, and a pipe for the report), followed by that
+many bytes of JSON: `service`, `arguments`, `folder`, `environment`. The report consists of two numbers (32 bits): the
+pid, and at the end the exit code, -n after signal n. When the other end of the socket is closed, this process ends, and
+its children with it, as they do if it is killed.
 """
 
 import contextlib
@@ -31,21 +31,21 @@ from lorrery.chassis.interrupt import exit_on_signals
 
 SERVICES = ("router", "scheduler", "worker", "orrery")
 READY = b"!"
-"""Sent once, when the services are imported."""
+"""Sent once, after the services are imported."""
 LENGTH = struct.Struct("!I")
 REPORTED = struct.Struct("!i")
 
 
 def main() -> None:
-    """Fork services until the socket is closed. Returns in no process: children run a service and exit with it."""
+    """Fork services until the socket is closed. Never returns: children run a service and exit with it."""
     exit_on_signals()
     set_up_grpc()
-    getproctitle()  # it finds the title's place now, and no longer once the environment is another
+    getproctitle()  # it locates the title's memory now, and could not after the environment changes
     control = socket.socket(fileno=int(sys.argv[1]))
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library would start threads as it is imported
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library would start threads on import
     modules = {service: import_module(f"lorrery.{service}.__main__") for service in SERVICES}
     gc.collect()
-    gc.freeze()  # a child's collector then leaves the pages alone that it shares with this process
+    gc.freeze()  # keeps a child's garbage collector from touching the pages that it shares with this process
     control.sendall(READY)
     with selectors.DefaultSelector() as selector:
         selector.register(control, selectors.EVENT_READ)
@@ -72,10 +72,10 @@ def main() -> None:
 
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any], int, int] | None:
-    """Return the next message and its two descriptors, or None if there will be none."""
+    """Return the next message and its two descriptors; None: the socket is closed."""
     try:
         length, descriptors, _, _ = socket.recv_fds(control, LENGTH.size, 2)
-    except ConnectionResetError:  # who asks for processes has gone without reading what it was told
+    except ConnectionResetError:  # the other end has closed without reading everything
         return None
     if not length:
         return None
@@ -91,15 +91,15 @@ def _report_exit(pid: int, report: int) -> None:
 
 
 def _tell(report: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # who asked for the process no longer reads
+    with contextlib.suppress(BrokenPipeError):  # the other end no longer reads
         os.write(report, REPORTED.pack(number))
 
 
 def _close_all(selector: selectors.BaseSelector) -> None:
-    """Close, in a child, what is the fork server's: the socket, and the other children's descriptors."""
+    """Close, in a child, the fork server's descriptors: the socket, and those of the other children."""
     for key in list(selector.get_map().values()):
         if isinstance(key.fileobj, socket.socket):
-            key.fileobj.close()  # not its number alone, which it would close again when it may be another's
+            key.fileobj.close()  # via the object, which would otherwise close a reused number later
         else:
             os.close(key.fd)
             os.close(key.data[1])
@@ -107,8 +107,8 @@ def _close_all(selector: selectors.BaseSelector) -> None:
 
 
 def _become(module: ModuleType, wanted: dict[str, Any], output: int, server: int) -> None:
-    """Be the service, in a child; never returns."""
-    os.setsid()  # Ctrl-C in a terminal is for whoever started the cluster
+    """Run the service in a child; never returns."""
+    os.setsid()  # Ctrl-C in a terminal must reach only the process that started the cluster
     die_with(server)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (output, 1), (output, 2)):

@@ -1,9 +1,9 @@
-"""Tells what still runs of a cluster that stops which services have no process left, while its routers drain.
+"""Tells the remaining services of a stopping cluster that others will not come back, while its routers drain.
 
-Requests wait for a worker that comes back (`scheduler.worker_wait_seconds`) or for a scheduler
-(`router.resume_timeout_seconds`), and a router that stops waits for its requests. Once a cluster stops, no process
-starts again: without this they would wait for nothing. The scheduler is told over gRPC. Routers get a signal: their
-gRPC calls may need an API key, which the cluster does not have.
+Requests wait for a worker to come back (`scheduler.worker_wait_seconds`) or for a scheduler
+(`router.resume_timeout_seconds`), and a stopping router waits for its requests. Once a cluster stops, no process is
+restarted, so these waits would be in vain. The scheduler is told over gRPC. Routers get a signal, because their gRPC
+calls may need an API key, which the cluster does not have.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ _TIMEOUT_SECONDS = 5.0
 
 
 async def tell_of_workers(workers: Collection[ServiceProcess], scheduler: str, settings: Settings) -> None:
-    """Wait for the end of all workers' processes, and tell the scheduler.
+    """Wait for the end of all worker processes, and tell the scheduler.
 
-    If the scheduler cannot be told, requests wait as they would.
+    If that fails, requests wait as usual.
 
     Args:
-        workers: started; those that have ended count.
+        workers: all that were started, including those that have ended.
         scheduler: HOST:PORT.
         settings: of the cluster.
     """
@@ -45,7 +45,7 @@ async def tell_of_workers(workers: Collection[ServiceProcess], scheduler: str, s
 
 
 async def tell_of_schedulers(schedulers: Collection[ServiceProcess], routers: Collection[ServiceProcess]) -> None:
-    """Wait for the end of all schedulers' processes, and tell the routers that run."""
+    """Wait for the end of all scheduler processes, and tell the running routers."""
     await _all_ended(schedulers)
     for router in routers:
         router.signal(NO_SCHEDULER_TO_COME)

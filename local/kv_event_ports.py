@@ -1,7 +1,7 @@
-"""Where the workers of one machine publish KV events: each on addresses of its own.
+"""Addresses at which the workers of one machine publish KV events, different for each worker.
 
-Ports count up with the workers, as vLLM's do with data parallel ranks. An endpoint that is connected to is a router's,
-and the same for all.
+Ports count up with the workers, as in vLLM with data-parallel ranks. An endpoint to connect to is a router's, and the
+same for all.
 """
 
 from collections.abc import Mapping
@@ -13,30 +13,30 @@ _ANNOUNCED = {"endpoint": "kv_events", "replay_endpoint": "kv_events_replay"}
 
 
 def own_endpoints(settings: Settings, index: int) -> list[str]:
-    """Return the overrides with which a process has addresses of its own, whose first worker has this index."""
+    """Return the overrides that give a process its own addresses; `index`: of its first worker."""
     own = settings.worker.kv_events.of_gpu(index)
     return [f"worker.kv_events.{key}={getattr(own, key)}" for key in _bound(settings)]
 
 
 def taken_again(settings: Settings, announced: Mapping[str, str]) -> list[str]:
-    """Return the overrides with which a worker takes the ports again that it had where any was free.
+    """Return the overrides with which a restarted worker reuses the ports that it had chosen as free ones.
 
     Args:
         settings: of the cluster.
-        announced: by the worker.
+        announced: addresses announced by the worker.
     """
     return [
         f"worker.kv_events.{key}={endpoint[:-1]}{announced[_ANNOUNCED[key]].rpartition(':')[2]}"
         for key, endpoint in _bound(settings).items()
-        if endpoint.endswith(":0") and _ANNOUNCED[key] in announced  # that of a process with one worker
+        if endpoint.endswith(":0") and _ANNOUNCED[key] in announced  # only a process with one worker has it
     ]
 
 
 def check_ports(settings: Settings, num_workers: int) -> None:
-    """Check that so many workers do not meet on one port.
+    """Check that the ports of `num_workers` workers do not collide.
 
     Raises:
-        SettingsError: they would.
+        SettingsError: they do.
     """
     ports = [int(endpoint.rpartition(":")[2]) for endpoint in _bound(settings).values() if endpoint.startswith("tcp")]
     if len(ports) == 2 and all(ports) and abs(ports[0] - ports[1]) < num_workers:

@@ -1,11 +1,12 @@
-"""The folder of files with which Prometheus and Grafana show a cluster without containers.
+"""The folder of files with which Prometheus and Grafana monitor a cluster without containers.
 
-    prometheus.yml     as it is: prometheus --config.file=FOLDER/prometheus.yml
+    prometheus.yml     unchanged: prometheus --config.file=FOLDER/prometheus.yml
     rules/             recording rules and alerts
-    targets/           where the processes are; Prometheus looks at it again whenever it changes
-    grafana/           dashboards, and the provisioning that makes Grafana show them
+    targets/           addresses of the processes; Prometheus rereads it on every change
+    grafana/           dashboards, and the provisioning that loads them into Grafana
 
-All but the targets are the ones that ship, so that a folder may be moved (Grafana's provisioning names it) and edited.
+All but the targets are the shipped files, so that the folder may be edited, and moved (Grafana's provisioning names
+it).
 """
 
 import json
@@ -19,7 +20,7 @@ from lorrery.chassis.whole_file import write_whole
 from lorrery.settings import Settings
 
 PROMETHEUS_URL = "http://127.0.0.1:9090"
-"""Where a Prometheus listens unless told otherwise."""
+"""Default address of Prometheus."""
 TARGETS = Path("targets", "cluster.json")
 _EVERY_INTERFACE = ("0.0.0.0", "[::]", "")  # noqa: S104  compared with, not listened on
 
@@ -40,11 +41,11 @@ class Target:
 
 
 class Monitoring:
-    """A folder as above.
+    """A folder with the files above.
 
     Args:
-        folder: made when it is written to.
-        prometheus_url: where Grafana finds Prometheus.
+        folder: created on the first write.
+        prometheus_url: address of Prometheus for Grafana.
     """
 
     def __init__(self, folder: Path, prometheus_url: str = PROMETHEUS_URL) -> None:
@@ -53,24 +54,24 @@ class Monitoring:
 
     @property
     def config(self) -> Path:
-        """What `prometheus --config.file` gets."""
+        """Path for `prometheus --config.file`."""
         return self.folder / "prometheus.yml"
 
     @property
     def grafana_provisioning(self) -> Path:
-        """What Grafana gets as GF_PATHS_PROVISIONING."""
+        """Path for Grafana's GF_PATHS_PROVISIONING."""
         return self.folder / "grafana" / "provisioning"
 
     def write(self, *, force: bool = False, keep: bool = False) -> list[Path]:
-        """Write everything but the targets; return what was written, without what had that content already.
+        """Write everything but the targets; return the files written, without those that had the same content already.
 
         Args:
             force: overwrite files that differ.
             keep: leave files that differ as they are.
 
         Raises:
-            LorreryError: a file is there, differs, and nothing says what to do with it; nothing is written then. Or one
-                cannot be written.
+            LorreryError: a file exists with other content, and neither flag is set (nothing is written then), or a file
+            cannot be written.
         """
         changed = {path: text for path, text in self._files() if _content(path) != text}
         there = [path for path in changed if path.exists()]
@@ -83,10 +84,10 @@ class Monitoring:
         return sorted(changed)
 
     def write_targets(self, targets: Iterable[Target]) -> None:
-        """Say where the processes are now; at once as a whole, since Prometheus may read at any time.
+        """Write the addresses of the processes, atomically, since Prometheus may read at any time.
 
         Raises:
-            LorreryError: it cannot be written.
+            LorreryError: the file cannot be written.
         """
         groups = [
             {"targets": [_reachable(one.address)], "labels": {"job": one.service, "instance": one.name}}
@@ -100,12 +101,12 @@ class Monitoring:
             raise LorreryError(f"{path}: {error.strerror}") from None
 
     def _files(self) -> Iterator[tuple[Path, str]]:
-        """Yield each file with its content."""
+        """Yield each file and its content."""
         yield self.config, (PROMETHEUS / "local.yml").read_text(encoding="utf-8")
         for path in sorted((PROMETHEUS / "rules").glob("*.yml")):
             yield self.folder / "rules" / path.name, path.read_text(encoding="utf-8")
         grafana = self.folder / "grafana"
-        # What Compose's containers have where; a string of JSON is one of YAML.
+        # Replaces values for Compose's containers; a JSON string is also valid YAML.
         local = {
             "http://prometheus:9090": json.dumps(self._prometheus_url),
             "/etc/grafana/dashboards": json.dumps(str((grafana / "dashboards").absolute())),
@@ -118,10 +119,10 @@ class Monitoring:
 
 
 def expected_targets(settings: Settings, num_workers: int) -> list[Target]:
-    """Return where the processes of a cluster will be that `lorrery up` starts with these settings.
+    """Return the targets of a cluster that `lorrery up` will start with these settings.
 
     Raises:
-        LorreryError: one listens on a free port, which only it will know.
+        LorreryError: a process listens on a free port, unknown until it runs.
     """
     host, _, port = settings.worker.metrics.rpartition(":")
     found = [Target("scheduler", "scheduler", settings.scheduler.metrics)]

@@ -1,8 +1,8 @@
-"""Processes that end with this one: Python programs, and services forked from a process that has imported them.
+"""Child processes that end with this one: Python programs, and services forked from a process that has imported them.
 
-Each has a session of its own, so that Ctrl-C in a terminal reaches this process only, which then stops them in order.
-None outlives this one, even if it is killed: see `chassis.child`. Start them from the main thread: they die with the
-thread that started them.
+Each has its own session, so that Ctrl-C in a terminal reaches only this process, which then stops them in order. None
+outlives this one, even if it is killed: see `chassis.child`. Start them from the main thread: they die with the thread
+that started them.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ async def start_python(
     stderr: int | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> asyncio.subprocess.Process:
-    """Start `python ARGUMENTS`; `variables` join its environment."""
+    """Start `python ARGUMENTS`; `variables` are added to its environment."""
     return await asyncio.create_subprocess_exec(
         *_tied(arguments),
         stdin=stdin,
@@ -44,7 +44,7 @@ async def start_python(
 
 def _tied(arguments: Sequence[str]) -> list[str]:
     tied = Path(child.__file__)
-    # -P: a folder of the caller's that is called "router" must not be taken for ours.
+    # -P: do not import from a folder of the caller's that happens to be called "router".
     return [sys.executable, "-I", "-S", str(tied), str(os.getpid()), sys.executable, "-P", *arguments]
 
 
@@ -53,12 +53,12 @@ def _environment() -> dict[str, str]:
 
 
 class Forked:
-    """A service's process; has what is used of `asyncio.subprocess.Process`.
+    """The process of a service, with the used subset of `asyncio.subprocess.Process`.
 
     Attributes:
         pid: process id.
         returncode: exit code, -n after signal n, None while it runs.
-        stdout: what it prints, errors too.
+        stdout: its standard output and standard error.
     """
 
     def __init__(self, pid: int, stdout: asyncio.StreamReader, report: asyncio.StreamReader) -> None:
@@ -68,29 +68,30 @@ class Forked:
         self._end = asyncio.create_task(self._read_end(report), name=f"end of process {pid}")
 
     async def _read_end(self, report: asyncio.StreamReader) -> int:
-        # Nothing comes, but the end, if the fork server was killed, and its children with it.
+        # Empty at its end if the fork server was killed, and its children with it.
         told = await report.read()
         (self.returncode,) = fork_server.REPORTED.unpack(told) if told else (-signal.SIGKILL,)
         return self.returncode
 
     async def wait(self) -> int:
-        """Wait for its end, and return the exit code."""
+        """Wait for the end of the process; return its exit code."""
         return await asyncio.shield(self._end)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal, if the process still runs."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 class ForkServer:
-    """Starts services by forking; it starts at once, and imports them meanwhile. `with` ends it.
+    """Starts services by forking; it starts at once, and imports them in the background. `with` ends it.
 
-    Its end is the end of every service that it started. It belongs to no event loop: several may use it in turn.
+    Its end ends every service that it started. It is not tied to an event loop: several may use it in turn.
 
     Args:
-        program: what Python runs; another than the module `fork_server` may change services before it runs that.
+        program: arguments of Python; a program other than the module `fork_server` may patch services before running
+            it.
     """
 
     def __init__(self, program: Sequence[str] = ("-m", fork_server.__name__)) -> None:
@@ -117,7 +118,7 @@ class ForkServer:
         self.close()
 
     def close(self) -> None:
-        """End it, and with it what it started."""
+        """End the fork server, and with it all services that it started."""
         self._control.close()
         self._process.kill()
         self._process.wait()
@@ -152,7 +153,7 @@ class ForkServer:
         finally:
             os.close(theirs_output)
             os.close(theirs_report)
-        # A fork away: not awaited, so that no process is started that nobody knows of.
+        # Takes one fork; not awaited, so that no process is started without being returned.
         told = os.read(report, fork_server.REPORTED.size)
         if not told:
             raise self._ended()
@@ -163,7 +164,7 @@ class ForkServer:
         if not self._ready:
             if await asyncio.get_running_loop().sock_recv(self._control, len(fork_server.READY)) != fork_server.READY:
                 raise self._ended()
-            self._control.setblocking(True)  # from here on it reads what comes
+            self._control.setblocking(True)  # from here on it reads messages as they come
             self._ready = True
 
     def _ended(self) -> LorreryError:
@@ -171,7 +172,7 @@ class ForkServer:
 
 
 async def _reader(descriptor: int) -> asyncio.StreamReader:
-    """Return a reader of a pipe, which is closed at its end."""
+    """Return a stream reader for a pipe, which is closed at its end."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)

@@ -1,7 +1,7 @@
-"""What a Prometheus would scrape of a local cluster's workers, added up: one sample for the autoscaler's rule.
+"""Scrapes a local cluster's workers as Prometheus would, and sums the series into one sample for the autoscaler's rule.
 
-A worker's counters begin at 0 with its process and end with it; what they have grown by adds up over all of them, as
-`sum(increase(...))` does.
+A worker's counters begin at 0 with its process and end with it; their increases are summed over all workers, as by
+`sum(increase(...))`.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from lorrery.autoscaler.figures import HISTOGRAMS, Sample
 __all__ = ["ClusterScraper", "Series"]
 
 Series = dict[str, float]
-"""A process's series by name, added up over their labels; a bucket's bound is part of its name."""
+"""A process's series by name, summed over their labels; a bucket's bound is part of its name."""
 
 _TIMEOUT_SECONDS = 5.0
 _COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
@@ -25,7 +25,7 @@ _UNPLACED = "lorrery_scheduler_unplaced_requests"
 
 
 def read_series(text: str) -> Series:
-    """Read what a `/metrics` shows, as far as the autoscaler looks at it."""
+    """Parse the series that the autoscaler needs from a `/metrics` page."""
     found: Series = {}
     for family in text_string_to_metric_families(text):
         if not family.name.startswith("vllm:") and family.name != _UNPLACED:
@@ -39,7 +39,7 @@ def read_series(text: str) -> Series:
 
 
 class ClusterScraper:
-    """Adds up what processes show, from look to look."""
+    """Sums the series of all processes, from scrape to scrape."""
 
     def __init__(self) -> None:
         self._last: dict[str, Series] = {}
@@ -56,15 +56,15 @@ class ClusterScraper:
         num_starting: int,
         workers_per_process: int,
     ) -> Sample:
-        """Look at the workers, and return what there is. One that does not answer is none of those that are ready.
+        """Scrape the workers, and return a sample. A worker that does not answer does not count as ready.
 
         Args:
-            at_seconds: now, device time.
-            serving: address of each worker process's metrics, by name; so of those that drain.
-            leaving: those that drain.
-            scheduler: the same of the scheduler.
-            num_starting: processes that load their weights.
-            workers_per_process: GPUs of each, or groups of them.
+            at_seconds: the current device time.
+            serving: name of each serving worker process -> address of its metrics.
+            leaving: the same for draining processes.
+            scheduler: address of the scheduler's metrics.
+            num_starting: number of processes that load their weights.
+            workers_per_process: GPUs of each process, or groups of them.
         """
         addresses = {**serving, **leaving, "": scheduler}
         answers = await asyncio.gather(*(asyncio.to_thread(_get, address) for address in addresses.values()))
@@ -94,7 +94,7 @@ class ClusterScraper:
             for name, value in series.items():
                 if not name.endswith("}") and name not in (*_COUNTERS, _ENDED):
                     continue
-                # What was counted before the first look is nobody's; a process that began anew began at 0.
+                # Counts from before the first scrape are ignored; a process that started later began at 0.
                 since = 0.0 if before is None and self._looked else (before or series).get(name, 0.0)
                 self._totals[name] = self._totals.get(name, 0.0) + (value - since if value >= since else value)
             if series:
@@ -104,7 +104,7 @@ class ClusterScraper:
         self._looked = True
 
     def _buckets(self, name: str) -> tuple[list[float], list[int]]:
-        """Return the bounds and counts of a histogram; without any value one bucket."""
+        """Return the bounds and counts of a histogram; one empty bucket if it has no value."""
         start = f"vllm:{name}_bucket{{"
         found = sorted(
             (float(key[len(start) : -1]), round(value)) for key, value in self._totals.items() if key.startswith(start)

@@ -1,4 +1,4 @@
-"""One service's process, as the cluster that started it sees it: where it listens, what it printed last, its end."""
+"""One service's process as seen by the cluster that started it: its addresses, last output lines and exit."""
 
 import asyncio
 import json
@@ -46,15 +46,15 @@ class ServiceProcess:
         return self.process.returncode
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal, if the process still runs."""
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it, if it still runs; its end counts as one that nobody asked for."""
+        """Kill the process, if it still runs; its end counts as unexpected."""
         self.signal(signal.SIGKILL)
 
     async def pass_on(self, show: Show) -> None:
-        """Pass on what it prints, line by line, until it has ended."""
+        """Pass its output on line by line, until it has ended."""
         rest = b""
         while chunk := await self.process.stdout.read(65536):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -70,7 +70,7 @@ class ServiceProcess:
         show(self.name, text)
 
     def read_announcement(self) -> None:
-        """Note where it listens, as it has announced."""
+        """Store the addresses that the process has announced."""
         addresses = json.loads(self.announce.read_text(encoding="utf-8"))
         self.grpc, self.metrics = addresses.get("grpc", ""), addresses.get("metrics", "")
         self.http = addresses.get("http", "")
@@ -78,7 +78,7 @@ class ServiceProcess:
         self.others = {name: address for name, address in addresses.items() if name not in usual}
 
     def take_addresses(self, old: "ServiceProcess") -> None:
-        """Take over where another process listened, until this one announces: it is to listen there."""
+        """Copy the addresses of the process that this one replaces; it will announce the same ones."""
         self.grpc, self.metrics, self.http, self.others = old.grpc, old.metrics, old.http, old.others
 
 
@@ -88,5 +88,5 @@ def describe_exit(code: int | None) -> str:
 
 
 def last_words(process: ServiceProcess) -> str:
-    """Return the last lines that a process printed, for the end of a message."""
+    """Return the last lines of a process's output, to append to a message."""
     return "".join(f"\n  {process.name} | {line}" for line in process.tail)

@@ -1,4 +1,4 @@
-"""What Ctrl-C and its like do to a command that runs a local cluster: they cancel it, which stops the cluster."""
+"""Signals to a command that runs a local cluster, such as Ctrl-C: they cancel it, which stops the cluster."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,9 @@ from lorrery.chassis.interrupt import handled_by, stop_signals
 
 @contextlib.contextmanager
 def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
-    """Let each of `stop_signals` cancel the current task; yield the list of those that came.
+    """Make each of `stop_signals` cancel the current task; yield the list of signals received.
 
-    The first one thus ends what runs, and a further one ends the orderly stop.
+    The first signal thus ends the run, and a second one ends the orderly stop.
     """
     received: list[signal.Signals] = []
     task = asyncio.current_task()

@@ -1,8 +1,8 @@
-"""What happens to the processes of a running local cluster: those that die start again, and faults kill on schedule.
+"""Supervises a running local cluster: restarts processes that die, and kills processes for scheduled faults.
 
-A fault `worker_loss` of a process is SIGKILL, and a start once its time is over; its times are device seconds from the
-moment at which the supervisor runs, when the cluster is ready. A worker that an autoscaler has is replaced at once, by
-one that starts. The other faults are the services' own doing.
+A `worker_loss` fault of a process is SIGKILL, followed by a restart when it is over; its times are device seconds from
+the moment at which the supervisor starts, when the cluster is ready. A worker of an autoscaler is replaced at once by a
+new one. The services apply the other faults themselves.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from lorrery.local.service_process import ServiceProcess, describe_exit
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 FIRST_DELAY_SECONDS, LAST_DELAY_SECONDS = 0.5, 30.0
-"""Before a process starts again: doubled each time it dies within `SOUND_SECONDS` of its start."""
+"""Delay before a restart: doubled each time the process dies within `SOUND_SECONDS` of its start."""
 SOUND_SECONDS = 60.0
 
 
 class Supervisor:
-    """Watches over a cluster that serves.
+    """Supervises a cluster.
 
     Args:
-        cluster: entered.
-        restart: start again what dies by itself.
-        say: gets a line for each thing that happens.
-        autoscalers: let workers come and go, one for each group of them; none: they stay.
+        cluster: already entered.
+        restart: whether to restart processes that die.
+        say: called with a line for each event.
+        autoscalers: scale the workers, one per group; empty: no scaling.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class Supervisor:
         self._started_at: dict[str, float] = {}
 
     async def run(self) -> ServiceProcess:
-        """Watch until a process dies that is not to start again, and return it."""
+        """Supervise until a process dies and is not restarted; return that process."""
         faults = map(parse_fault, self._cluster.settings.faults)
-        # A process that hosts several GPUs loses one of them by itself.
+        # The loss of one GPU of a process with several is applied by the process itself.
         losses = [one for one in faults if one.kind == WORKER_LOSS and "." not in one.worker]
         others = (one.run() for one in self._autoscalers)
         await until_first_ends(self._watch(), self._lose_all(losses), *others)
@@ -71,7 +71,7 @@ class Supervisor:
         delay = self._next_delay(died.name)
         self._say(f"{died.name} ended with {describe_exit(died.exit_code)}; it starts again in {delay:g} s")
         await asyncio.sleep(delay)
-        if not died.exit_expected:  # the autoscaler may have let it go meanwhile
+        if not died.exit_expected:  # the autoscaler may have removed it meanwhile
             await self._start(died.name)
 
     def _next_delay(self, name: str) -> float:
@@ -88,12 +88,12 @@ class Supervisor:
             await self._cluster.restart(name, wait=False)
         except LorreryError as error:
             self._say(str(error))
-            self._cluster.processes[name].kill()  # if it still runs, so that its end is seen
+            self._cluster.processes[name].kill()  # if it still runs, so that its end is noticed
         else:
             self._say(f"{name} runs again, pid {self._cluster.processes[name].pid}")
 
     async def _lose_all(self, losses: Iterable[Fault]) -> None:
-        """Let every fault happen; never returns."""
+        """Apply every fault at its time; never returns."""
         async with asyncio.TaskGroup() as tasks:
             start = time.monotonic()
             for fault in losses:

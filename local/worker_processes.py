@@ -1,6 +1,6 @@
-"""Which worker processes a cluster on one machine has: their names, the `[[workers]]` group of each, its own settings.
+"""The worker processes of a cluster on one machine: their names, their `[[workers]]` groups, their own settings.
 
-A process has one worker of its name, or several where a host has several GPUs: `worker-0.0`, `worker-0.1`.
+A process has one worker with its own name, or with several GPUs one worker per GPU: `worker-0.0`, `worker-0.1`.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ class WorkerProcesses:
 
     Args:
         settings: of the cluster.
-        count: how many there are at first.
+        count: initial number of processes.
 
     Attributes:
-        workers: the names of each process's workers, by its own.
+        workers: name of each process -> names of its workers.
 
     Raises:
-        SettingsError: ports of theirs meet.
+        SettingsError: their ports collide.
     """
 
     def __init__(self, settings: Settings, count: int) -> None:
@@ -32,15 +32,15 @@ class WorkerProcesses:
 
     @property
     def kinds(self) -> list[tuple[Settings, int]]:
-        """The settings of each kind of worker, and how many there are of it."""
+        """The settings of each kind of worker, and the number of workers of that kind."""
         return self._settings.kinds(len(self._groups))
 
     def free_name(self, group: int | None, is_free: Callable[[str], bool]) -> str:
-        """Return a group's first name that nobody has; if there is none, a new one, which is then the group's.
+        """Return the first free name of a group; if there is none, a new name, which then belongs to the group.
 
         Args:
-            group: of `[[workers]]`; None: there are no groups.
-            is_free: tells it of a name.
+            group: index in `[[workers]]`; None: there are no groups.
+            is_free: returns whether a name is free.
         """
         known = zip(self.workers, self._groups, strict=True)
         name = next((one for one, its_group in known if its_group == group and is_free(one)), None)
@@ -52,7 +52,7 @@ class WorkerProcesses:
         return name
 
     def overrides(self, name: str, scheduler: str) -> list[str]:
-        """Return how a process's settings differ from the cluster's; it dials this scheduler."""
+        """Return the overrides of a process relative to the cluster's settings; `scheduler`: address that it dials."""
         names = list(self.workers)
         index = names.index(name)
         overrides = [f"worker.name={name}", f"worker.scheduler={scheduler}"]

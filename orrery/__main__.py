@@ -13,7 +13,7 @@ from lorrery.orrery.command import app
 
 
 def main() -> None:
-    """Be `python -m lorrery.orrery`; never returns normally."""
+    """Run `python -m lorrery.orrery`; never returns normally."""
     app(prog_name="lorrery web")
 
 

@@ -1,9 +1,9 @@
-"""The page's routes: the page itself, and behind it a live feed or a record.
+"""The routes of the page: the page itself, and a live feed or a record for it.
 
 GET /         the page
-GET /hello    what there is to see
-GET /events   live: server-sent events: a hello, then frames; after a failure a problem, and a hello again
-GET /record   of a record: its lines
+GET /hello    description of the source
+GET /events   live: server-sent events: a hello, then frames; after a failure a problem, then a hello again GET /record
+record: its lines
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from lorrery.orrery.record import Record
 
 PAGE = Path(__file__).parent / "page"
 RETRY_SECONDS = 1.0
-"""How long after a failed watch the next one begins, wall time."""
+"""Delay after a failed watch before the next one, in wall seconds."""
 NDJSON = "application/x-ndjson"
 _HEADERS = (
-    (b"cache-control", b"no-cache"),  # asked for again each time, and answered by 304 while it is the same
+    (b"cache-control", b"no-cache"),  # revalidated each time, and answered with 304 while unchanged
     (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -43,8 +43,8 @@ def make_app(source: Feed | Record, hz: float = USUAL_HZ) -> FastAPI:
     """Return the application that shows a feed or a record.
 
     Args:
-        source: what is shown.
-        hz: frames a second for watchers that do not say.
+        source: what to show.
+        hz: default frames per second.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
@@ -67,7 +67,7 @@ def make_app(source: Feed | Record, hz: float = USUAL_HZ) -> FastAPI:
 
 
 class _Headers:
-    """Adds headers to every answer."""
+    """Adds headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -131,11 +131,11 @@ def _event(kind: str, line: bytes) -> bytes:
 
 
 class EventStream(Response):
-    """Server-sent events, each sent at once; the next one is asked for when the reader has taken the one before.
+    """Server-sent events, each sent at once; the next one is requested after the reader has taken the previous one.
 
     Args:
-        events: whole ones; closed when the reader has gone.
-        compress: by gzip.
+        events: complete events; closed when the reader has gone.
+        compress: whether to use gzip.
     """
 
     media_type = "text/event-stream"
@@ -147,7 +147,7 @@ class EventStream(Response):
         self._gzip = zlib.compressobj(1, zlib.DEFLATED, 16 + zlib.MAX_WBITS) if compress else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, until the reader goes."""
+        """Send the response, until the reader disconnects."""
         await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": self.raw_headers})
         writing = asyncio.ensure_future(self._write(send))
         gone = asyncio.ensure_future(_until_gone(receive))

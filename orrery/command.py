@@ -1,4 +1,4 @@
-"""The command: `lorrery web`, and the same as `python -m lorrery.orrery`."""
+"""The command `lorrery web`, also run by `python -m lorrery.orrery`."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ __all__ = ["app", "web"]
 
 TARGET = "127.0.0.1:50051"
 PORT = 8080
-"""Unless it is taken; then a free one."""
+"""Default port; if it is taken, a free one is used."""
 
 app = command_app()
 

@@ -1,4 +1,4 @@
-"""Where frames come from: a running cluster, or whatever else has these two methods."""
+"""The interface of sources of frames, such as a running cluster."""
 
 from collections.abc import AsyncIterator
 from typing import Protocol
@@ -8,10 +8,10 @@ from lorrery.orrery.frame import Frame, Hello
 
 
 class Feed(Protocol):
-    """Gives frames of a running cluster, to any number of watchers at once."""
+    """Provides frames of a running cluster to any number of concurrent watchers."""
 
     async def hello(self) -> Hello:
-        """Say what the frames are of.
+        """Return the description of the source.
 
         Raises:
             LorreryError: the cluster does not answer.
@@ -19,12 +19,12 @@ class Feed(Protocol):
         ...
 
     def frames(self, hz: float = USUAL_HZ) -> AsyncIterator[Frame]:
-        """Watch the cluster until the iterator is closed; who reads slowly misses frames.
+        """Watch the cluster until the iterator is closed; a slow reader misses frames.
 
         Args:
-            hz: frames a second, wall time.
+            hz: frames per wall second.
 
         Raises:
-            LorreryError: the watch has ended: the message says why.
+            LorreryError: the watch has ended; the message says why.
         """
         ...

@@ -1,8 +1,8 @@
-"""What is shown of a cluster: one hello, then frames, each the state of a moment (docs/orrery.md).
+"""The data shown of a cluster: one hello, then frames, each the state at one moment (docs/orrery.md).
 
-Times are device seconds. Rows that come by the thousand are JSON arrays, everything else objects. Adapters and tenants
-are indices into tables of names, which grow as names appear: a frame brings those that are new since the one before.
-Counts are cumulative unless a field says otherwise.
+Times are device seconds. Rows that occur by the thousand are JSON arrays, everything else objects. Adapters and tenants
+are indices into tables of names, which grow as names appear: a frame lists the names that are new since the previous
+one. Counts are cumulative unless a field says otherwise.
 """
 
 from typing import Literal, get_args
@@ -10,15 +10,15 @@ from typing import Literal, get_args
 import msgspec
 
 BASE_MODEL = -1
-"""Stands for an adapter where the base model is asked for."""
+"""Adapter index of the base model."""
 NO_WORKER = -1
-"""The worker of a request that ended without one."""
+"""Worker index of a request that ended without a worker."""
 ON_GPU, IN_USE, LOADING = 0, 1, 2
 """States of an adapter on a worker."""
 MAX_ENDED = 200
-"""Ended requests that a frame has at most."""
+"""Upper bound on the ended requests in a frame."""
 MAX_EVENTS = 50
-"""Events that a frame has at most."""
+"""Upper bound on the events in a frame."""
 
 StepKind = Literal["prefill", "decode", "mixed", "idle"]
 EventKind = Literal[
@@ -28,12 +28,12 @@ EventKind = Literal[
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What the frames are of.
+    """Description of the source of frames.
 
     Attributes:
-        source: whether they come from a running cluster, or from a record that has an end.
-        time_scale: wall seconds in a device second; of a record, of the clock that it was made under.
-        first: time of the first frame; of a live feed 0.
+        source: a running cluster, or a record, which has an end.
+        time_scale: wall seconds per device second; of a record, that of the clock of its run.
+        first: time of the first frame; 0 for a live feed.
         last: time of a record's last frame.
         frame_seconds: device seconds between two frames of a record.
     """
@@ -49,7 +49,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class RunningRow(msgspec.Struct, array_like=True, frozen=True):
-    """A sequence in a batch; `request` is unique in a feed, `output_tokens` is what it has produced so far."""
+    """A sequence in a batch; `request` is unique in a feed, `output_tokens` counts the tokens produced so far."""
 
     request: int
     adapter: int
@@ -59,7 +59,7 @@ class RunningRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ResidentRow(msgspec.Struct, array_like=True, frozen=True):
-    """An adapter on a GPU; `loaded_in` is how many seconds its load still takes, 0 where it is there."""
+    """An adapter on a GPU; `loaded_in`: seconds until its load completes, 0 if it is loaded."""
 
     adapter: int
     state: int
@@ -68,7 +68,7 @@ class ResidentRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """A scheduler, and whether it is heard of."""
+    """A scheduler, and whether it is connected."""
 
     address: str
     connected: bool
@@ -79,12 +79,13 @@ class Worker(msgspec.Struct, frozen=True):
 
     Attributes:
         shard: index of its scheduler.
-        tp: GPUs that it is split over.
-        waiting: sequences in its queue; `oldest` is how long the first of them has waited, 0 where there is none.
-        kv: tokens of the KV pool in use, of `pool`.
-        host: adapters in host memory.
-        step: how long its last step took; 0 while it is idle.
-        tokens: output tokens since it attached; `busy` are the seconds it spent in steps, `preempted` the preemptions.
+        tp: degree of tensor parallelism, in GPUs.
+        waiting: sequences in its queue; `oldest`: how long the first of them has waited, 0 if there is none.
+        kv: tokens of the KV pool in use, out of `pool`.
+        host: number of adapters in host memory.
+        step: duration of its last step; 0 while it is idle.
+        tokens: output tokens since it attached; `busy` and `preempted`: seconds spent in steps and preemptions since
+            then.
     """
 
     id: str
@@ -107,7 +108,7 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 class TenantRow(msgspec.Struct, array_like=True, frozen=True):
-    """What a tenant has now, and has had."""
+    """A tenant's current requests, and its totals."""
 
     tenant: int
     running: int
@@ -118,11 +119,11 @@ class TenantRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AdapterRow(msgspec.Struct, array_like=True, frozen=True):
-    """What an adapter has now, and has had, on all workers.
+    """An adapter's current requests, and its totals, over all workers.
 
     Attributes:
-        thrash: loads soon after an eviction.
-        unloaded: whether new requests can no longer name it.
+        thrash: number of loads soon after an eviction.
+        unloaded: whether it is refused to new requests.
     """
 
     adapter: int
@@ -135,7 +136,7 @@ class AdapterRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Counts of the whole cluster, from the first frame: since somebody looks, or of the whole record."""
+    """Counts of the whole cluster since the first frame: since the watch began, or over the whole record."""
 
     requests: int = 0
     finished: int = 0
@@ -152,10 +153,10 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class EndedRow(msgspec.Struct, array_like=True, frozen=True):
-    """A request that has ended since the frame before, and where its time went.
+    """A request that has ended since the previous frame, with its times by phase.
 
     Attributes:
-        worker: an index into this frame's workers, or `NO_WORKER`.
+        worker: index into this frame's workers, or `NO_WORKER`.
         outcome: its finish reason, or why it failed.
     """
 
@@ -174,7 +175,7 @@ class EndedRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EventRow(msgspec.Struct, array_like=True, frozen=True):
-    """Something that happened since the frame before."""
+    """An event since the previous frame."""
 
     at: float
     kind: EventKind
@@ -182,7 +183,7 @@ class EventRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """The state of a moment. `held` requests wait for a place among their key's, `unplaced` ones for a worker."""
+    """The state at one moment. `held` requests wait for their key's quota, `unplaced` ones for a worker."""
 
     at: float
     adapters_new: list[str]
@@ -201,12 +202,12 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def event_kind(text: str) -> EventKind | None:
-    """Return the kind of event that a text names; None: it is of a later version."""
+    """Return the event kind with this name; None: a kind of a later version."""
     return _KINDS.get(text)
 
 
 def kind_of(*, prefills: bool, decodes: bool) -> StepKind:
-    """Return what a step is called that computes prompts, that gives output tokens, that does both, or neither."""
+    """Return the kind of a step from whether it computes prompts and whether it decodes."""
     if prefills:
         return "mixed" if decodes else "prefill"
     return "decode" if decodes else "idle"
@@ -219,23 +220,23 @@ _frames = msgspec.json.Decoder(Frame)
 
 
 def encode(one: Hello | Frame) -> bytes:
-    """Return it as one line of JSON, without the line's end."""
+    """Return a hello or a frame as one line of JSON, without a line end."""
     return _encoder.encode(one)
 
 
 def decode_hello(line: bytes) -> Hello:
-    """Read a hello.
+    """Parse a hello.
 
     Raises:
-        msgspec.MsgspecError: it is none.
+        msgspec.MsgspecError: it is not a hello.
     """
     return _hellos.decode(line)
 
 
 def decode_frame(line: bytes) -> Frame:
-    """Read a frame.
+    """Parse a frame.
 
     Raises:
-        msgspec.MsgspecError: it is none.
+        msgspec.MsgspecError: it is not a frame.
     """
     return _frames.decode(line)

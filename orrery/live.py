@@ -1,4 +1,4 @@
-"""The feed of a running cluster: a client of one router."""
+"""The feed of a running cluster, as a client of one router."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -20,18 +20,18 @@ from lorrery.orrery.wire import Joiner
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
 ANSWER_SECONDS = 5.0
-"""How long a router may take to answer, wall time."""
+"""Timeout of the router's answer, in wall seconds."""
 PLAIN = TlsSettings()
 _POLL_SECONDS = 0.2
 
 
 class LiveFeed:
-    """See `Feed`; open it with `async with` inside the loop that uses it.
+    """See `Feed`; open it with `async with` in the loop that uses it.
 
     Args:
         target: HOST:PORT of the router, or any gRPC target.
         tls: the client's side of TLS; empty means plain text.
-        api_key: an operator's, shown with every call; empty: none.
+        api_key: an operator's, sent with every call; empty: none.
     """
 
     def __init__(self, target: str, tls: TlsSettings = PLAIN, api_key: str = "") -> None:
@@ -51,10 +51,10 @@ class LiveFeed:
             await self._channel.close()
 
     async def hello(self) -> Hello:
-        """Say which cluster it is, as soon as one of its schedulers is connected.
+        """Return the hello of the cluster as soon as one of its schedulers is connected.
 
         Raises:
-            LorreryError: the router does not answer, or not to this key, or has no scheduler.
+            LorreryError: the router does not answer, refuses this key, or has no scheduler.
         """
         answered = False
         try:

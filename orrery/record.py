@@ -1,7 +1,7 @@
-"""A record: a file with one hello and the frames of a run, a line of JSON each, compressed by gzip.
+"""A record: a file with one hello and the frames of a run, one line of JSON each, compressed with gzip.
 
-Where a run's length is not known before its end, its frames are thinned out: once there are twice as many as wanted,
-every two become one, and from then on half as many are asked for.
+If the length of a run is not known in advance, its frames are thinned out: once there are more than `MAX_FRAMES`, every
+second one is merged into the next, and the frame interval doubles.
 """
 
 import gzip
@@ -18,18 +18,18 @@ from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _FRAME_LEVEL = 1
-"""Of zlib, while frames are kept; the file is compressed better."""
+"""zlib level while frames are kept; the file uses a higher one."""
 
 
 class Record:
     """A record to read.
 
     Args:
-        path: the file, or a folder that has one of the usual name.
+        path: the file, or a folder that contains one with the default name.
 
     Raises:
         LorreryError: it cannot be read.
-        FormatError: it is no record.
+        FormatError: it is not a record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,14 +47,14 @@ class Record:
         self.hello = decode_hello_of(self.path, next(self._read_lines(), b""))
 
     def lines(self, first: float | None = None, last: float | None = None) -> Iterator[bytes]:
-        """Yield the hello and the frames, each with its line's end.
+        """Yield the hello and the frames as lines, with line ends.
 
         Args:
-            first: device seconds, of the first frame; its names are all that have appeared until then.
-            last: of the last frame.
+            first: device seconds of the first frame, which also brings the names of all earlier ones.
+            last: device seconds of the last frame.
 
         Raises:
-            FormatError: a line is no frame, or the file is cut off.
+            FormatError: a line is not a frame, or the file is truncated.
         """
         lines = self._read_lines()
         yield next(lines) + b"\n"
@@ -77,7 +77,7 @@ class Record:
         """Yield the frames.
 
         Raises:
-            FormatError: a line is no frame, or the file is cut off.
+            FormatError: a line is not a frame, or the file is truncated.
         """
         for number, line in enumerate(self._read_lines(), start=1):
             if number > 1:
@@ -95,10 +95,10 @@ class Record:
 
 
 def decode_hello_of(path: Path, line: bytes) -> Hello:
-    """Read the first line of a record.
+    """Parse the first line of a record.
 
     Raises:
-        FormatError: it is none.
+        FormatError: it is not a hello.
     """
     try:
         hello = decode_hello(line)
@@ -120,14 +120,14 @@ class Recorder:
     """Keeps the frames of a run until it ends, and writes them.
 
     Args:
-        every_seconds: device seconds between two frames; None: few at first, and fewer as the run gets longer.
+        every_seconds: device seconds between two frames; None: short at first, and doubled as the run gets longer.
 
     Attributes:
-        every: device seconds between two frames, now; the n-th frame is at n times that.
+        every: current device seconds between two frames; frame n is at n times that.
     """
 
     FIRST_EVERY = 0.125
-    """Without `every_seconds`: a power of two, so that times are exact."""
+    """Initial interval without `every_seconds`: a power of two, so that times are exact."""
 
     def __init__(self, every_seconds: float | None = None) -> None:
         self.every = every_seconds or self.FIRST_EVERY
@@ -137,25 +137,25 @@ class Recorder:
 
     @property
     def next_at(self) -> float:
-        """Device seconds of the frame that comes next."""
+        """Device seconds of the next frame."""
         return len(self._frames) * self.every
 
     def add(self, frame: Frame) -> None:
-        """Take the next frame."""
+        """Append the next frame."""
         self._put(frame)
         if self._thins_out and len(self._frames) > MAX_FRAMES:
             self._thin_out()
 
     def write(self, path: Path, hello: Hello) -> None:
-        """Write the file; `hello` is given what only the frames say.
+        """Write the file; fields of `hello` that depend on the frames are filled in.
 
         Raises:
-            LorreryError: that is not possible.
+            LorreryError: it cannot be written.
         """
         first, last = (self._times[0], self._times[-1]) if self._times else (0.0, 0.0)
         whole = msgspec.structs.replace(hello, source="record", first=first, last=last, frame_seconds=self.every)
         try:
-            # Without a name in it, the same run gives the same bytes.
+            # No file name in the gzip header, so that the same run gives the same bytes.
             with whole_file(path) as whole_record, gzip.GzipFile("", "wb", 6, whole_record, mtime=0) as file:
                 file.write(encode(whole) + b"\n")
                 for frame in self._frames:
@@ -168,7 +168,7 @@ class Recorder:
         self._times.append(frame.at)
 
     def _thin_out(self) -> None:
-        """Keep the first frame and every second one after it, with what those between have brought."""
+        """Keep the first frame and every second one after it; merge the skipped frames into the next kept ones."""
         frames, self._frames, self._times = self._frames, [], []
         skipped: Frame | None = None
         for number, kept in enumerate(frames):
@@ -181,7 +181,7 @@ class Recorder:
 
 
 def joined(skipped: Frame, frame: Frame) -> Frame:
-    """Return a frame that brings what a skipped one before it has brought too."""
+    """Return a frame that also has the names, ended requests and events of the skipped frame before it."""
     position = {worker.id: number for number, worker in enumerate(frame.workers)}
     moved = [
         msgspec.structs.replace(row, worker=position.get(skipped.workers[row.worker].id, -1) if row.worker >= 0 else -1)

@@ -1,7 +1,7 @@
-"""From the wire's frames, one for each scheduler, to one frame of the cluster.
+"""Merges the wire's frames, one per scheduler, into one frame of the cluster.
 
-Schedulers share nothing, not even a clock. Here their tables of names become one, their requests get numbers that no
-other has, their times are of one clock, and their counts are added up; what a scheduler that is lost had counted stays.
+Schedulers share nothing, not even a clock. Here their tables of names are merged, their requests get unique numbers,
+their times are converted to one clock, and their counts are summed; the counts of a lost scheduler are kept.
 """
 
 import time
@@ -35,19 +35,19 @@ _HANDLES = 2**32
 
 
 def seconds(ps: int) -> float:
-    """Return a time in seconds, to the microsecond."""
+    """Convert picoseconds to seconds, rounded to microseconds."""
     return round(ps / PS_PER_SECOND, 6)
 
 
 class _Names:
-    """A table of names of the cluster; those that are new to whoever takes the frames gather in `new`."""
+    """A cluster-wide table of names; names not yet in a frame are collected in `new`."""
 
     def __init__(self) -> None:
         self._index: dict[str, int] = {}
         self.new: list[str] = []
 
     def index(self, name: str) -> int:
-        """Return a name's number."""
+        """Return the index of a name; a new name gets the next one."""
         index = self._index.get(name)
         if index is None:
             index = self._index[name] = len(self._index)
@@ -55,18 +55,18 @@ class _Names:
         return index
 
     def take_new(self) -> list[str]:
-        """Return, once, those that are new."""
+        """Return the new names, and clear the list."""
         new, self.new = self.new, []
         return new
 
 
 class _ShardState:
-    """What is known of one scheduler.
+    """State of one scheduler.
 
     Attributes:
-        adapters: by the scheduler's number, the cluster's; 0 is the base model.
+        adapters: the scheduler's index -> the cluster's index; 0 is the base model.
         tenants: the same, from 1.
-        had: counts of its earlier lives.
+        had: counts of its earlier watches.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _ShardState:
         self.had: dict[str, int] = dict.fromkeys(_TOTALS, 0)
 
     def begin(self, watch: int) -> None:
-        """Begin a life."""
+        """Start a new watch of the scheduler."""
         self.watch = watch
         self.adapters = [BASE_MODEL]
         self.tenants = [0]
@@ -84,10 +84,10 @@ class _ShardState:
 
 
 class Joiner:
-    """Makes frames of a watch.
+    """Builds frames from a watch.
 
     Args:
-        now: wall seconds, of a monotonic clock.
+        now: wall seconds on a monotonic clock.
     """
 
     def __init__(self, now: float | None = None) -> None:
@@ -95,14 +95,14 @@ class Joiner:
         self._shards: list[_ShardState] = []
         self._began = time.monotonic() if now is None else now
         self._connected: list[bool] = []
-        self._at = 0.0  # of the last frame
-        self._first_ps: int | None = None  # the first scheduler's clock when this began
+        self._at = 0.0  # of the previous frame
+        self._first_ps: int | None = None  # the first scheduler's clock when the watch began
 
     def frame(self, message: router_pb2.WatchClusterResponse, now: float | None = None) -> Frame | None:
         """Return the next frame; None: the message has nothing new.
 
         Args:
-            message: the next one of the watch.
+            message: the next message of the watch.
             now: wall seconds.
         """
         wall = (time.monotonic() if now is None else now) - self._began
@@ -177,7 +177,7 @@ class Joiner:
                 ]
                 more_ended += frame.num_more_ended
                 more_events += frame.num_more_events
-        if at <= self._at:  # a scheduler that was ahead by a hair is gone
+        if at <= self._at:  # a scheduler that was slightly ahead is gone
             at = self._at + 1e-6
         self._at = at
         return Frame(
@@ -204,7 +204,7 @@ class Joiner:
         )
 
     def _request(self, number: int, state: _ShardState, handle: int) -> int:
-        """Return a number that no other request of the watch has."""
+        """Return a request number that is unique in the watch."""
         return ((state.watch - 1) * _HANDLES + handle) * len(self._shards) + number
 
     def _worker(self, number: int, state: _ShardState, worker: frame_pb2.WorkerFrame) -> Worker:
@@ -283,4 +283,4 @@ def _add_adapter(row: list[int], adapter: frame_pb2.AdapterFrame) -> None:
     row[2] += adapter.num_loads
     row[3] += adapter.num_evictions
     row[4] += adapter.num_thrash
-    row[5] &= adapter.unloaded  # one scheduler may hear of it before another
+    row[5] &= adapter.unloaded  # schedulers may not learn of it at the same time

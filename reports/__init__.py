@@ -1,7 +1,7 @@
-"""From the files of runs to one HTML page: what `lorrery report` does, and `load` and `simulate` with `--out`.
+"""Turns the files of runs into one HTML page: for `lorrery report`, and for `load` and `simulate` with `--out`.
 
-The rooms that run things write files; this one reads them, and knows nothing else of them. `read.py` makes runs of
-folders, `page.py` a page of runs. docs/reports.md says what the page shows, and how its figures are computed.
+The rooms that run things write files; this one depends only on those files. `read.py` makes runs from folders,
+`page.py` a page from runs. docs/reports.md describes the page and its formulas.
 """
 
 if __name__ != "lorrery.reports":

@@ -1,8 +1,8 @@
-"""Small charts as SVG that needs no script: lines over a linear or logarithmic axis, and stacked bars.
+"""Small charts as SVG without a script: lines over a linear or logarithmic axis, and stacked bars.
 
-Places along and up are per cent, text has a fixed size, and lines keep their width (`vector-effect`), so that one chart
-fits a telephone and a wide screen. Colours and dashes are classes `s0`, `s1`, ... of the page's style sheet. The page's
-script reads values back from the paths, with the scales that `data-x` and `data-y` tell.
+Positions are in percent, text has a fixed size, and lines keep their width (`vector-effect`), so that one chart fits a
+phone and a wide screen. Colours and dashes are classes `s0`, `s1`, ... of the page's style sheet. The page's script
+reads values back from the paths, with the scales in `data-x` and `data-y`.
 """
 
 import math
@@ -18,10 +18,10 @@ __all__ = ["Axis", "Line", "lines", "number", "seconds", "stack", "swatch"]
 Floats = npt.NDArray[np.float64]
 
 _SIZE = 1000
-"""Of the square that paths are drawn in, stretched to the chart."""
+"""Side of the square that paths are drawn in, stretched to the chart."""
 _STYLES = 8
 _LOG_DECADES = 4
-"""More decades than these have ticks at powers of ten only."""
+"""With more decades than these, ticks are at powers of ten only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Axis:
     """A scale.
 
     Attributes:
-        unit: `s` chooses among us, ms and s; others stand behind the number.
-        low: None: as the values are.
+        unit: `s` is shown as us, ms or s; others follow the number.
+        low: None: from the values.
         high: likewise.
         marked: values that get the ticks; empty: round ones.
     """
@@ -49,7 +49,7 @@ class Line:
 
     Attributes:
         style: number of its colour and dash.
-        marks: with a mark at each point, for few points.
+        marks: draw a mark at each point, for few points.
         low, high: of a bar at each point, as for the spread over seeds.
     """
 
@@ -71,7 +71,7 @@ def lines(title: str, x: Axis, y: Axis, drawn: Sequence[Line], *, labels: Sequen
         x: the scale along.
         y: the scale up.
         drawn: the lines, the first at the bottom.
-        labels: of an x axis without numbers, whose points are at 0, 1, 2, ...
+        labels: of a non-numeric x axis, whose points are at 0, 1, 2, ...
         note: a line below the title.
     """
     across = _Scale(x, np.concatenate([line.x for line in drawn] or [np.empty(0)]), room=0.5 if labels else 0.0)
@@ -135,7 +135,7 @@ def stack(label: str, total: str, parts: Sequence[tuple[str, float, int, str]]) 
 
 
 def swatch(name: str, style: int, *, filled: bool = False, hollow: bool = False) -> Markup:
-    """Draw a legend's entry."""
+    """Draw an entry of a legend."""
     if filled:
         sample = f'<svg class="key" viewBox="0 0 22 10"><rect class="f{style % _STYLES}" width="14" height="10"/></svg>'
     else:
@@ -147,7 +147,7 @@ def swatch(name: str, style: int, *, filled: bool = False, hollow: bool = False)
 
 
 def seconds(value: float) -> str:
-    """Write a time with three figures, in the unit that suits it."""
+    """Format a time with three digits, in a suitable unit."""
     if not math.isfinite(value):
         return "-"
     size = abs(value)
@@ -161,7 +161,7 @@ def seconds(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Write a number with three figures, or all of a whole part that has more."""
+    """Format a number with three digits, or with its whole integer part if that is longer."""
     if not math.isfinite(value):
         return "-"
     if abs(value) >= 99.95 or value == int(value):
@@ -170,7 +170,7 @@ def number(value: float) -> str:
 
 
 class _Scale:
-    """Where values lie along an axis, from 0 to 1."""
+    """Positions of values along an axis, from 0 to 1."""
 
     def __init__(self, axis: Axis, values: Floats, *, room: float = 0.0) -> None:
         finite = values[np.isfinite(values)]
@@ -193,19 +193,19 @@ class _Scale:
 
     @property
     def told(self) -> str:
-        """What the script needs to know."""
+        """Parameters of the scale for the script."""
         kind = "log" if self._log else "lin"
         return f"{kind} {self._low:.6g} {self._high:.6g} {escape(self._axis.unit)}"
 
     def places(self, values: Floats) -> Floats:
-        """Give where values lie; NaN where there is none."""
+        """Return the positions of values; NaN where there is none."""
         if self._log:
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = np.where(values > 0, np.log10(values), np.where(values == 0, self._low, np.nan))
         return (values - self._low) / (self._high - self._low)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Give places and texts of round values, some five of them."""
+        """Return positions and texts of some five round values."""
         values = list(self._axis.marked) or (self._log_ticks() if self._log else self._round_ticks())
         places = self.places(np.array(values))
         return [
@@ -284,7 +284,7 @@ def _marks(line: Line, across: _Scale, up: _Scale) -> list[str]:
 
 
 def interval(low: float, middle: float, high: float, limit: float) -> Markup:
-    """Draw an interval around 0 in the room of a table's cell; what is beyond `limit` ends at the edge."""
+    """Draw an interval around 0 within a table cell; beyond `limit` it ends at the edge."""
 
     def place(value: float) -> str:
         return _per_cent(0.5 + 0.48 * max(-1.0, min(1.0, value / limit if limit > 0 else 0.0)))

@@ -1,7 +1,7 @@
-"""Reads a CSV file column by column, a few megabytes at a time: a million requests in seconds, their text never whole.
+"""Reads a CSV file column by column, a few megabytes at a time: a million requests in seconds, never the whole text.
 
 Where a piece of the file has no quote, which is nearly everywhere, numpy finds the separators and converts digits of
-all rows at once; the rest goes through `csv`. Both accept the same and give the same.
+all rows at once; the rest goes through `csv`. Both accept the same input and return the same result.
 """
 
 import csv
@@ -23,7 +23,7 @@ Bytes = npt.NDArray[np.uint8]
 PIECE_BYTES = 1 << 22
 _COMMA, _NEWLINE, _DOT, _ZERO = (ord(one) for one in ",\n.0")
 _WIDEST, _WIDEST_DECIMAL = 18, 16
-"""Characters of a whole number that 64 bits hold, and of a decimal whose digits a float does; `float` reads others."""
+"""Most digits of an integer that 64 bits hold, and of a decimal that a float holds; `float` reads others."""
 
 _WIDEST_TEXT = 256
 _MULTIPLIERS = np.random.default_rng(0).integers(1, 1 << 63, _WIDEST_TEXT // 8, dtype=np.uint64) * 2 + 1
@@ -35,8 +35,8 @@ class Rows:
     Args:
         first: number of the first row in the file, for messages.
         texts: columns of texts.
-        buffer: in their place, of a piece without quotes: its bytes.
-        ends: shape (rows, columns), where each field of it ends.
+        buffer: instead of `texts`, the bytes of a piece without quotes.
+        ends: shape (rows, columns), end of each field in the buffer.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Rows:
         return self._size
 
     def floats(self, column: int) -> Floats:
-        """Give a column of numbers; shape (rows,), NaN where a field is empty.
+        """Return a column of numbers; shape (rows,), NaN for empty fields.
 
         Raises:
-            FormatError: not a number; says in which line.
+            FormatError: not a number; names the line.
         """
         if self._buffer is not None and (quick := self._quick_floats(column)) is not None:
             return quick
@@ -79,7 +79,7 @@ class Rows:
         return found
 
     def texts(self, column: int, which: npt.NDArray[np.int64] | None = None) -> list[str]:
-        """Give a column's texts, of all rows or of some."""
+        """Return a column's texts, for all rows or for some."""
         rows = np.arange(self._size) if which is None else which
         if self._buffer is None:
             whole = self._texts[column]
@@ -89,7 +89,7 @@ class Rows:
         return [data[start:end].decode("utf-8", "replace") for start, end in bounds]
 
     def codes(self, column: int, known: dict[str, int]) -> npt.NDArray[np.int32]:
-        """Give a column of few different texts as numbers: their places in `known`, which takes what is new."""
+        """Return a column of few distinct texts as indices into `known`, to which new texts are added."""
         if self._buffer is None:
             return np.array([known.setdefault(text, len(known)) for text in self._texts[column]], np.int32)
         starts, lengths = self._starts[:, column], self._ends[:, column] - self._starts[:, column]
@@ -99,7 +99,7 @@ class Rows:
         padded = np.zeros((self._size, -(-width // 8) * 8), np.uint8)
         inside = np.arange(width) < lengths[:, None]
         padded[:, :width] = np.where(inside, _take(self._buffer, starts[:, None] + np.arange(width)), 0)
-        # Texts as one number each, which sort ten times as fast; that no two share one is checked.
+        # Each text as one number, which sorts ten times as fast; collisions are checked for.
         words = padded.view(np.uint64)
         keys = (words * _MULTIPLIERS[: words.shape[1]]).sum(axis=1)
         by_key = np.argsort(keys)
@@ -115,7 +115,7 @@ class Rows:
         return codes[kind]
 
     def _quick_floats(self, column: int) -> Floats | None:
-        """Convert plain decimals whose points stand in one place, as programs write them; None: some are others."""
+        """Convert plain decimals with the same number of decimals, as programs write them; None: some differ."""
         assert self._buffer is not None
         starts, ends = self._starts[:, column], self._ends[:, column]
         lengths = ends - starts
@@ -144,7 +144,7 @@ class Rows:
             used += here
             place *= 10
         if len(points) == 1 and ((lengths > 0) & (lengths <= after)).any():
-            return None  # a number without a point between others with one
+            return None  # a number without a point among others with one
         return np.where(used > 0, total / 10.0**after, np.nan)
 
 
@@ -162,13 +162,13 @@ def read_header(file: BinaryIO, path: Path) -> list[str]:
 
 
 def read_rows(file: BinaryIO, path: Path, num_columns: int, cut: list[str]) -> Iterator[Rows]:
-    """Read what follows the header, some thousand rows at a time.
+    """Read the rows after the header, some thousand at a time.
 
     Args:
         file: read up to the header's end.
         path: of the file, for messages.
         num_columns: of the header.
-        cut: takes a word on a last line that is not whole, as of a file that is still being copied.
+        cut: receives a message about an incomplete last line, as in a file that is still being copied.
 
     Raises:
         FormatError: a line has another number of fields.
@@ -192,7 +192,7 @@ def read_rows(file: BinaryIO, path: Path, num_columns: int, cut: list[str]) -> I
 
 
 def _last_line_end(piece: bytes) -> int:
-    """Return where the last whole line ends; a line break between quotes ends none."""
+    """Return where the last complete line ends; a line break between quotes ends none."""
     if b'"' not in piece:
         return piece.rfind(b"\n") + 1
     end = len(piece)
@@ -220,5 +220,5 @@ def _rows(path: Path, first: int, piece: bytes, num_columns: int) -> Rows:
 
 
 def _take(buffer: Bytes, at: npt.NDArray[np.int64]) -> Bytes:
-    """Look up bytes; what lies before the buffer or behind it counts for nothing, and is never looked at."""
+    """Look up bytes; indices outside the buffer are clipped, and their values never used."""
     return buffer.take(at, mode="clip")

@@ -1,16 +1,15 @@
 """Whether two runs differ by more than chance: a 95 % interval for each metric of their steady parts.
 
-Ramp-up and drain are left out (`steady.py`); how far a figure of what is left would change by chance is estimated from
-the run itself (`spread.py`).
+Ramp-up and drain are left out (`steady.py`); the random variation of a figure over the rest is estimated from the run
+itself (`spread.py`).
 
-Runs that had the same requests, by position in the workload, are compared in pairs, even if they sent them at other
-times, as closed loops do: what the workload does to both cancels. Tokens/s are paired by parts in which both sent the
-same number of requests, which have the same work. Other runs are independent, and their variances add up.
+Runs with the same requests, by position in the workload, are compared in pairs, even if they were sent at other times,
+as in closed loops: the workload's effect on both cancels. Tokens/s are paired by parts in which both runs sent the same
+number of requests, which have the same work. Other runs are independent, and their variances add up.
 
-A metric needs 100 requests in each run, a quantile ten beyond it, and a steady part of eight mean E2E times; else there
-is no interval. Where only the queue makes E2E times long, as in a cluster that does not keep up, tokens/s and TPOT have
-one. Without a steady part that is long enough, figures are those of the whole runs. The share of failed requests
-always is.
+A metric needs 100 requests in each run, a quantile ten beyond it, and a steady part of eight mean E2E times; otherwise
+there is no interval. If only the queue makes E2E times long, as in an overloaded cluster, tokens/s and TPOT have one.
+Without a steady part of sufficient length, figures are those of the whole runs. The share of failed requests always is.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,23 +34,23 @@ _FEWEST_COSINES, _MOST_COSINES = 3, 12
 _E2E_PER_COSINE = 6.0
 """Half a period of the fastest cosine in mean E2E times, unless that leaves fewer than three cosines."""
 _FEWEST_OF_A_TREND = 4
-"""Cosines that a trend is told from."""
+"""Cosines needed to detect a trend."""
 _NUM_PARTS = 240
 """Parts of the steady time, for throughput."""
 _SAME_TIME = 1e-5
-"""Seconds by which sends at the same time differ at most: files have microseconds."""
+"""Largest difference in seconds between simultaneous sends: files have microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A metric in two runs; NaN where it is not known.
+    """A metric in two runs; NaN if unknown.
 
     Attributes:
         name: of the metric.
         unit: `s`, `%` or `tokens/s`.
-        less_is_better: what a difference means.
+        less_is_better: direction of improvement.
         low: of the interval of `other - base`.
-        doubt: why the interval says less than it seems, or why there is none; empty if neither.
+        doubt: why the interval means less than it seems, or why there is none; empty if neither.
     """
 
     name: str
@@ -65,7 +64,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """`equal`, `within noise`, `drifts`, `lower`, `higher`, or empty where nothing can be said."""
+        """`equal`, `within noise`, `drifts`, `lower`, `higher`, or empty without an interval."""
         if self.low == self.high == 0 and self.base == self.other:
             return "equal"
         if np.isnan(self.low):
@@ -77,16 +76,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """Why runs are too short, and what they have in common all the same.
+    """Why runs are too short, and what can be compared nevertheless.
 
     Attributes:
-        which: 0 or 1, the run that falls shorter.
+        which: 0 or 1, the run that is shorter relative to its need.
         sends_seconds: from its first send to its last.
         e2e: its mean E2E time, seconds.
-        queue_share: of that, waiting; 0 where it is not known.
-        num_pairs: of the same requests, that completed in both; 0: they had other requests.
+        queue_share: share of that spent waiting; 0 if unknown.
+        num_pairs: equal requests that completed in both; 0: the runs had different requests.
         num_slower: of these, with a longer E2E time in the other run.
-        num_faster: with a shorter one.
+        num_faster: of these, with a shorter one.
     """
 
     which: int
@@ -100,14 +99,14 @@ class Short:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two runs differ by.
+    """The differences of two runs.
 
     Attributes:
-        parts: steady part of each; None: one of them has none that is long enough.
-        served: where there are no such parts, those that tokens/s and TPOT are of; None: neither are they long enough.
+        parts: steady part of each; None: one of them has none of sufficient length.
+        served: without `parts`, the parts used for tokens/s and TPOT; None: neither are sufficient.
         short: why there are no `parts`; None: there are, or a run completed nothing.
         same_requests: whether the runs had the same requests.
-        same_times: and sent them at the same times.
+        same_times: whether they also sent them at the same times.
     """
 
     differences: list[Difference]
@@ -120,11 +119,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """A value of each request, and what is computed of it.
+    """A value per request, and the statistics of it.
 
     Attributes:
         statistics: by name the level of a quantile, or None for the mean.
-        is_of_service: whether it does not depend on how long requests wait.
+        is_of_service: whether it is independent of the time requests wait.
     """
 
     name: str
@@ -145,11 +144,11 @@ _FAILED = _Series("failed", "%", lambda run: np.where(run.failed, 100.0, 0.0), {
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run, with what of it counts.
+    """A run, and the requests of it that count.
 
     Attributes:
         rows: of the requests that count, in order of their sends, or of the other run's.
-        cosines: for its spread; 0: it is too short to tell.
+        cosines: for its spread; 0: the run is too short.
     """
 
     requests: Requests
@@ -199,9 +198,9 @@ def _long_enough(base: Steady | None, other: Steady | None) -> tuple[Steady, Ste
 
 
 def _same_requests(base: Requests, other: Requests) -> npt.NDArray[np.int64] | None:
-    """Find the row of each of the first run's requests in the second one; None: they had not the same requests.
+    """Return the row of each of the first run's requests in the second; None: the runs had different requests.
 
-    The same have the same index, prompt length, adapter and, where both completed, output length.
+    Equal requests have the same index, prompt length, adapter and, if both completed, output length.
     """
     if len(base) != len(other):
         return None
@@ -234,7 +233,7 @@ def _num_cosines(part: Steady) -> int:
 def _runs(
     base: Requests, other: Requests, place: npt.NDArray[np.int64] | None, parts: tuple[Steady, Steady] | None
 ) -> tuple[_Run, _Run]:
-    """Choose what counts: the steady part of each run, in order of time; in pairs what is in both, in base's order."""
+    """Select what counts: the steady part of each run, in order of time; for pairs the intersection, by base."""
     if parts is None:
         rows = [np.arange(len(base)), np.arange(len(other)) if place is None else place]
         return _Run(base, rows[0], 0), _Run(other, rows[1], 0)
@@ -319,8 +318,8 @@ def _paired_edges(base: Requests, other: Requests, parts: tuple[Steady, Steady])
 def _smoothed(rates: Floats, width: float) -> Floats:
     """Average over a bell two E2E times wide: requests that end together make waves, which average out over a run.
 
-    Waves end somewhere in the last bell, and its cut would look like a slow fluctuation: only whole bells count. What
-    is left is scaled, so that its mean has the variance of the longer series.
+    The cut of the last bell would look like a slow fluctuation, so only whole bells count. The result is scaled, so
+    that its mean has the variance of the longer series.
 
     Args:
         rates: shape (n,).

@@ -1,4 +1,4 @@
-"""The table of what two runs differ by, and sentences that say how it came about."""
+"""The table of the differences of two runs, with sentences on how they were obtained."""
 
 import math
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from lorrery.reports.table import cut
 __all__ = ["Differences", "compared"]
 
 _MOSTLY = 0.5
-"""Of an E2E time in the queue: longer runs would have longer queues."""
+"""Share of an E2E time in the queue above which longer runs would only have longer queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The other run of a comparison, how its requests were drawn, a row for each metric, and what must be known."""
+    """The other run of a comparison, how requests were matched, a row for each metric, and remarks."""
 
     name: str
     method: str
@@ -56,7 +56,7 @@ def _has_faults(run: Run) -> bool:
 
 
 def _method(found: Comparison) -> str:
-    """Say what was compared, and how."""
+    """Describe what was compared, and how."""
     if found.same_requests:
         when = "at the same times" if found.same_times else "at other times"
         how = f"the same requests {when}, compared in pairs"
@@ -82,7 +82,7 @@ def _spans(parts: tuple[Steady, Steady]) -> str:
 
 
 def _why_short(short: Short, names: tuple[str, str], *, rest: bool) -> str:
-    """Say why there is no interval, what would be long enough, and what can be told all the same."""
+    """Describe why there is no interval, what length would suffice, and what can be said nevertheless."""
     needed = LEAST_LIVES + 2 * LEFT_OUT_LIVES
     text = (
         f"{'The other figures have' if rest else 'There is'} no interval: {cut(names[short.which])} sends for"

@@ -1,4 +1,4 @@
-"""What ran, as the summaries of runs tell: model, cluster, workload, settings; and where runs differ."""
+"""What ran, from the summaries of runs: model, cluster, workload, settings; and where runs differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ __all__ = ["differing", "facts", "headline", "options_of"]
 
 _UNTOLD = "not told"
 _ADDRESSES = ("listen", "metrics", "name", "endpoint")
-"""Of services that a simulation has not."""
+"""Of services that a simulation does not have."""
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    """Say what ran, a line for each matter."""
+    """Describe what ran, one line per topic."""
     options, cluster, workload = run.part("options"), run.part("cluster"), run.part("workload")
     settings = run.part("settings")
     worker, scheduler = (_mapping(settings.get(name)) for name in ("worker", "scheduler"))
@@ -51,7 +51,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
 
 
 def headline(run: Run) -> str:
-    """Say in a line what ran."""
+    """Describe what ran in one line."""
     cluster, options = run.part("cluster"), run.part("options")
     if not run.summary:
         return ""
@@ -85,7 +85,7 @@ def _workload(options: Mapping[str, Any], workload: Mapping[str, Any]) -> str:
 
 
 def options_of(run: Run) -> dict[str, str]:
-    """Flatten options, cluster, faults and settings, such as `scheduler.policy`; without those that say nothing."""
+    """Flatten options, cluster, faults and settings, such as `scheduler.policy`; without empty ones."""
     found = dict(_flat("", run.part("options")))
     cluster = dict(run.part("cluster"))
     if "workers" in cluster:
@@ -98,7 +98,7 @@ def options_of(run: Run) -> dict[str, str]:
 
 
 def differing(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Give what runs were asked for that is not the same in all; runs that say nothing of it count as different."""
+    """Return the options that differ between runs; a missing option counts as different."""
     options = [options_of(run) for run in runs]
     keys = dict.fromkeys(key for one in options for key in one)
     different = [(key, [one.get(key, "") for one in options]) for key in keys]

@@ -1,6 +1,6 @@
-"""The figures of one run: distributions, latency by prompt length, where time went, groups, failures.
+"""The figures of one run: distributions, latency by prompt length, phases, groups, failures.
 
-All are exact, of all requests. Percentiles interpolate linearly, as those of `summary.json` do.
+All are exact, over all requests. Percentiles interpolate linearly, as those of `summary.json` do.
 """
 
 import re
@@ -34,14 +34,14 @@ Flags = npt.NDArray[np.bool_]
 LEVELS = np.concatenate(
     [np.linspace(0, 0.9, 91), np.linspace(0.91, 0.99, 17), np.linspace(0.991, 0.999, 9), [0.9995, 0.9999, 1.0]]
 )
-"""Of the quantiles that a cumulative distribution is drawn through."""
+"""Of the quantiles through which a cumulative distribution is drawn."""
 OTHER = "other"
 _MOST_BUCKETS = 12
 _FEWEST_IN_BUCKET = 20
 
 
 def quantiles(values: Floats, *levels: float) -> list[float]:
-    """Give quantiles of the finite values; NaN where there are none."""
+    """Return quantiles of the finite values; NaN if there are none."""
     ordered = np.sort(values[np.isfinite(values)])
     if not len(ordered):
         return [float("nan")] * len(levels)
@@ -49,7 +49,7 @@ def quantiles(values: Floats, *levels: float) -> list[float]:
 
 
 def at_ranks(ordered: Floats, levels: Floats) -> Floats:
-    """Give quantiles of sorted values; as `numpy.quantile`, which takes a millisecond each time, whatever the size."""
+    """Return quantiles of sorted values; as `numpy.quantile`, which takes a millisecond per call, whatever the size."""
     ranks = levels * (len(ordered) - 1)
     low = np.floor(ranks).astype(np.int64)
     high = np.minimum(low + 1, len(ordered) - 1)
@@ -57,7 +57,7 @@ def at_ranks(ordered: Floats, levels: Floats) -> Floats:
 
 
 def cumulative(values: Floats) -> tuple[Floats, Floats]:
-    """Give the points of a cumulative distribution: values, and shares of requests up to them."""
+    """Return the points of a cumulative distribution: values, and shares of requests up to them."""
     ordered = np.sort(values[np.isfinite(values)])
     if not len(ordered):
         return np.empty(0), np.empty(0)
@@ -76,7 +76,7 @@ class Bucket:
 
 
 def by_length(requests: Requests) -> list[Bucket]:
-    """Divide completed requests by prompt length, in equal factors from the least to the most."""
+    """Group completed requests by prompt length, in equal factors from the least to the most."""
     done = requests.completed
     lengths = requests["prompt_tokens"][done]
     ttft, e2e = requests.ttft[done], requests.e2e[done]
@@ -100,11 +100,11 @@ def by_length(requests: Requests) -> list[Bucket]:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Where the time of some requests went.
+    """How the time of some requests was spent.
 
     Attributes:
         label: which requests.
-        seconds: mean of their time, and of each part of it.
+        seconds: mean of each part of their time.
     """
 
     label: str
@@ -114,10 +114,10 @@ class Phase:
 
 
 def phases(requests: Requests, *, to_first_token: bool) -> list[Phase]:
-    """Divide the mean time to the first or the last token into its parts: of all, of the median ones, of the slowest.
+    """Divide the mean time to the first or the last token into its parts: for all, the median and the slowest requests.
 
-    What files do not tell apart stays together, under a name that says so. The parts of a request add up to its time;
-    in a live run what the scheduler did not see is "client and network".
+    Parts that the files do not separate stay together, under a name that says so. The parts of a request add up to its
+    time; in a live run the time that the scheduler did not see is "client and network".
     """
     total = requests.ttft if to_first_token else requests.e2e
     parts = _parts(requests, to_first_token=to_first_token)
@@ -177,7 +177,7 @@ class Group:
 
 
 def groups(requests: Requests, column: str, most: int) -> list[Group]:
-    """Divide requests by a column of names: the busiest, then all others together as `OTHER`."""
+    """Group requests by a column of names: the busiest, then all others together as `OTHER`."""
     codes, names = requests.codes[column], requests.names[column]
     counts = np.bincount(codes, minlength=len(names))
     busiest = np.argsort(-counts, kind="stable")
@@ -236,10 +236,10 @@ class Failure:
     """Requests that failed in the same way.
 
     Attributes:
-        reason: the message; of several that differ in numbers and names alone their pattern, and one of them.
+        reason: the message; for messages that differ only in numbers and names, their pattern with an example.
         first_seconds: when the first of them ended.
-        last_seconds: when the last of them did.
-        most: the adapter and the tenant that most of them name.
+        last_seconds: when the last of them ended.
+        most: the most frequent adapter and tenant among them.
     """
 
     status: str
@@ -256,7 +256,7 @@ _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 def failures(requests: Requests) -> list[Failure]:
-    """Sort what failed by status and message, the most frequent first."""
+    """Group failures by status and message, the most frequent first."""
     rows = np.flatnonzero(requests.failed)
     statuses = requests.names["status"]
     patterns: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""One HTML page of some runs and sweeps. `page.html`, `page.css` and `page.js` beside it are what it looks like."""
+"""One HTML page of runs and sweeps, rendered with `page.html`, `page.css` and `page.js`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ _HERE = Path(__file__).parent
 
 
 def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
-    """Make the page."""
+    """Render the page."""
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

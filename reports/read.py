@@ -1,6 +1,6 @@
-"""Finds out what a folder holds, a run or a sweep, and reads it.
+"""Detects whether a folder holds a run or a sweep, and reads it.
 
-What is missing is a warning on the page, or an error that says what to do.
+Missing files give a warning on the page, or an error that says what to do.
 """
 
 import json
@@ -26,18 +26,18 @@ from lorrery.vocabulary.run_files import (
 __all__ = ["Run", "read_folders"]
 
 MOST_RUNS = 8
-"""In one page: colours and dashes tell no more lines apart."""
+"""In one page: colours and dashes distinguish no more lines."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run, as its files tell.
+    """One run, as its files describe it.
 
     Attributes:
-        name: of its folder; runs of one page have different ones.
-        summary: what `summary.json` has; empty without one.
+        name: of its folder; unique within a page.
+        summary: content of `summary.json`; empty without one.
         steps: the file of steps, if there is one.
-        warnings: the run's own, and those of reading it.
+        warnings: the run's own, and those from reading it.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Run:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether a simulation made it. Files of the first version say so by their figures only."""
+        """Whether a simulation made it. Files of the first version show it only by their figures."""
         return self.summary.get("kind") == SIMULATED_KIND or "simulation" in self.summary
 
     def part(self, name: str) -> Mapping[str, Any]:
-        """Give a section of the summary; empty where it has none."""
+        """Return a section of the summary; empty if it has none."""
         found = self.summary.get(name)
         return found if isinstance(found, Mapping) else {}
 
@@ -62,11 +62,11 @@ def read_folders(paths: list[Path]) -> tuple[list[Run], list[Sweep]]:
     """Read runs and sweeps.
 
     Args:
-        paths: folders, or files of theirs.
+        paths: folders, or files in them.
 
     Raises:
-        SettingsError: too many, or one twice.
-        FormatError: a folder with neither, or files that cannot be read.
+        SettingsError: too many, or a duplicate.
+        FormatError: a folder with neither, or unreadable files.
     """
     folders = [path.parent if path.name in _FILES and not path.is_dir() else path for path in paths]
     for index, folder in enumerate(folders):
@@ -137,7 +137,7 @@ def _read_summary(path: Path) -> Mapping[str, Any]:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """Name each by as much of the end of its path as tells it from the others."""
+    """Name each folder by the shortest end of its path that is unique."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(one[-length:]) for one in parts]

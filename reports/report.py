@@ -1,4 +1,4 @@
-"""`lorrery report`, for whoever has the folders: reads them, makes the page, writes it."""
+"""`lorrery report` as a function: reads folders, renders the page, writes it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +14,9 @@ def report(*folders: str | Path, file: str | Path | None = None) -> Path:
     """Make one page of runs and sweeps, as `lorrery report` does; return its path.
 
     Args:
-        folders: that `lorrery load --out`, `lorrery simulate --out` or `SimulationResult.write` have written. The first
-            run is what others are compared with.
-        file: where the page goes; None: `report.html`, in the folder if it is one, else here.
+        folders: written by `lorrery load --out`, `lorrery simulate --out` or `SimulationResult.write`. The first run is
+            the baseline for comparisons.
+        file: of the page; None: `report.html`, in the folder if there is one only, else in the current folder.
 
     Raises:
         LorreryError: no such run, or files that cannot be read or written; says what to do.

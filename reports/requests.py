@@ -1,7 +1,7 @@
 """The requests of a run as columns, read from `requests.csv`: some 110 bytes a request.
 
-Files of older versions lack columns, and those of other hands may lack more. What is missing is NaN, and the page says
-less. Without `status` or times there is nothing to say.
+Files of older versions lack columns, and foreign files may lack more. Missing values are NaN, and the page shows less.
+Without `status` or times there is nothing to show.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
 PHASES = ("queue_seconds", "adapter_load_seconds", "prefill_seconds", "decode_seconds")
-"""Columns whose sum is a request's time in the scheduler. Older files have the first of them only."""
+"""Columns whose sum is a request's time in the scheduler. Older files have only the first."""
 _TIMES = ("intended_seconds", "sent_seconds", "first_token_seconds", "last_token_seconds", "end_seconds")
 _COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens", "num_requeues")
 _INDEX = "index"
@@ -37,9 +37,9 @@ class Requests:
     """Columns of one length, in order of the intended send time.
 
     Attributes:
-        numbers: by the file's column name: NaN where a field is empty, or the column is missing.
-        codes: by column name (`status`, `adapter_id`, ...), the place of each row's text in `names`.
-        details: the row's error message, where there is one.
+        numbers: by the file's column name: NaN if a field is empty, or the column is missing.
+        codes: by column name (`status`, `adapter_id`, ...), index of each row's text in `names`.
+        details: the row's error message, if there is one.
     """
 
     numbers: dict[str, npt.NDArray[Any]]
@@ -55,7 +55,7 @@ class Requests:
         return values
 
     def has(self, column: str) -> bool:
-        """Tell whether any request has a value there."""
+        """Return whether any request has a value in a column."""
         values = self.numbers[column]
         return bool(np.isfinite(values).any())
 
@@ -68,17 +68,17 @@ class Requests:
 
     @cached_property
     def ok(self) -> Flags:
-        """Shape (n,): which got all that they asked for."""
+        """Shape (n,): whether each completed as asked."""
         return self._is(_OK)
 
     @cached_property
     def failed(self) -> Flags:
-        """Shape (n,): which were refused or broke off; the end of the run, which cuts some off, is no failure."""
+        """Shape (n,): whether each was refused or broke off; being cut off by the end of the run is not a failure."""
         return ~(self.ok | self._is(_INTERRUPTED))
 
     @cached_property
     def completed(self) -> Flags:
-        """Shape (n,): which count in latencies: well ended, with a token."""
+        """Shape (n,): whether each counts in latencies: completed, with a token."""
         return self.ok & np.isfinite(self["first_token_seconds"]) & np.isfinite(self["last_token_seconds"])
 
     @cached_property
@@ -101,12 +101,12 @@ class Requests:
 
     @cached_property
     def start(self) -> float:
-        """When the run began: 0, or the first send where that is earlier."""
+        """Start of the run: 0, or the first send if that is earlier."""
         return min(0.0, _finite(self["sent_seconds"], np.fmin.reduce, 0.0))
 
     @cached_property
     def end(self) -> float:
-        """When the last request ended, seconds."""
+        """End of the last request, seconds."""
         ends = (_finite(self[name], np.fmax.reduce, 0.0) for name in ("end_seconds", "last_token_seconds"))
         return max(*ends, self.start)
 
@@ -126,10 +126,10 @@ def read_requests(path: Path, warnings: list[str]) -> Requests:
 
     Args:
         path: of the file.
-        warnings: takes what a reader of the page must know.
+        warnings: receives remarks for the reader of the page.
 
     Raises:
-        FormatError: not such a file; says in which line, and what to do.
+        FormatError: not such a file; names the line, and what to do.
     """
     try:
         with path.open("rb") as file:

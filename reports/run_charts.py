@@ -1,4 +1,4 @@
-"""The charts of the page that have a line, or a bar, for each run."""
+"""The charts of the page with one line, or bar, per run."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ def latency_charts(runs: Sequence[Run]) -> list[Markup]:
         for style, run in enumerate(runs):
             values, shares = figures.cumulative(values_of(run.requests))
             drawn.append(Line(run.name, values, shares * 100, style))
-        # What a logarithmic axis can show: a wait of nothing has no place there.
+        # A logarithmic axis has no place for zero.
         least = min((float(line.x[line.x > 0].min(initial=math.inf)) for line in drawn), default=math.inf)
         low = least if math.isfinite(least) else None
         found.append(
@@ -79,7 +79,7 @@ def length_charts(runs: Sequence[Run]) -> list[Markup]:
 
 @dataclass(frozen=True, slots=True)
 class PhaseBlock:
-    """Bars of one kind of requests, one for each run."""
+    """Bars of one kind of requests, one per run."""
 
     title: str
     groups: list[tuple[str, list[Markup]]]
@@ -87,7 +87,7 @@ class PhaseBlock:
 
 
 def phase_blocks(runs: Sequence[Run]) -> list[PhaseBlock]:
-    """Draw where the time to the first and to the last token went."""
+    """Draw how the time to the first and to the last token was spent."""
     found = []
     for title, first in (("to the first token", True), ("from send to last token", False)):
         groups: dict[str, list[Markup]] = {}
@@ -109,11 +109,11 @@ def phase_blocks(runs: Sequence[Run]) -> list[PhaseBlock]:
 
 
 def timeline_charts(runs: Sequence[Run], warnings: Mapping[str, list[str]]) -> list[Markup]:
-    """Draw what went on over time.
+    """Draw the development of the run over time.
 
     Args:
         runs: in the order of their styles.
-        warnings: by run, take what must be known of its steps.
+        warnings: by run, receive remarks on its steps.
     """
     bins = {run.name: timeline(run.requests) for run in runs}
     steps = {

@@ -1,4 +1,4 @@
-"""The tables of the page about runs: exact figures, of all requests."""
+"""The page's tables of runs: exact figures, over all requests."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _LEVELS = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99.9", 0
 
 
 def tiles(run: Run) -> list[tuple[str, str, str]]:
-    """Give the main figures of one run: a name, its value, and what stands beside it."""
+    """Return the main figures of one run: name, value, and additional text."""
     requests = run.requests
     num_failed, num_ok = int(requests.failed.sum()), int(requests.ok.sum())
     cut_off = len(requests) - num_failed - num_ok
@@ -47,7 +47,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def latency_table(runs: Sequence[Run]) -> Table:
-    """Give the exact figures of each distribution."""
+    """Return the table of exact figures of each distribution."""
     several = len(runs) > 1
     columns = [
         Column("", text=True),
@@ -86,7 +86,7 @@ def _distributions(*, with_sent: bool) -> dict[str, Callable[[Requests], Floats]
 
 
 def group_tables(run: Run, num_runs: int) -> list[Table]:
-    """Give tables by adapter, tenant and worker, where there are several."""
+    """Return tables by adapter, tenant and worker, where there are several."""
     requests = run.requests
     most = _MOST_GROUPS if num_runs == 1 else max(10, _MOST_GROUPS // num_runs)
     found = []
@@ -139,7 +139,7 @@ def _ratio(part: int, whole: int) -> str:
 
 
 def failure_table(run: Run) -> Table | None:
-    """Say what failed and why; None if nothing did."""
+    """Return the table of failures and their reasons; None if nothing failed."""
     found = figures.failures(run.requests)
     if not found:
         return None

@@ -1,6 +1,7 @@
-"""The charts of workers that came and went: how many there were over time, and what the autoscaler's rule saw.
+"""The charts of scaling: number of workers over time, and the metrics that the autoscaler's rule read.
 
-Beside the charts of what waits, runs and arrives they show whether a rule was late, restless, or kept too many.
+Beside the charts of waiting, running and arriving requests they show whether a rule was late, restless, or kept too
+many workers.
 """
 
 import csv
@@ -23,17 +24,17 @@ __all__ = ["scaling_charts"]
 Floats = npt.NDArray[np.float64]
 
 _NUM_BINS = 240
-"""Of what a rule saw: each has the mean of its looks."""
+"""For a rule's metrics: each bin shows the mean of its observations."""
 _METRIC = "metric:"
 _ACROSS = Axis("seconds of the run", low=0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Looks:
-    """The looks at a group of workers, in order of time; all of shape (looks,).
+    """Observations of a group of workers, in order of time; all of shape (looks,).
 
     Attributes:
-        seen: by metric, NaN where it had no value.
+        seen: by metric, NaN if it had no value.
     """
 
     group: str
@@ -44,11 +45,11 @@ class _Looks:
 
 
 def scaling_charts(runs: Sequence[Run], warnings: Mapping[str, list[str]]) -> list[Markup]:
-    """Draw workers over time; nothing where no run has a file of them.
+    """Draw workers over time; nothing if no run has a file of them.
 
     Args:
         runs: in the order of their styles.
-        warnings: by run, take what cannot be read.
+        warnings: by run, receive errors of reading.
     """
     found: dict[str, list[_Looks]] = {}
     for run in runs:
@@ -64,7 +65,7 @@ def scaling_charts(runs: Sequence[Run], warnings: Mapping[str, list[str]]) -> li
 
 
 def _of_group(looks: _Looks) -> list[Markup]:
-    """Draw a group of one run's workers: those that serve and those that are asked for, and what its rule saw."""
+    """Draw a group of one run's workers: serving and requested ones, and the metrics of its rule."""
     drawn = [
         Line("asked for", *_steps(looks.at, looks.desired), 1),
         Line("serve", *_steps(looks.at, looks.ready), 0),
@@ -80,7 +81,7 @@ def _of_group(looks: _Looks) -> list[Markup]:
 
 
 def _of_runs(runs: Sequence[Run], found: Mapping[str, Sequence[_Looks]]) -> list[Markup]:
-    """Draw of each run the workers of all groups that serve, and what the rule of its first group saw."""
+    """Draw for each run the serving workers of all groups, and the metrics of its first group's rule."""
     drawn = []
     for style, run in enumerate(runs):
         groups = found.get(run.name, ())
@@ -123,7 +124,7 @@ def _looks(group: str, rows: Sequence[Mapping[str, str]]) -> _Looks:
 
 
 def _steps(at: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Return the corners of a line that stays until it changes."""
+    """Return the corners of a step function."""
     if not len(at):
         return at, values
     changes = np.flatnonzero(np.diff(values)) + 1
@@ -133,7 +134,7 @@ def _steps(at: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def _binned(at: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Return the means over bins of equal width, in which there are looks."""
+    """Return the means over bins of equal width that have observations."""
     known = np.isfinite(values)
     at, values = at[known], values[known]
     if len(at) <= _NUM_BINS:

@@ -1,28 +1,29 @@
-"""How far the mean or a quantile of one run would change by chance, told from that run alone.
+"""How far the mean or a quantile of one run would change by chance, estimated from that run alone.
 
-Requests are not independent: neighbours share a queue and a batch, and those in flight together share a load. What
-counts is the power of slow fluctuations, those that a run does not average out. Of n values in order of time, here
-x_i - mean, or [x_i <= q] - p at the quantile q of level p, the long-run variance of the mean is the mean power of the
-first B cosines over the run (equal-weighted cosines: Mueller 2007; recommended by Lazarus, Lewis, Stock and Watson,
-"HAR Inference: Recommendations for Practice", 2018):
+Requests are not independent: neighbours share a queue and a batch, and those in flight together share a load. Relevant
+is the power of slow fluctuations, which a run does not average out. Of n values in order of time, here x_i - mean, or
+[x_i <= q] - p at the quantile q of level p, the long-run variance of the mean is the mean power of the first B cosines
+over the run (equal-weighted cosines: Mueller 2007; recommended by Lazarus, Lewis, Stock and Watson, "HAR Inference:
+Recommendations for Practice", 2018):
 
     c_j = sqrt(2)/n * sum_i value_i * cos(pi * j * (i + 1/2) / n)        variance of the mean = mean_j c_j^2
 
-It has B degrees of freedom, so limits take Student's t with B of them, and few cosines make an interval wider, not
-wrong. Half a period of the fastest should be six mean E2E times or more: faster fluctuations average out, and their
+It has B degrees of freedom, so limits use Student's t with B of them, and few cosines make an interval wider, not
+wrong. Half a period of the fastest should be at least six mean E2E times: faster fluctuations average out, and their
 power says nothing about the slow ones.
 
-A quantile has its limits where the share of values below it would be p, more or less by chance (Woodruff, "Confidence
-Intervals for Medians and Other Position Measures", 1952). That needs no density, of which gaps, or values that many
-requests share, allow no good estimate. The share varies on the scale of logits, so that it stays between 0 and 1 (Korn
-and Graubard 1999; `xlogit` of Lumley's R package survey):
+A quantile has its limits where the share of values below it would be p plus or minus chance (Woodruff, "Confidence
+Intervals for Medians and Other Position Measures", 1952). That needs no density, which cannot be estimated well with
+gaps, or with values shared by many requests. The share varies on the scale of logits, so that it stays between 0 and 1
+(Korn and Graubard 1999; `xlogit` of Lumley's R package survey):
 
     logit(p) -+ t * sqrt(mean_j c_j^2) / (p (1 - p))
 
-In a tail few peaks of the load make all high values, and shares within one run see too little of that. There a limit is
-no nearer than c_j / f(q) has it, f being the density about q.
+In a tail few peaks of the load make all high values, which shares within one run underestimate. There a limit is no
+nearer than by c_j / f(q), f being the density about q.
 
-Runs with the same requests are compared by differences of c_j, of quantiles c_j / f(q); what moves both alike cancels.
+Runs with the same requests are compared by differences of c_j, of quantiles c_j / f(q); what affects both equally
+cancels.
 """
 
 import math
@@ -38,9 +39,9 @@ Floats = npt.NDArray[np.float64]
 _NORMAL = {0.95: 1.959964, 0.99: 2.575829}
 """Two-sided quantiles of the normal distribution, by the share inside."""
 _PARTS = 1024
-"""A longer series is summed to so many parts: 12 cosines do not see the difference."""
+"""A longer series is summed to this many parts: 12 cosines do not notice the difference."""
 _WINDOW = 0.05
-"""Half of the ranks over which the density at a median is taken; in a tail half of the tail, if that is less."""
+"""Half of the ranks over which the density at a median is estimated; in a tail half of the tail, if that is less."""
 _TAIL = 0.95
 """Quantiles above it, or as far below, are in a tail."""
 
@@ -58,11 +59,11 @@ class Estimate:
 
     @property
     def degrees(self) -> int:
-        """Of freedom, that its variance has."""
+        """Degrees of freedom of its variance."""
         return len(self.waves)
 
     def limits(self, times: float) -> tuple[float, float]:
-        """Return where the statistic may be: so many standard deviations below and above."""
+        """Return the statistic minus and plus `times` standard deviations."""
         half = times * _root_mean_square(self.waves)
         return self.value - half, self.value + half
 
@@ -95,7 +96,7 @@ def estimate(values: Floats, level: float | None, cosines: int) -> Estimate:
     """Estimate a statistic of the known values.
 
     Args:
-        values: shape (n,), in order of time; NaN where not known; one at least is.
+        values: shape (n,), in order of time; NaN if unknown; at least one is known.
         level: of a quantile, between 0 and 1; None: the mean.
         cosines: 1 or more.
     """
@@ -112,11 +113,11 @@ def estimate(values: Floats, level: float | None, cosines: int) -> Estimate:
 
 
 def estimate_mean(value: float, each: Floats, cosines: int) -> Estimate:
-    """Estimate what is a mean but for a constant.
+    """Estimate a statistic that is a mean up to a constant.
 
     Args:
         value: of the statistic.
-        each: shape (n,), how much each part of the run moves it; their mean is 0.
+        each: shape (n,), contribution of each part of the run; their mean is 0.
         cosines: 1 or more.
     """
     return Estimate(value, _waves(each, cosines))
@@ -135,8 +136,8 @@ def _root_mean_square(values: Floats) -> float:
 def difference(base: Estimate, other: Estimate, *, paired: bool) -> tuple[float, float]:
     """Return the 95 % interval of `other - base`.
 
-    Independent runs have it from the limits of both (method of variance estimates recovery: Zou and Donner 2008), which
-    for means is the usual one. Pairs have it from the differences of their waves.
+    For independent runs it follows from the limits of both (method of variance estimates recovery: Zou and Donner
+    2008), which for means is the usual interval; for pairs from the differences of their waves.
 
     Args:
         base: of one run.
@@ -161,10 +162,10 @@ def _degrees(base: Estimate, other: Estimate) -> float:
 
 
 def drifts(values: Floats, cosines: int) -> bool:
-    """Tell whether a mean has a trend: the slowest cosine has more power than the others explain, at 1 %.
+    """Return whether a mean has a trend: the slowest cosine has more power than the others explain, at 1 %.
 
     Args:
-        values: shape (n,), in order of time; NaN where not known; one at least is.
+        values: shape (n,), in order of time; NaN if unknown; at least one is known.
         cosines: 2 or more.
     """
     found = estimate(values, None, cosines).waves ** 2
@@ -185,7 +186,7 @@ def _waves(each: Floats, cosines: int) -> Floats:
 def student(inside: float, degrees: float) -> float:
     """Return the two-sided quantile of Student's t (Abramowitz and Stegun, 26.7.5).
 
-    Within 1 % from 2 degrees on for 95 %, from 3 on for 99 %.
+    Accurate to 1 % from 2 degrees on for 95 %, from 3 on for 99 %.
     """
     z = _NORMAL[inside]
     return (

@@ -1,4 +1,4 @@
-"""A sweep's results, as its folder has them: `sweep.csv`, or where that is missing its finished points."""
+"""A sweep's results from its folder: `sweep.csv`, or if that is missing its finished points."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ _REPLACEMENT = "the same `lorrery simulate --sweep ... --out` writes it again, a
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One swept key, with its different values in the order in which they appear."""
+    """One swept key, with its distinct values in order of appearance."""
 
     key: str
     values: tuple[float | str, ...]
@@ -39,7 +39,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One combination: values by key, and its figures by name, NaN where there is none."""
+    """One combination: values by key, and its figures by name, NaN if missing."""
 
     values: dict[str, float | str]
     status: str
@@ -47,7 +47,7 @@ class Point:
     figures: dict[str, float]
 
     def figure(self, name: str) -> float:
-        """Give a figure; NaN if it has none."""
+        """Return a figure; NaN if it is missing."""
         return self.figures.get(name, math.nan)
 
 
@@ -56,7 +56,7 @@ class Sweep:
     """A sweep.
 
     Attributes:
-        context: what determined a point: its `settings`, `options` and `simulation`; empty if no point is there.
+        context: inputs of one point: its `settings`, `options` and `simulation`; empty without points.
     """
 
     name: str
@@ -79,7 +79,7 @@ def read_sweep(folder: Path, name: str) -> Sweep:
     if table.exists():
         keys, points = _read_table(table)
         of_rows = {None, *(point.figure(CPU_SECONDS) for point in points)}
-        # The folder may have points of other sweeps too; CPU time tells whose a row is, since it is another each time.
+        # The folder may have points of other sweeps too; CPU time, which never repeats, identifies the row of a point.
         first = next((one for one in map(_read_point, point_files) if one and _cpu_seconds(one) in of_rows), None)
     else:
         read = [content for path in point_files if (content := _read_point(path)) is not None]
@@ -106,7 +106,7 @@ def read_sweep(folder: Path, name: str) -> Sweep:
 
 
 def unmoved(keys: Sequence[str], done: Sequence[tuple[Mapping[str, object], Mapping[str, object]]]) -> list[str]:
-    """Say which swept keys changed no figure at any point: settings that play no part, most often.
+    """Return a message for each swept key that changed no figure at any point, mostly settings without effect.
 
     Args:
         keys: swept.
@@ -182,7 +182,7 @@ def _point_of(content: Mapping[str, Any]) -> Point:
 
 
 def _typed(axis: Axis, points: Sequence[Point]) -> Axis:
-    """Make numbers of an axis' values where all are, in its points too, in order."""
+    """Convert an axis' values to ascending numbers if all are numeric, in its points too."""
     numbers = {value: _number(str(value)) for value in axis.values}
     if not all(map(math.isfinite, numbers.values())):
         return axis

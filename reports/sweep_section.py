@@ -1,7 +1,7 @@
 """A sweep's part of the page: plots over what was swept, and the table of its points.
 
-The first key with numbers is the x axis (without one, the first key), the next one has a line for each value, and each
-combination of further keys a row of charts. Points that differ in `seed` alone are drawn as their mean, with a bar from
+The first numeric key is the x axis (without one, the first key), the next one has a line for each value, and each
+combination of further keys a row of charts. Points that differ only in `seed` are drawn as their mean, with a bar from
 the least to the most.
 """
 
@@ -35,7 +35,7 @@ class _Panel:
     figure: str
     scale: float = 1.0
     of: str = ""
-    """Divide by this figure, and show per cent."""
+    """Divide by this figure, and show percent."""
 
 
 _PANELS = (
@@ -69,7 +69,7 @@ _SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """A row of charts: what it fixes, its legend, its charts."""
+    """A row of charts: its fixed values, its legend, its charts."""
 
     title: str
     legend: list[Markup]
@@ -78,7 +78,7 @@ class Facet:
 
 @dataclass(frozen=True, slots=True)
 class SweepSection:
-    """What the page's template shows of a sweep."""
+    """The template's view of a sweep."""
 
     name: str
     facts: list[tuple[str, str]]
@@ -102,7 +102,7 @@ def sweep_section(sweep: Sweep) -> SweepSection:
 
 
 def _groups(groups: object, worker: Mapping[str, Any]) -> str:
-    """Say which workers there are, where settings have groups of them; else nothing."""
+    """Describe the groups of workers, if the settings have any."""
     found = [_mapping(one) for one in groups] if isinstance(groups, list) else []
     return ", ".join(f"{one.get('count', 1)} x {one.get('gpu', worker.get('gpu'))}" for one in found)
 
@@ -191,7 +191,7 @@ def _facet(title: str, points: Sequence[Point], x: Axis, line_axis: Axis | None,
 
 
 def _ticks(values: Sequence[float]) -> tuple[float, ...]:
-    """Choose the swept values themselves as ticks, where they leave room for one another."""
+    """Use the swept values as ticks if there is room for all."""
     return tuple(values) if len(values) <= _MOST_TICKS else ()
 
 

@@ -1,11 +1,11 @@
-"""What went on over the time of a run, in some hundred bins of equal width.
+"""The timeline of a run, in some hundred bins of equal width.
 
 From requests alone: a request waits from its send to its admission, and runs from then to its end; one that was never
 admitted waits until it ends, and one that was queued again counts as running from its first admission on. Its output
-tokens come evenly between its first and its last. Each bin has the mean over its time.
+tokens are spread evenly between its first and its last. Each bin has the mean over its time.
 
-From steps, where their file is there: sequences in a batch and waiting, KV tokens, and how busy workers were, each
-weighted by the time that steps took.
+From steps, if their file exists: sequences in a batch and waiting, KV tokens, and how busy workers were, each weighted
+by the duration of the steps.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ Floats = npt.NDArray[np.float64]
 
 NUM_BINS = 120
 _MOST_STEP_BYTES = 48 << 20
-"""Of a file of steps that are read; of a longer one pieces, evenly spaced."""
+"""Bytes of a file of steps that are read; of a longer one, evenly spaced pieces."""
 _STEP_PIECES = 48
 _STEP_COLUMNS = ("start_ps", "step_ps", "decode_sequences", "prefill_sequences", "kv_tokens", "waiting_sequences")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bins:
-    """Means over each bin; all of shape (bins,), NaN where it is not known.
+    """Means over each bin; all of shape (bins,), NaN if unknown.
 
     Attributes:
         at: middle of the bin, seconds from the start of the run.
@@ -42,7 +42,7 @@ class Bins:
         arrivals: requests sent, per second.
         failed: requests that ended in failure, per second.
         output_tokens: per second.
-        ttft_at: of wider bins, where requests are few, with the TTFT of the requests sent in them, seconds.
+        ttft_at: middles of wider bins if requests are few, for the TTFT of the requests sent in them, seconds.
     """
 
     at: Floats
@@ -62,7 +62,7 @@ class StepBins:
     """Means over each bin of all workers together, seconds as in `Bins`.
 
     Attributes:
-        busy: share of the workers' time that steps took.
+        busy: share of the workers' time spent in steps.
         share_read: of the file; 1 unless it is long.
     """
 
@@ -83,7 +83,7 @@ def timeline(requests: Requests) -> Bins:
     sent, ended = requests["sent_seconds"], requests["end_seconds"]
     first = requests["first_token_seconds"]
     admitted = np.minimum(sent + requests["queue_seconds"], ended)
-    # Where nobody says when a request was admitted, waiting and running are not told apart.
+    # Without times of admission, waiting and running are not separated.
     told = requests.has("queue_seconds")
     waited_until = np.where(np.isnan(admitted), np.where(np.isnan(first), ended, sent), admitted) if told else sent
     ttft_at, ttft50, ttft99 = _ttft_over_time(edges, requests)
@@ -106,7 +106,7 @@ def timeline(requests: Requests) -> Bins:
 def tokens_between(edges: Floats, requests: Requests, which: npt.NDArray[np.bool_]) -> Floats:
     """Count output tokens of some requests between neighbouring edges, in seconds; shape (edges - 1,).
 
-    The first token of a request comes at its time, the others evenly from then to the last.
+    The first token of a request counts at its time, the others evenly from then to the last.
     """
     first, last, ended = (requests[name] for name in ("first_token_seconds", "last_token_seconds", "end_seconds"))
     stops = np.where(np.isnan(last), ended, np.fmin(last, ended))
@@ -120,12 +120,12 @@ def tokens_between(edges: Floats, requests: Requests, which: npt.NDArray[np.bool
 
 
 def _integral(edges: Floats, starts: Floats, ends: Floats, heights: Floats | None = None) -> Floats:
-    """Integrate, over each bin, the sum of `heights` (or of 1) of all spans that cover a moment."""
+    """Integrate over each bin the sum of `heights` (or of 1) of all intervals that cover a moment."""
     known = np.isfinite(starts) & np.isfinite(ends) & (ends > starts)
     starts, ends = starts[known], ends[known]
     weights = np.ones(len(starts)) if heights is None else heights[known]
     total = np.zeros(len(edges))
-    # A span's integral up to t is (t - start)+ - (t - end)+, so sums of sorted times give all edges at once.
+    # An interval's integral up to t is (t - start)+ - (t - end)+, so sums of sorted times give all edges at once.
     for times, sign in ((starts, 1.0), (ends, -1.0)):
         order = np.argsort(times)
         ordered = times[order]
@@ -137,7 +137,7 @@ def _integral(edges: Floats, starts: Floats, ends: Floats, heights: Floats | Non
 
 
 def _ttft_over_time(edges: Floats, requests: Requests) -> tuple[Floats, Floats, Floats]:
-    """Give middles of bins with some requests each, and p50 and p99 of the TTFT of those sent in them."""
+    """Return middles of bins with some requests each, and p50 and p99 of the TTFT of those sent in them."""
     done = requests.completed
     sent, ttft = requests["sent_seconds"][done], requests.ttft[done]
     num_bins = max(1, min(len(edges) - 1, len(sent) // 25))
@@ -157,7 +157,7 @@ def _ttft_over_time(edges: Floats, requests: Requests) -> tuple[Floats, Floats, 
 def read_steps(path: Path, bins: Bins, warnings: list[str]) -> StepBins | None:
     """Read a file of steps into bins like those of the requests; None if it cannot be used, with a warning.
 
-    A file of more than some ten megabytes is read in pieces, evenly spaced; times outside them are not known.
+    A file of more than some ten megabytes is read in evenly spaced pieces; times outside them are unknown.
     """
     num_bins = len(bins.at)
     sums = np.zeros((5, num_bins))
@@ -184,7 +184,7 @@ def read_steps(path: Path, bins: Bins, warnings: list[str]) -> StepBins | None:
     if not workers:
         return None
     seconds = sums[0]
-    # Of a file read in pieces a bin knows the means over what was read of it; batches of workers add up.
+    # For a file read in pieces a bin has the means over the part read; batches of workers add up.
     with np.errstate(divide="ignore", invalid="ignore"):
         if share == 1.0:
             batch, waiting, kv = sums[1] / bins.width, sums[2] / bins.width, sums[3] / bins.width

@@ -36,7 +36,7 @@ def _make(settings: Settings, registry: CollectorRegistry) -> Made:
 
 
 def main() -> None:
-    """Be `python -m lorrery.router`; never returns normally."""
+    """Run `python -m lorrery.router`; never returns normally."""
     service_command("router", HELP, load, _make)
 
 

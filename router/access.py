@@ -1,7 +1,7 @@
-"""Who calls, and whether they may: the one check of every edge of a router.
+"""Authentication and authorisation, shared by all edges of a router.
 
-With `router.keys` set each call shows an API key. Without, everybody may do everything, but where certificates are
-demanded (`server_tls.ca`) the calls of operators need an operator's.
+With `router.keys` set, each call needs an API key. Without, every caller may do everything, except that operator calls
+need an operator's certificate where certificates are required (`server_tls.ca`).
 """
 
 from collections.abc import Collection, Iterable
@@ -16,13 +16,13 @@ from lorrery.v1 import router_pb2, types_pb2
 
 _NOBODY = "0" * 64
 ANYBODY = ApiKey(name="anybody", sha256=_NOBODY, tenant="anybody", load_adapters=("*",), operator=True)
-"""Who calls where no key is asked for."""
+"""The caller where no key is required."""
 CERTIFIED = ApiKey(name="certified", sha256=_NOBODY, tenant="anybody")
-"""Who calls with a certificate that is no operator's."""
+"""A caller with a certificate that is not an operator's."""
 
 
 class Access:
-    """The check.
+    """Authenticates callers.
 
     Args:
         settings: of the cluster.
@@ -38,7 +38,7 @@ class Access:
 
     @property
     def tenants(self) -> list[str]:
-        """Whose keys there are now."""
+        """Tenants that have keys now."""
         return [] if self._keys is None else sorted({key.tenant for key in self._keys.current().by_digest.values()})
 
     @property
@@ -48,15 +48,15 @@ class Access:
 
     @property
     def protects(self) -> bool:
-        """Whether anybody at all is kept out."""
+        """Whether some calls need a key or a certificate."""
         return self._keys is not None or self._roles_count
 
     def caller(self, authorization: str, roles: Collection[str] = ()) -> ApiKey:
-        """Return what a caller may do.
+        """Authenticate a caller; return its permissions.
 
         Args:
-            authorization: as gRPC's metadata or HTTP's header has it; empty: none.
-            roles: in the certificate that was shown.
+            authorization: gRPC metadata or HTTP header; empty: none.
+            roles: from the client certificate.
 
         Raises:
             Unauthenticated: no valid key.
@@ -72,14 +72,14 @@ class Access:
         return key
 
     def is_valid(self, caller: ApiKey) -> bool:
-        """Tell whether what a caller showed would be accepted now."""
+        """Return whether the caller's key is still valid."""
         return self._keys is None or caller.sha256 in self._keys.current().by_digest
 
     def tenant(self, caller: ApiKey, asked: str) -> str:
-        """Return whose request it is; `asked`: as the request says.
+        """Return the tenant of a request; `asked`: the tenant that the request names.
 
         Raises:
-            PermissionDenied: it names another tenant.
+            PermissionDenied: it names another tenant than the key's.
         """
         if self._keys is None:
             return asked
@@ -93,16 +93,16 @@ class Access:
 
 
 def taken_back(caller: ApiKey) -> Unauthenticated:
-    """Return the error of a caller whose key is valid no longer."""
+    """Return the error for a caller whose key was revoked."""
     text = f"the API key {caller.name!r} has been taken back; ask the operator for another"
     return Unauthenticated(text, field="authorization")
 
 
 def check_use(caller: ApiKey, adapter_id: str, max_new_tokens: int, prompt_tokens: int) -> None:
-    """Check that a request asks for nothing that its key can never have.
+    """Check that a request is within the permanent limits of its key.
 
     Raises:
-        PermissionDenied: it does; a retry is refused too.
+        PermissionDenied: it is not; a retry would be refused too.
     """
     if not caller.may_use(adapter_id):
         what = f"adapter {quoted(adapter_id)}" if adapter_id else "the base model"
@@ -125,7 +125,7 @@ def check_use(caller: ApiKey, adapter_id: str, max_new_tokens: int, prompt_token
 
 
 def check_load(caller: ApiKey, adapter_id: str) -> None:
-    """Check that an adapter may be loaded or unloaded.
+    """Check that the caller may load or unload an adapter.
 
     Raises:
         PermissionDenied: it may not.
@@ -139,22 +139,22 @@ def check_load(caller: ApiKey, adapter_id: str) -> None:
 
 
 def check_operator(caller: ApiKey, what: str) -> None:
-    """Check that an operator calls; `what`: the call does.
+    """Check that the caller is an operator; `what` describes the call.
 
     Raises:
-        PermissionDenied: somebody else does.
+        PermissionDenied: it is not.
     """
     if not caller.operator:
         raise PermissionDenied(f"this key may not {what}; an operator's may")
 
 
 def visible_adapters(caller: ApiKey, adapters: Iterable[types_pb2.Adapter]) -> list[types_pb2.Adapter]:
-    """Return the adapters whose existence the caller may know."""
+    """Return the adapters that the caller may see."""
     return [adapter for adapter in adapters if caller.may_see(adapter.adapter_id)]
 
 
 def visible_status(caller: ApiKey, status: router_pb2.GetClusterStatusResponse) -> router_pb2.GetClusterStatusResponse:
-    """Return of a cluster's status what the caller may know: to a tenant, no counts and no others' adapters."""
+    """Remove from a status, in place, what the caller may not see: counts and other tenants' adapters; return it."""
     if caller.operator:
         return status
     for shard in status.shards:

@@ -1,7 +1,7 @@
-"""Operator calls: the adapters and the state of the whole cluster, gathered from every connected shard.
+"""Calls that concern the whole cluster: adapters and status, gathered from every connected shard.
 
-A load or unload is decided by one shard, the first by address of those connected, so that changes have one order; it
-gives the change a version, with which the others take it over. Routers and shards that miss it learn of it from their
+A load or unload is decided by one shard, the first by address of those connected, so that changes have one order. It
+gives the change a version, with which the other shards adopt it. Routers and shards that miss a change get it on their
 streams (`vocabulary.adapter_log`).
 """
 
@@ -26,18 +26,18 @@ from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary.adapter_log import AdapterChange
 
 CALL_SECONDS = 5.0
-"""How long a scheduler may take to answer."""
+"""Timeout of a call to a scheduler."""
 STATUS_SECONDS = 1.0
-"""How old a cluster's status may be."""
+"""Age up to which a cluster status is reused."""
 
 _T = TypeVar("_T")
 _log = get_logger("router.adapters")
 
 
 async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdaptersResponse:
-    """Return every adapter that a connected shard knows, in its order: that of the settings, then as loaded.
+    """Return every adapter that a connected shard has: first those of the settings, then in the order of loading.
 
-    `lorrery load` picks adapters by their place in this list, `lorrery simulate` by their place in the settings.
+    `lorrery load` picks adapters by their index in this list, `lorrery simulate` by their index in the settings.
 
     Raises:
         Unavailable: no shard is connected.
@@ -49,7 +49,7 @@ async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdap
 
 
 async def find_adapter(placement: Placement, adapter_id: str) -> types_pb2.Adapter | None:
-    """Return an adapter as a connected shard knows it; None: no shard does. The others cost nothing.
+    """Return an adapter as a connected shard has it; None: no shard does. Independent of the number of adapters.
 
     Raises:
         Unavailable: no shard is connected.
@@ -60,19 +60,19 @@ async def find_adapter(placement: Placement, adapter_id: str) -> types_pb2.Adapt
         return None
     request = scheduler_pb2.GetStatusRequest(adapter_id=adapter_id)
     statuses = await _all(_status(shard, request) for shard in shards)
-    # A scheduler of before may answer with all.
+    # A scheduler of an earlier version may return all adapters.
     adapters = (adapter for status in statuses for adapter in status.adapters)
     return next((adapter for adapter in adapters if adapter.adapter_id == adapter_id), None)
 
 
 async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: int, models: Collection[str]) -> None:
-    """Make an adapter of the base model, whose names are `models`, known to every shard.
+    """Register an adapter at every shard; `models` are the names of the base model.
 
     Raises:
-        InvalidRequest: no id that an adapter may have, or rank 0.
-        RankOverLimit: the deployment allows no such rank.
+        InvalidRequest: the id is invalid, or the rank is 0.
+        RankOverLimit: the rank exceeds `max_lora_rank`.
         Unavailable: no shard is connected.
-        grpc.aio.AioRpcError: as the shard that decides answered.
+        grpc.aio.AioRpcError: the deciding shard's error.
     """
     check_adapter_id(adapter.adapter_id, models)
     name = quoted(adapter.adapter_id)
@@ -98,13 +98,13 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
 
 
 async def unload(placement: Placement, adapter_id: str, models: Collection[str]) -> None:
-    """Make an adapter unknown to new requests on every shard.
+    """Unregister an adapter at every shard, for new requests.
 
     Raises:
-        InvalidRequest: no id that an adapter may have.
-        UnknownName: it is not known.
+        InvalidRequest: the id is invalid.
+        UnknownName: the adapter is not loaded.
         Unavailable: no shard is connected.
-        grpc.aio.AioRpcError: as the shard that decides answered.
+        grpc.aio.AioRpcError: the deciding shard's error.
     """
     check_adapter_id(adapter_id, models)
     decides, *others = connected(placement)
@@ -122,10 +122,10 @@ async def unload(placement: Placement, adapter_id: str, models: Collection[str])
 
 
 class ClusterStatus:
-    """The state of the cluster, asked of the shards once a second at most, however many ask this router.
+    """The state of the cluster, requested from the shards at most once a second, however many callers there are.
 
     Args:
-        placement: whose shards.
+        placement: has the shards.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -134,16 +134,16 @@ class ClusterStatus:
         self._answer: asyncio.Future[router_pb2.GetClusterStatusResponse] | None = None
 
     async def has_workers(self) -> bool:
-        """Return whether any shard has a worker; that there is none is asked anew each time."""
+        """Return whether any shard has a worker; a negative answer is never reused."""
         if not _any_worker(await self._at_most_old()):
             self._asked_at = -math.inf
             return _any_worker(await self._at_most_old())
         return True
 
     async def get(self) -> router_pb2.GetClusterStatusResponse:
-        """Return every shard; one that is not connected, or does not answer, with its address only.
+        """Return the status of every shard; for a shard that is not connected or does not answer, only its address.
 
-        The caller may change what it gets.
+        The result is a copy that the caller may change.
         """
         answer = await self._at_most_old()
         copy = router_pb2.GetClusterStatusResponse()
@@ -155,7 +155,7 @@ class ClusterStatus:
         if self._answer is None or (self._answer.done() and now >= self._asked_at + STATUS_SECONDS):
             self._asked_at = now
             self._answer = asyncio.ensure_future(_cluster_status(self._placement))
-        # One caller that goes must not take the answer from the others.
+        # A caller that is cancelled must not cancel the query for the others.
         return await asyncio.shield(self._answer)
 
 
@@ -175,7 +175,7 @@ async def _cluster_status(placement: Placement) -> router_pb2.GetClusterStatusRe
 
 
 def connected(placement: Placement) -> list[Shard]:
-    """Return the connected shards by address: in the same order at every router."""
+    """Return the connected shards sorted by address, an order that all routers share."""
     shards = [shard for shard in placement.shards if shard.connected]
     if not shards:
         raise Unavailable("no scheduler is connected", Reason.NO_SCHEDULER)
@@ -183,7 +183,7 @@ def connected(placement: Placement) -> list[Shard]:
 
 
 async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
-    """Await all, the first error after every one has ended: no call is left behind."""
+    """Await all calls, then raise the first error, so that no call is left running."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -220,7 +220,7 @@ async def _unregister(
 
 
 async def _tell(call: Awaitable[object]) -> None:
-    """Let a shard take over a change; one that does not answer hears of it when it is back."""
+    """Send a change to a shard; one that does not answer gets the change when it reconnects."""
     try:
         await call
     except grpc.aio.AioRpcError as error:

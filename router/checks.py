@@ -1,7 +1,7 @@
-"""What a client may give at most, checked before anything costly is done with it.
+"""Limits on what clients send, checked before anything costly is done with it.
 
-A prompt over the limit would be refused by the scheduler anyway, but only after it had been encoded, which takes the
-router about 0.3 s a megabyte.
+The scheduler would refuse a prompt over the limit too, but only after it has been encoded, which takes the router about
+0.3 s per megabyte.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.tokenizer.base import Tokenizer
 
 _TOKEN_ID_BYTES = 5
-"""A 32-bit number as protobuf spells it."""
+"""Largest protobuf varint of a 32-bit number."""
 _OTHER_BYTES = 64 * 1024
 
 
@@ -31,7 +31,7 @@ def check_length(field: str, value: str) -> None:
 
 
 def check_adapter_id(adapter_id: str, models: Collection[str], instead: str = "give another name") -> None:
-    """Check that an adapter may have this id; `instead` is what to do where it is one of the base model's, `models`.
+    """Check an adapter id; `instead`: advice if it is one of `models`, the names of the base model.
 
     Raises:
         InvalidRequest: it is empty or too long, has blanks or control characters, or is a name of the base model.
@@ -46,14 +46,14 @@ def check_adapter_id(adapter_id: str, models: Collection[str], instead: str = "g
 
 
 def check_text(field: str, text: str, tokenizer: Tokenizer, max_req_input_len: int) -> None:
-    """Check that a text may fit into `max_req_input_len` tokens, by its size alone.
+    """Check by its size alone that a text may fit into `max_req_input_len` tokens.
 
     Raises:
-        NeverFits: even if it were made of the longest tokens only, it would not fit.
+        NeverFits: it would not fit even if it consisted of the longest tokens only.
     """
     longest = tokenizer.longest_token_bytes
     most = max_req_input_len * longest
-    # A character takes one to four bytes, so most texts need not be encoded to be measured.
+    # A character has one to four bytes, so most texts need not be encoded for this check.
     if 4 * len(text) <= most:
         return
     if (size := len(text.encode())) > most:
@@ -74,18 +74,18 @@ def receive_bytes(max_req_input_len: int, longest_token_bytes: int, max_stop_byt
         2 x (max_req_input_len x max(5, longest_token_bytes) + max_stop_bytes + 64 KiB), and 4 MiB at least
 
     A token id takes at most 5 bytes, a text at most those of its longest tokens; names and numbers take far less than
-    64 KiB. Twice all that, so that a prompt which is not much too long is told by how much, with a status of ours. 4
-    MiB is gRPC's own default, which clients expect.
+    64 KiB. The factor 2 leaves room for a prompt that is moderately too long, so that the client gets Lorrery's error
+    with the lengths. 4 MiB is gRPC's own default, which clients expect.
     """
     prompt_bytes = max_req_input_len * max(_TOKEN_ID_BYTES, longest_token_bytes)
     return max(RECEIVE_BYTES, 2 * (prompt_bytes + max_stop_bytes + _OTHER_BYTES))
 
 
 def check_prompt_tokens(prompt_tokens: int, max_new_tokens: int, max_req_input_len: int) -> None:
-    """Check the length of a prompt, in S-LoRA's words.
+    """Check the length of a prompt, with S-LoRA's message.
 
     Raises:
-        NeverFits: it is over `max_req_input_len`.
+        NeverFits: it exceeds `max_req_input_len`.
     """
     if prompt_tokens > max_req_input_len:
         raise NeverFits(
@@ -99,10 +99,10 @@ def check_prompt_tokens(prompt_tokens: int, max_new_tokens: int, max_req_input_l
 
 
 def check_stop_strings(stop_strings: Sequence[str], max_stop_strings: int, max_stop_bytes: int) -> None:
-    """Check how many stop strings there are, and their size.
+    """Check the number of stop strings and their total size.
 
     Raises:
-        InvalidRequest: they are too many, or too long together.
+        InvalidRequest: there are too many, or they are too long together.
     """
     field = "stop_sequences"
     if len(stop_strings) > max_stop_strings:
@@ -122,10 +122,10 @@ def check_stop_strings(stop_strings: Sequence[str], max_stop_strings: int, max_s
 
 
 def check_stop_tokens(token_ids: Sequence[int], most: int, vocab_size: int) -> None:
-    """Check how many stop tokens there are, and that the vocabulary has them.
+    """Check the number of stop tokens, and that they are in the vocabulary.
 
     Raises:
-        InvalidRequest: they are too many, or not in it.
+        InvalidRequest: there are too many, or one is not in the vocabulary.
     """
     field = "stop_token_ids"
     if len(token_ids) > most:
@@ -140,10 +140,10 @@ def check_stop_tokens(token_ids: Sequence[int], most: int, vocab_size: int) -> N
 
 
 def check_token_ids(field: str, token_ids: "array[int]", vocab_size: int) -> None:
-    """Check that the vocabulary has every token.
+    """Check that every token is in the vocabulary.
 
     Raises:
-        InvalidRequest: it does not have one; the message says which.
+        InvalidRequest: one is not; the message names it.
     """
     outside = np.frombuffer(token_ids, np.uint32) >= vocab_size
     if outside.any():

@@ -1,4 +1,4 @@
-"""An operator's faults of the whole cluster: those of requests hold at this router, the others at every scheduler."""
+"""Cluster-wide fault rules of an operator: request faults apply at this router, the others at every scheduler."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from lorrery.v1 import router_pb2, scheduler_pb2
 
 
 async def set_faults(placement: Placement, injector: Injector, texts: Sequence[str], *, add: bool) -> None:
-    """Let these happen, in place of those of the calls before or beside them.
+    """Set fault rules, replacing or adding to those of previous calls.
 
     Raises:
-        InvalidRequest: one is none, or they are too many.
-        Unavailable: there are some for schedulers, and none is connected.
-        grpc.aio.AioRpcError: a scheduler did not take them.
+        InvalidRequest: a rule is invalid, or there are too many.
+        Unavailable: there are rules for schedulers, and none is connected.
+        grpc.aio.AioRpcError: a scheduler did not accept them.
     """
     faults = read_rules(texts, "rules")
     own = [fault for fault in faults if fault.kind in REQUEST_KINDS]
@@ -40,7 +40,7 @@ async def set_faults(placement: Placement, injector: Injector, texts: Sequence[s
 
 
 async def list_faults(placement: Placement, injector: Injector) -> router_pb2.ListFaultsResponse:
-    """Return what holds, and how often it has happened; the schedulers' are added up.
+    """Return the rules in force and how often each has applied, summed over the schedulers.
 
     Raises:
         grpc.aio.AioRpcError: a scheduler did not answer.

@@ -1,8 +1,7 @@
-"""The state of all schedulers, for those who watch the cluster: their frames, passed on together.
+"""The state of all schedulers, for watchers of the cluster: combines the schedulers' frames.
 
-Each watcher has its own watch of each scheduler. A scheduler's next frame is read only when the one before has been
-passed on, so a watcher that reads slowly slows down the schedulers, and nothing gathers. A scheduler that is lost is
-dialled again.
+Each watcher has its own stream from each scheduler. A scheduler's next frame is read only when the previous one has
+been passed on, so a slow watcher slows down the schedulers and no frames accumulate. A lost scheduler is dialled again.
 """
 
 import asyncio
@@ -21,20 +20,20 @@ from lorrery.v1 import scheduler_pb2 as pb
 
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.2, 2.0
 FIRST_SECONDS = 1.0
-"""How long the first state may take, so that schedulers have answered by then."""
+"""How long the first state may take, so that schedulers can answer by then."""
 LATE = 1.5
-"""A frame is late so many frames' times after the one before."""
+"""A frame is late this many frame intervals after the previous one."""
 SILENT_SECONDS = 2.0
-"""A scheduler that owes a frame for so long beyond its time counts as lost until one comes."""
+"""A scheduler whose frame is overdue by this much counts as lost until one arrives."""
 
 
 class _ShardWatch:
-    """One watch of one scheduler.
+    """The watch of one scheduler.
 
     Args:
         shard: the scheduler.
-        hz: frames a second.
-        news: set whenever a frame has come or the scheduler is lost.
+        hz: frames per second.
+        news: set whenever a frame has arrived or the scheduler is lost.
     """
 
     def __init__(self, shard: Shard, hz: float, news: asyncio.Event) -> None:
@@ -45,11 +44,11 @@ class _ShardWatch:
         self._time_scale = 0.0
         self._frame: pb.WatchFramesResponse | None = None
         self._taken = asyncio.Event()
-        self._owes_since: float | None = None  # None: it is not connected, or we have not taken the last one yet
+        self._owes_since: float | None = None  # None: not connected, or the last frame is not taken yet
 
     @property
     def connected(self) -> bool:
-        """Whether it is heard of."""
+        """Whether its frames arrive."""
         if self._frame is not None:
             return True
         since = self._owes_since
@@ -61,7 +60,7 @@ class _ShardWatch:
         return self._frame is not None
 
     def take(self) -> router_pb2.ShardFrame:
-        """Return its state, and let it go on."""
+        """Return its state, and allow the next frame to be read."""
         message, connected = self._frame, self.connected
         self._frame = None
         self._taken.set()
@@ -74,7 +73,7 @@ class _ShardWatch:
         )
 
     async def run(self) -> None:
-        """Watch, and dial again, until cancelled."""
+        """Watch, and dial again after a loss, until cancelled."""
         retry_seconds = FIRST_RETRY_SECONDS
         while True:
             lives = self._lives
@@ -82,7 +81,7 @@ class _ShardWatch:
                 with failing_when_closed():
                     await self._read()
             except grpc.aio.AioRpcError:
-                pass  # whatever it is, it may be otherwise when the scheduler is there again
+                pass  # any error may be gone once the scheduler is back
             if self._lives > lives:
                 retry_seconds = FIRST_RETRY_SECONDS
             self._owes_since = None
@@ -109,11 +108,11 @@ class _ShardWatch:
 
 
 class ClusterWatch:
-    """One watcher's watch; use it with `async with`, and ask for one state after the other.
+    """The watch of one watcher; use it with `async with`, and call `next` for one state after the other.
 
     Args:
-        shards: returns the schedulers that there are.
-        hz: frames a second, at most.
+        shards: returns the current schedulers.
+        hz: upper bound on frames per second.
     """
 
     def __init__(self, shards: Callable[[], Iterable[Shard]], hz: float) -> None:
@@ -136,7 +135,7 @@ class ClusterWatch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _follow(self) -> None:
-        """Watch the schedulers that have come, and no more those that have gone."""
+        """Start to watch new schedulers, and stop watching those that have gone."""
         shards = list(self._shards())
         for shard in shards:
             if shard not in self._watches:
@@ -147,7 +146,7 @@ class ClusterWatch:
             self._tasks.pop(shard).cancel()
 
     async def next(self) -> router_pb2.WatchClusterResponse:
-        """Return the next state: once every scheduler that is heard of has a frame, or when one is late with it."""
+        """Return the next state: once every connected scheduler has a frame, or when one is late."""
         self._follow()
         while (rest := self._due - time.monotonic()) > 0 and not self._is_complete():
             self._news.clear()

@@ -1,24 +1,24 @@
-"""Requests that are too long, as vLLM tells of them: gateways look for its sentence, to try a model with more room.
+"""Errors for requests that are too long, in vLLM's words: gateways match them to fall back to a model with more room.
 
-LiteLLM knows a ContextWindowExceededError by "This model's maximum context length is", and falls back. The sentences
-are vLLM's (vllm/renderers/params.py). What Lorrery limits beyond the context (`max_req_input_len`, the KV pool) follows
-in its own words.
+LiteLLM recognises a ContextWindowExceededError by "This model's maximum context length is", and falls back. The
+sentences are vLLM's (vllm/renderers/params.py). Lorrery's further limits (`max_req_input_len`, the KV pool) follow in
+its own words.
 """
 
 from lorrery.chassis.errors import InjectedFault, NeverFits
 
 FAULT_STATUS = "OUT_OF_RANGE"
-"""Status of a fault on request that stands for a request which is too long."""
+"""Status of an injected fault that simulates a request that is too long."""
 
 
 def as_vllm_tells(error: NeverFits, max_model_len: int, prompt: str, max_tokens: str) -> NeverFits:
     """Return an error about lengths in vLLM's words.
 
     Args:
-        error: with the lengths among its facts.
-        max_model_len: most tokens of a prompt and its output.
-        prompt: what the client calls its prompt.
-        max_tokens: what it calls the most tokens of its output.
+        error: has the lengths among its facts.
+        max_model_len: upper bound on prompt plus output, in tokens.
+        prompt: the client's name for the prompt.
+        max_tokens: the client's name for the limit on output tokens.
     """
     facts = error.facts
     at_least = "at least " if "least_prompt_tokens" in facts else ""
@@ -46,7 +46,7 @@ def as_vllm_tells(error: NeverFits, max_model_len: int, prompt: str, max_tokens:
 
 
 def fault_as_vllm_tells(fault: InjectedFault, max_model_len: int, prompt: str) -> InjectedFault:
-    """Return a fault that stands for a request which is too long, in vLLM's words; see `as_vllm_tells`."""
+    """Return an injected fault that simulates a too long request, in vLLM's words; see `as_vllm_tells`."""
     told = InjectedFault(fault.facts["rule"], fault.status)
     told.args = (f"This model's maximum context length is {max_model_len} tokens. However, this is an {fault}",)
     told.facts = {**fault.facts, "field": prompt}

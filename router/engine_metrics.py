@@ -1,8 +1,8 @@
-"""The cluster as one engine, as the HTTP edge's `/metrics` shows it under other engines' names.
+"""The cluster as one engine: metrics under other engines' names on the HTTP edge's `/metrics`.
 
-Counts and histograms are of this router's requests; how much runs and waits is the whole cluster's, asked of its
-schedulers when somebody scrapes. It has a registry of its own, since what scrapes the workers too would count twice if
-the router's metrics port had these series.
+Counters and histograms cover this router's requests; running and waiting requests are those of the whole cluster, which
+the schedulers report when the endpoint is scraped. It has its own registry: with these series on the router's metrics
+port, a scraper that also reads the workers would count everything twice.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ class EdgeEngine:
         settings: of the cluster.
 
     Attributes:
-        registry: where it is shown.
+        registry: where the metrics are registered.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -49,14 +49,14 @@ class EdgeEngine:
 
     @classmethod
     def of(cls, settings: Settings) -> "EdgeEngine | None":
-        """Return one, if the settings want anything shown and there is an HTTP edge."""
+        """Return an instance if the settings ask for such metrics and there is an HTTP edge, else None."""
         shown = settings.metrics.vllm or settings.metrics.sglang
         return cls(settings) if shown and settings.router.http is not None else None
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submitted(self, adapter_id: str) -> None:
-        """Note a request that has gone to a scheduler."""
+        """Record a request submitted to a scheduler."""
         self._waiting[adapter_id] += 1
 
     def started(self, adapter_id: str, ttft_seconds: float, prompt_tokens: int) -> None:
@@ -70,13 +70,13 @@ class EdgeEngine:
         self._metrics.gaps(seconds, times)
 
     def finished(self, prompt_tokens: int, max_tokens: int, finish: Finish) -> None:
-        """Count a request that ended by itself, as its scheduler says."""
+        """Count a request that finished by itself; `finish` is its scheduler's."""
         usage, metrics = finish.usage, self._metrics
         reason = "length" if finish.reason is FinishReason.LENGTH else "stop"
         metrics.cached(prompt_tokens if metrics.cache.prefix_caching else 0, usage.cached_tokens)
         metrics.prompt_cached(usage.cached_tokens)
         metrics.preempted(usage.num_requeues)
-        # vLLM has no phase for adapters: who waits for one is queued before the admission, and in prefill after it.
+        # vLLM has no phase for adapter loads: the wait counts as queueing before the admission, as prefill after it.
         queue_seconds = usage.waited_seconds
         prefill_seconds = max(
             0.0, usage.queue_seconds + usage.adapter_load_seconds + usage.prefill_seconds - queue_seconds
@@ -96,7 +96,7 @@ class EdgeEngine:
         )
 
     def ended(self, outcome: str, adapter_id: str, *, submitted: bool, started: bool) -> None:
-        """Note the end of a call, whatever its outcome."""
+        """Record the end of a call, whatever its outcome."""
         if started:
             self._running[adapter_id] -= 1
         elif submitted:
@@ -111,11 +111,11 @@ class EdgeEngine:
     # --- scrapes ----------------------------------------------------------------------------------------------------
 
     def update(self, output_tokens: int, status: "router_pb2.GetClusterStatusResponse | None") -> None:
-        """Bring up to date what is shown of the present.
+        """Update the gauges and the token counter.
 
         Args:
-            output_tokens: that the router has written.
-            status: of the cluster; None: not known.
+            output_tokens: total written by the router.
+            status: of the cluster; None: unknown.
         """
         metrics = self._metrics
         metrics.generated(output_tokens - self._generated)

@@ -1,6 +1,6 @@
-"""Faults that requests meet at a router: chosen by rules of the settings, of an operator, and of the request itself.
+"""Injects faults into requests at a router, by rules of the settings, of an operator, and of the request itself.
 
-Rules count the requests that reach this router; another one counts its own.
+Rules count the requests that reach this router; another router has its own counts.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from lorrery.settings import Settings
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 METADATA_KEY = "lorrery-fault"
-"""In a request's metadata: a fault for this request only; may be there several times."""
+"""Metadata key of a fault for this request only; may be repeated."""
 
 
 class Injector:
-    """Chooses what goes wrong with each request.
+    """Chooses the faults of each request.
 
     Args:
         settings: of the cluster.
-        metrics: counts the faults that have happened, by kind.
+        metrics: counts injected faults by kind.
     """
 
     def __init__(self, settings: Settings, metrics: RouterMetrics) -> None:
@@ -34,28 +34,28 @@ class Injector:
         self._allowed = settings.router.request_faults
         self._metrics = metrics
         self._lasting = FaultRules(settings.planned_faults())
-        self._operators: list[tuple[FaultRules, float]] = []  # of each call, and when it came
+        self._operators: list[tuple[FaultRules, float]] = []  # rules of each operator call, and its time
         self._begun = time.monotonic()
 
     def begin(self) -> None:
-        """Let the times of the settings' faults count from now."""
+        """Set the origin of the times in the settings' faults to now."""
         self._begun = time.monotonic()
 
     @property
     def rules(self) -> list[tuple[Fault, int]]:
-        """Every rule, the settings' first, and how many requests it has happened to."""
+        """Every rule, the settings' first, with the number of requests that it has applied to."""
         every = [self._lasting, *(rules for rules, _ in self._operators)]
         return [pair for rules in every for pair in zip(rules.faults, rules.num_met, strict=True)]
 
     @property
     def operators(self) -> list[Fault]:
-        """An operator's rules."""
+        """Faults set by operators."""
         return [fault for rules, _ in self._operators for fault in rules.faults]
 
     def take(self, faults: Iterable[Fault], *, add: bool) -> None:
-        """Take an operator's rules, in place of those of the calls before unless they `add`.
+        """Set an operator's rules; without `add` they replace those of previous calls.
 
-        Their times and counts begin now.
+        Their times and counts start now.
         """
         if not add:
             self._operators.clear()
@@ -63,14 +63,14 @@ class Injector:
         self._operators.append((FaultRules(faults, place=place), time.monotonic()))
 
     def choose(self, request: Request, asked: Sequence[str]) -> RequestFaults:
-        """Return what goes wrong with a request.
+        """Return the faults of a request.
 
         Args:
-            request: the next one.
-            asked: faults that it asks for itself.
+            request: the request; each call counts one.
+            asked: faults that the request itself asks for.
 
         Raises:
-            InvalidRequest: it may not ask, or for what is no fault of requests.
+            InvalidRequest: requests may not ask for faults here, or a rule is no fault of requests.
         """
         if asked and not self._allowed:
             raise InvalidRequest(
@@ -81,17 +81,17 @@ class Injector:
         now = time.monotonic()
         for rules, since in ((self._lasting, self._begun), *self._operators):
             if any(fault.kind == REFUSE for fault in chosen):
-                break  # no other fault happens to it, and none counts it
+                break  # a refused request gets no other fault, and no other rule counts it
             if rules.faults:
                 at_ps = round((now - since) / self._time_scale * PS_PER_SECOND)
                 chosen += rules.choose(request.tenant_id, request.adapter_id, at_ps)
         return together(chosen)
 
     async def before(self, faults: RequestFaults) -> None:
-        """Let happen what happens before a request goes to a scheduler.
+        """Apply the faults that precede the submission to a scheduler.
 
         Raises:
-            InjectedFault: it is refused.
+            InjectedFault: the request is refused.
         """
         for fault in faults.faults:
             self._metrics.faults.labels(fault.kind).inc()
@@ -101,7 +101,7 @@ class Injector:
             raise InjectedFault(faults.refusal.text, faults.refusal.status)
 
     async def stall(self, stalls: list[Fault], output: Output) -> None:
-        """Stand still where a stream has come to a stall's tokens; take that one from the list."""
+        """Pause if the output has reached the tokens of a stall; removes that stall from the list."""
         while stalls and output.num_tokens >= stalls[0].after:
             await self._sleep(stalls.pop(0).duration_ps)
 

@@ -1,4 +1,4 @@
-"""Errors in a client's words: the handler writes fields and calls as Lorrery's gRPC does, others have their own."""
+"""Translates errors to a client's field names: the handler uses those of Lorrery's gRPC, other protocols their own."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,16 +10,17 @@ from lorrery.router.context_length import FAULT_STATUS, as_vllm_tells, fault_as_
 
 EMPTY = "prompt is empty; give text or token_ids"
 _MENTIONED = ("ListAdapters", EMPTY, "max_new_tokens")
-"""Messages about other fields, or none, write these."""
+"""Words that also appear in messages about other fields, or about none."""
 
 
 class Names(NamedTuple):
-    """What a kind of client calls things, by the handler's name.
+    """A protocol's names for the handler's fields and calls.
 
     Attributes:
-        words: for messages, where they are about that field or always write it as a name, and for `param`.
-        params: for `param` alone, where a message means the word.
-        max_model_len: most tokens of a prompt and its output, where the client reads vLLM's words on those; else None.
+        words: names used in `param`, and in messages that are about that field or always use it as a name.
+        params: names for `param` alone, where a message uses the word in its plain sense.
+        max_model_len: upper bound on prompt plus output in tokens, for clients that expect vLLM's errors about lengths;
+            else None.
     """
 
     words: Mapping[str, str]
@@ -27,14 +28,14 @@ class Names(NamedTuple):
     max_model_len: int | None = None
 
     def param(self, field: str) -> str:
-        """Return what the client calls a field; an element's index stays."""
+        """Return the client's name for a field; the index of an element is kept."""
         name, bracket, index = field.partition("[")
         return f"{self.params.get(name) or self.words.get(name, name)}{bracket}{index}"
 
 
 @contextmanager
 def named(names: Names) -> Iterator[None]:
-    """Raise errors of what runs within again, in a client's words."""
+    """Re-raise RequestErrors from the body in the client's words."""
     try:
         yield
     except RequestError as error:
@@ -51,7 +52,7 @@ def named(names: Names) -> Iterator[None]:
 
 
 def _renamed(error: RequestError, names: Names) -> RequestError | None:
-    """Return a copy, for a refusal may be kept for others; None: nothing has another name."""
+    """Return a translated copy, since other requests may share the error; None: nothing to translate."""
     field, message, words = error.facts.get("field", ""), str(error), names.words
     given = [name for name in (*_MENTIONED, field.partition("[")[0]) if name in words]
     if given:

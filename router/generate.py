@@ -1,8 +1,8 @@
-"""One `Generate` call, from its message to its last: read, given to a shard, and written as the answer comes.
+"""One `Generate` call, from its first message to its last: read it, give it to a shard, write the answer as it arrives.
 
-It writes one message each time its open request says so; those in between that need no waiting, the open request writes
-itself. However it ends, that is released in `finally`, which is how a client's cancellation or deadline gets to the
-scheduler.
+The handler writes the messages for which it has to wait; its open request writes those that can be sent without
+waiting. However the call ends, the open request is released in `finally`, which carries a client's cancellation or
+deadline to the scheduler.
 """
 
 import asyncio
@@ -30,28 +30,28 @@ from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 
 REVOCATION_SECONDS = 1.0
-"""How often the keys of open streams are looked at; the file is read once a second at most."""
+"""How often the keys of open streams are checked; the keys file is read at most once a second."""
 
-# How long the finish of a stream that has stopped here waits for what its scheduler knows of it.
+# How long the finish of a stream that was stopped here waits for the scheduler's usage.
 LAST_WORD_SECONDS = 1.0
 
 
 class Call(Protocol):
-    """The call of one client, whichever way it came: where a request's output goes."""
+    """One client's call, whatever its protocol: where a request's output goes."""
 
     @property
     def aborted(self) -> bool:
-        """Whether its cancellation is a client's word, given in another call, that ends this one."""
+        """Whether its cancellation was requested by the client in another call."""
         ...
 
     @property
     def complete(self) -> bool:
-        """Whether its cancellation comes from a client that has its last message, and does not wait for the end."""
+        """Whether its cancellation comes from a client that has the last message and does not wait for the end."""
         ...
 
     @property
     def fault_rules(self) -> Sequence[str]:
-        """The faults that it asks for."""
+        """Fault rules that the call carries."""
         ...
 
     def write(self, message: router_pb2.GenerateResponse, /) -> Awaitable[Any]:
@@ -60,18 +60,19 @@ class Call(Protocol):
 
     @property
     def write_now(self) -> WriteNow | None:
-        """What sends a message without waiting, where that can be done at all."""
+        """A function that sends a message without waiting; None if the protocol has none."""
         ...
 
     def take_logprobs(self, logprobs: OutputLogprobs, /) -> bool:
-        """Take what says how likely tokens are, to ask it once they are shown; False: the messages have to say so.
+        """Accept the log-probabilities, to be queried when tokens are rendered; False: they must be in the messages.
 
-        They follow from a token and its place, take fifty times as much memory, and are a client's who reads no gRPC.
+        They follow from a token and its position but take fifty times as much memory, and only non-gRPC clients can
+        skip them.
         """
         ...
 
     def time_remaining(self) -> float | None:
-        """Return the seconds until its deadline; None: it has none."""
+        """Return the seconds until the call's deadline; None: it has none."""
         ...
 
 
@@ -79,14 +80,14 @@ class Generation:
     """Answers `Generate` calls.
 
     Args:
-        access: which tenant a caller is.
-        reader: of clients' messages.
-        tokenizer: of what they get.
-        logprobs: of what they get.
-        placement: where requests go.
-        injector: of faults on request.
-        metrics: count.
-        reader_timeout_seconds: so long a client may take nothing.
+        access: maps callers to tenants.
+        reader: parses clients' messages.
+        tokenizer: for output text.
+        logprobs: for the log-probabilities of outputs.
+        placement: sends requests to shards.
+        injector: injects faults.
+        metrics: of the router.
+        reader_timeout_seconds: longest time for which a client may take nothing.
     """
 
     def __init__(
@@ -122,14 +123,14 @@ class Generation:
         """Stream one request's output.
 
         Args:
-            message: what the client asks for.
-            caller: what it may ask for.
-            call: where the output goes.
-            timing: of the request, from its arrival; learns whose it is and what it asks for.
-            trace: takes note of what happens; None: nobody wants to know.
+            message: the client's request.
+            caller: permissions of the caller.
+            call: receives the output.
+            timing: of the request, from its arrival; gets its tenant and adapter here.
+            trace: records what happens; None: the call is not traced.
 
         Raises:
-            RequestError: it cannot be served, or not to its end.
+            RequestError: the request is refused, or fails before its end.
         """
         tenant_id = self._access.tenant(caller, message.tenant_id)
         timing.belongs_to(tenant_id)
@@ -166,7 +167,7 @@ class Generation:
                 first = output.num_tokens - len(token_ids)
                 at = enumerate(token_ids, first)
                 wire.add_logprobs(response, [logprobs.at(*place, request.top_logprobs) for place in at])
-            # Without a finish but stopped: a stop string that only the text showed, see `_finish_stopped`.
+            # No finish, but stopped: a stop string that shows only in the text, see `_finish_stopped`.
             return response, is_cut or finish is not None or output.stopped
 
         as_it_comes = cut is None and not stalls
@@ -211,10 +212,10 @@ class Generation:
     async def _finish_stopped(
         self, open_request: OpenRequest, output: Output, response: wire.Message, call: Call
     ) -> Finish:
-        """End a stream at a stop string that only its text showed: the scheduler still works on the request.
+        """End a stream at a stop string that shows only in its text; the scheduler is still working on the request.
 
-        Its cancel is answered with what the request has consumed. The text does not wait for that, the finish does.
-        Returns the finish.
+        The scheduler answers the cancel with the request's usage. The text does not wait for that answer, the finish
+        does. Returns the finish.
         """
         last_word = self._placement.withdraw(open_request)
         try:
@@ -228,7 +229,7 @@ class Generation:
         return finish
 
     async def cut_stuck_readers(self) -> None:
-        """Cut off clients that take nothing, until cancelled."""
+        """Cut off clients that read nothing for `reader_timeout_seconds`, until cancelled."""
         seconds = self._reader_timeout_seconds
         while True:
             for open_request in await self._writes.stuck():
@@ -243,7 +244,7 @@ class Generation:
                 )
 
     async def cut_revoked(self) -> None:
-        """End the streams of API keys that are taken back, until cancelled."""
+        """End the streams of revoked API keys, until cancelled."""
         while self._access.counts:
             await asyncio.sleep(REVOCATION_SECONDS)
             for open_request, caller in list(self._callers.items()):

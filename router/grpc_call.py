@@ -1,4 +1,4 @@
-"""A gRPC call of a client as the handler sees it, whichever protocol it is of."""
+"""A client's gRPC call as the handler sees it, for every gRPC protocol."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +12,7 @@ from lorrery.router.logprobs import OutputLogprobs
 from lorrery.v1 import router_pb2
 
 FAREWELL_SECONDS = 5.0
-"""How long a handler waits until a reader that was too slow has heard of it."""
+"""How long a handler waits for a slow reader to receive the final status."""
 
 
 class GrpcCall:
@@ -20,7 +20,7 @@ class GrpcCall:
 
     Args:
         context: of the call.
-        write: takes each message, and has the stream begun; None: the call's own `write`.
+        write: takes each message, and begins the stream; None: the call's own `write`.
     """
 
     __slots__ = ("_context", "aborted", "complete", "write")
@@ -44,7 +44,7 @@ class GrpcCall:
         return metadata_values(self._context, METADATA_KEY)
 
     def take_logprobs(self, logprobs: OutputLogprobs) -> bool:
-        """See `Call`: a client of gRPC reads them in messages."""
+        """See `Call`: a gRPC client reads them in messages."""
         return False
 
     def time_remaining(self) -> float | None:
@@ -55,8 +55,8 @@ class GrpcCall:
 async def begin_stream(context: status.Context) -> None:
     """Send the initial metadata, before the first message.
 
-    gRPC would send both together. If the reader does not take the message, and the stream is ended for that, gRPC tries
-    to send the metadata once more, fails, and the client never hears of the status.
+    gRPC would send both together. If the reader then does not take the message, and the stream is aborted for that
+    reason, gRPC tries to send the metadata again, fails, and the client never receives the status.
     """
     await context.send_initial_metadata(())
 
@@ -64,8 +64,8 @@ async def begin_stream(context: status.Context) -> None:
 async def abort_stream(context: status.Context, error: RequestError) -> None:
     """End a stream with an error's status. Never returns normally.
 
-    To a reader that has stopped reading, the status waits behind what it has not read. After a while we no longer do;
-    gRPC keeps the status for it.
+    For a reader that has stopped reading, the status queues behind its unread messages. After `FAREWELL_SECONDS` this
+    call stops waiting; gRPC keeps the status for the reader.
     """
     try:
         async with asyncio.timeout(FAREWELL_SECONDS):

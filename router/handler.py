@@ -1,7 +1,6 @@
-"""What clients can ask of a router, whichever way they ask: gRPC's calls and HTTP's routes all end here.
+"""The operations that a router offers, independent of protocol: gRPC calls and HTTP routes all end here.
 
-An edge reads what its clients send and shows them the answer; who may do what, what is counted and what it comes to is
-the same for all.
+An edge parses requests and renders answers; access checks, metrics and errors are shared and live here.
 """
 
 import asyncio
@@ -63,12 +62,12 @@ class Handler:
 
     Args:
         settings: of the cluster.
-        metrics: count.
-        tracer: takes the spans of requests; None: tracing is off.
+        metrics: of the router.
+        tracer: receives the spans of requests; None: tracing is off.
 
     Attributes:
-        tokenizer: of all its clients.
-        logprobs: of tokens of its.
+        tokenizer: shared by all clients.
+        logprobs: log-probability model of its tokens.
         traces: of the calls that its edges serve.
 
     Raises:
@@ -108,19 +107,19 @@ class Handler:
 
     @property
     def receive_bytes(self) -> int:
-        """The largest message that a client may send; it follows from the longest prompt."""
+        """Upper bound on the size of a client's message; follows from the longest prompt."""
         settings = self.settings
         longest_token_bytes, max_stop_bytes = self.tokenizer.longest_token_bytes, settings.router.max_stop_bytes
         return receive_bytes(settings.scheduler.max_req_input_len, longest_token_bytes, max_stop_bytes)
 
     @property
     def protects(self) -> bool:
-        """Whether anybody at all is kept out."""
+        """Whether some calls need a key or a certificate."""
         return self._access.protects
 
     @property
     def counts_keys(self) -> bool:
-        """Whether requests count against an API key's quotas, and their tenant is the key's."""
+        """Whether requests count against the quotas of an API key, whose tenant they take."""
         return self._access.counts
 
     @property
@@ -133,7 +132,7 @@ class Handler:
         return self.is_ready and await self._cluster_status.has_workers()
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
-        """Keep the streams to the schedulers; ready once the first is up. Until cancelled."""
+        """Keep the streams to the schedulers until cancelled; ready once the first is up."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._placement.run(), name="placement")
             tasks.create_task(self._generation.cut_stuck_readers(), name="stuck readers")
@@ -143,25 +142,25 @@ class Handler:
             await set_ready(True)
 
     async def drain(self) -> None:
-        """Refuse new requests; return when the running ones have ended."""
+        """Refuse new requests; return when all open ones have ended."""
         self._draining = True
         await self._idle.wait()
 
     def expect_no_scheduler(self) -> None:
-        """Let no request wait for a scheduler, until one connects all the same."""
+        """Stop requests from waiting for a scheduler, until one connects after all."""
         self._placement.expect_no_scheduler()
 
     @property
     def num_open(self) -> int:
-        """How many requests are open."""
+        """Number of open requests."""
         return self._num_open
 
     def caller(self, authorization: str, roles: Collection[str] = ()) -> ApiKey:
-        """Return what a caller may do.
+        """Authenticate a caller; return its permissions.
 
         Args:
-            authorization: as gRPC's metadata or HTTP's header has it; empty: none.
-            roles: in the certificate that was shown.
+            authorization: gRPC metadata or HTTP header; empty: none.
+            roles: from the client certificate.
 
         Raises:
             Unauthenticated: no valid key.
@@ -171,15 +170,15 @@ class Handler:
     # --- generating -------------------------------------------------------------------------------------------------
 
     async def generate(self, message: router_pb2.GenerateRequest, caller: Callable[[], ApiKey], call: Call) -> None:
-        """Serve one request, and count how it ends.
+        """Serve one request, and count its outcome.
 
         Args:
-            message: what the client asks for.
-            caller: tells who asks; may raise Unauthenticated, which counts.
-            call: where the output goes.
+            message: the client's request.
+            caller: authenticates the caller; Unauthenticated that it raises is counted too.
+            call: receives the output.
 
         Raises:
-            RequestError: it is not served, or not to its end.
+            RequestError: the request is refused, or fails before its end.
         """
         served = current()
         trace = None if served is None else served.output()
@@ -210,10 +209,10 @@ class Handler:
                 self._idle.set()
 
     def _check_open(self) -> None:
-        """Check that there is room for one more request, which is counted already.
+        """Check that there is room for one more request; the new one is counted already.
 
         Raises:
-            RequestError: there is none.
+            RequestError: there is no room.
         """
         if self._draining:
             raise Unavailable("the router is draining; ask another", Reason.DRAINING)
@@ -226,35 +225,35 @@ class Handler:
             )
 
     # --- adapters and status ----------------------------------------------------------------------------------------
-    # These raise RequestError, or grpc.aio.AioRpcError as a scheduler has answered.
+    # These raise RequestError, or pass on the scheduler's grpc.aio.AioRpcError.
 
     async def list_adapters(self, caller: ApiKey) -> router_pb2.ListAdaptersResponse:
-        """List the adapters that any connected shard knows, and the caller may know of."""
+        """List the adapters that any connected shard has and the caller may see."""
         known = await adapters.list_adapters(self._placement, self.settings.model)
         return router_pb2.ListAdaptersResponse(adapters=visible_adapters(caller, known.adapters), model=known.model)
 
     async def find_adapter(self, caller: ApiKey, adapter_id: str) -> types_pb2.Adapter | None:
-        """Return an adapter; None: no connected shard knows it, or the caller may not know of it."""
+        """Return an adapter; None: no connected shard has it, or the caller may not see it."""
         found = await adapters.find_adapter(self._placement, adapter_id)
         return found if caller.may_see(adapter_id) else None
 
     def unknown_model(self, model: str) -> RequestError:
-        """Return the error of who asks for a model that is not to be had."""
+        """Return the error for a request that names an unknown model."""
         return unknown_model(model, self.settings.served_model_names[0])
 
     async def load_adapter(self, caller: ApiKey, adapter: types_pb2.Adapter) -> None:
-        """Make an adapter known to every shard."""
+        """Register an adapter at every shard."""
         check_load(caller, adapter.adapter_id)
         max_lora_rank = self.settings.adapters.max_lora_rank
         await adapters.load(self._placement, adapter, max_lora_rank, self.settings.model_names)
 
     async def unload_adapter(self, caller: ApiKey, adapter_id: str) -> None:
-        """Make an adapter unknown to every shard."""
+        """Unregister an adapter at every shard."""
         check_load(caller, adapter_id)
         await adapters.unload(self._placement, adapter_id, self.settings.model_names)
 
     async def engine_metrics(self) -> CollectorRegistry | None:
-        """Return the cluster as one engine, under other engines' names, as it is now; None: that is not wanted."""
+        """Return the current state of the cluster as metrics under other engines' names; None: off."""
         engine = self._metrics.engine
         if engine is None:
             return None
@@ -263,14 +262,14 @@ class Handler:
         return engine.registry
 
     async def cluster_status(self, caller: ApiKey) -> router_pb2.GetClusterStatusResponse:
-        """Tell how full every shard is, as far as the caller may know."""
+        """Return the load of every shard, as far as the caller may see it."""
         return visible_status(caller, await self._cluster_status.get())
 
     def kv_events(self, caller: ApiKey, adapter_id: str | None = None) -> AsyncGenerator[scheduler_pb2.KvEvents]:
-        """Return what happens to all prefix caches, taken as one; see `kv_events.follow`.
+        """Return the events of all prefix caches merged into one; see `kv_events.follow`.
 
         Raises:
-            PermissionDenied: the caller may not know.
+            PermissionDenied: the caller is no operator.
             Unavailable: no scheduler is connected.
         """
         check_operator(caller, "follow KV events")
@@ -281,17 +280,17 @@ class Handler:
         """Return a watch of all schedulers.
 
         Raises:
-            PermissionDenied: the caller may not know.
-            InvalidRequest: a rate out of range.
+            PermissionDenied: the caller is no operator.
+            InvalidRequest: the rate is out of range.
         """
         check_operator(caller, "watch the cluster")
         return ClusterWatch(lambda: self._placement.shards, checked_hz(hz))
 
     def check_still_valid(self, caller: ApiKey) -> None:
-        """Check that what a caller showed would be accepted now.
+        """Check that the caller's key is still valid.
 
         Raises:
-            Unauthenticated: it would not.
+            Unauthenticated: it has been revoked.
         """
         if not self._access.is_valid(caller):
             raise taken_back(caller)
@@ -301,10 +300,10 @@ class Handler:
     async def prompt_token_ids(
         self, message: router_pb2.GenerateRequest, caller: Callable[[], ApiKey]
     ) -> Sequence[int]:
-        """Return the tokens of a request's prompt; a failure counts as that of the request.
+        """Return the tokens of a request's prompt; a failure is counted as a refused request.
 
         Raises:
-            RequestError: it has none, or too many, or the caller is not known.
+            RequestError: the prompt is empty or too long, or the caller is not authenticated.
         """
         with self._refusals_counted():
             caller()
@@ -315,11 +314,11 @@ class Handler:
 
         Args:
             text: of the prompt.
-            special_tokens: with those that frame a prompt.
+            special_tokens: whether to add the tokens that frame a prompt.
 
         Raises:
             RequestError: it is too long.
-            UnicodeEncodeError: it is no Unicode text, which a message could not have carried.
+            UnicodeEncodeError: it has lone surrogates, which a protobuf message could not have carried.
         """
         text.encode()
         check_text("prompt", text, self.tokenizer, self.settings.scheduler.max_req_input_len)
@@ -333,16 +332,16 @@ class Handler:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
-        """Return the tokens of a conversation, by the chat template; a failure counts as that of a request.
+        """Return the tokens of a conversation, by the chat template; a failure is counted as a refused request.
 
         Args:
-            messages: as `Tokenizer.chat_prompt` takes them.
-            caller: tells who asks.
-            add_generation_prompt: end with what begins the assistant's turn.
-            variables: further ones of the template.
+            messages: as for `Tokenizer.chat_prompt`.
+            caller: authenticates the caller.
+            add_generation_prompt: append the start of the assistant's turn.
+            variables: further template variables.
 
         Raises:
-            RequestError: it does not go with the template or is too long, or the caller is not known.
+            RequestError: the template refuses the conversation, it is too long, or the caller is not authenticated.
         """
         with self._refusals_counted():
             caller()
@@ -377,12 +376,12 @@ class Handler:
     # --- faults on request ------------------------------------------------------------------------------------------
 
     async def set_faults(self, caller: ApiKey, rules: Sequence[str], *, add: bool) -> None:
-        """Take an operator's rules, in place of the last ones or beside them."""
+        """Set an operator's fault rules, replacing or adding to the previous ones."""
         check_operator(caller, "set faults")
         await cluster_faults.set_faults(self._placement, self._injector, rules, add=add)
 
     async def list_faults(self, caller: ApiKey) -> router_pb2.ListFaultsResponse:
-        """List the rules of this router and its schedulers, and how often each has happened."""
+        """List the fault rules of this router and its schedulers, with the number of times each has applied."""
         check_operator(caller, "list faults")
         return await cluster_faults.list_faults(self._placement, self._injector)
 
@@ -401,6 +400,6 @@ def _outcome(error: RequestError) -> str:
         return "unattainable"
     if isinstance(error, InjectedFault):
         return "fault"
-    if error.reason == Reason.QUOTA_EXCEEDED:  # the tenant's matter, where a full queue is the cluster's
+    if error.reason == Reason.QUOTA_EXCEEDED:  # the tenant's limit; a full queue is the cluster's
         return "over_quota"
     return _OUTCOMES.get(status.grpc_status(error).name, "failed")

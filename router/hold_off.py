@@ -1,10 +1,10 @@
-"""Whom a scheduler would refuse just now, so that it need not be asked.
+"""Requests that a scheduler would refuse at the moment, so that they need not be sent to it.
 
-A scheduler that refuses a request for its queue says for whom that holds: for all, or for all of the tenant. Until it
-expects a change, and for `MAX_HOLD_SECONDS` at most, further ones are refused here, before anything is read of them:
-under ten times the load a cluster can serve, that is nearly all. Each of them is told to come back one place of the
-queue later than the one before it, as the scheduler would have told it. The queue is full meanwhile, so no worker
-waits.
+A scheduler that refuses a request because of its queue says whether the refusal holds for all requests or for all of
+the tenant. Until the scheduler expects a change, and for at most `MAX_HOLD_SECONDS`, further such requests are refused
+here before they are parsed: at ten times the load that a cluster can serve, that is nearly all of them. Each gets a
+retry delay one queue place longer than the one before it, as the scheduler would have given. The queue is full
+meanwhile, so no worker idles.
 """
 
 import time
@@ -14,11 +14,11 @@ from lorrery.chassis.errors import Overloaded, RequestError, Unattainable
 MAX_HOLD_SECONDS = 0.1
 MAX_RETRY_SECONDS = 60.0
 MAX_TENANTS = 1000
-"""Tenants remembered at once; clients may name any."""
+"""Tenants remembered at once; bounded because clients may name any tenant."""
 
 
 class _Hold:
-    """One refusal that holds for others."""
+    """One refusal that holds for further requests."""
 
     __slots__ = ("error", "retry_seconds", "step_seconds", "until")
 
@@ -26,7 +26,7 @@ class _Hold:
         self.error = error
         self.until = until
         self.step_seconds = step_seconds
-        self.retry_seconds = error.retry_seconds  # of the latest
+        self.retry_seconds = error.retry_seconds  # of the latest refused request
 
     def raise_for_another(self) -> None:
         first = self.error
@@ -37,19 +37,19 @@ class _Hold:
 
 
 class HoldOff:
-    """What one scheduler refuses just now."""
+    """Refusals of one scheduler that are in force."""
 
     def __init__(self) -> None:
         self._all: _Hold | None = None
         self._of_tenant: dict[str, _Hold] = {}
 
     def note(self, error: RequestError, tenant_id: str | None, step_seconds: float) -> None:
-        """Take note of a refusal that holds for others.
+        """Record a refusal that holds for further requests.
 
         Args:
-            error: what its client is told.
-            tenant_id: it holds for all of this tenant; None: for everybody.
-            step_seconds: how much later than the one before it each of those may come back.
+            error: the error for the client.
+            tenant_id: the tenant that it holds for; None: all.
+            step_seconds: increment of the retry delay from one refused request to the next.
         """
         now, retry_seconds = time.monotonic(), error.retry_seconds
         hold_seconds = MAX_HOLD_SECONDS if retry_seconds is None else min(retry_seconds, MAX_HOLD_SECONDS)
@@ -63,7 +63,7 @@ class HoldOff:
             self._of_tenant[tenant_id] = hold
 
     def check(self, tenant_id: str) -> None:
-        """Check that a new request of a tenant may be worth asking for.
+        """Check that a new request of a tenant is not sure to be refused.
 
         Raises:
             RequestError: the scheduler would refuse it.

@@ -1,7 +1,7 @@
-"""API keys: what their file says, and what each may do.
+"""API keys: the format of their file, and what each key may do.
 
-The file holds SHA-256 digests, never keys. A key has 256 random bits, so that no salt and no slow hash is needed, and a
-look-up by digest tells nothing by the time that it takes. `lorrery keys new` makes a key and its entry.
+The file holds SHA-256 digests, never keys. A key has 256 random bits, so neither a salt nor a slow hash is needed, and
+the time of a look-up by digest reveals nothing. `lorrery keys new` makes a key and its entry.
 
     [[keys]]
     name = "acme-production"           # in logs and messages; quotas count under it
@@ -29,7 +29,7 @@ from lorrery.chassis.toml import read_toml
 
 FORMAT = 1
 KEY_PREFIX = "lry_"
-"""Of keys that `lorrery keys new` makes: leaks are found by it."""
+"""Prefix of keys made by `lorrery keys new`; lets scanners find leaked keys."""
 
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, 64 hexadecimal digits")]
 _Patterns = tuple[str, ...]
@@ -56,17 +56,17 @@ class ApiKey(Section):
     weight: Weight = Field(default=1.0, description="the tenant's share under a fair policy")
 
     def may_use(self, adapter_id: str) -> bool:
-        """Return whether requests may name this adapter; empty: the base model."""
+        """Return whether requests may use this adapter; empty: the base model."""
         if not adapter_id:
             return self.base_model
         return self._uses.fullmatch(adapter_id) is not None
 
     def may_load(self, adapter_id: str) -> bool:
-        """Return whether this adapter may be loaded and unloaded."""
+        """Return whether the key may load and unload this adapter."""
         return self.operator or self._loads.fullmatch(adapter_id) is not None
 
     def may_see(self, adapter_id: str) -> bool:
-        """Return whether this adapter's existence may be known."""
+        """Return whether the key may learn that this adapter exists."""
         return self.operator or self.may_use(adapter_id) or self.may_load(adapter_id)
 
     @cached_property
@@ -92,12 +92,12 @@ class Keys:
     by_digest: Mapping[str, ApiKey]
 
     def find(self, secret: str) -> ApiKey | None:
-        """Return what a key may do; None: there is no such key."""
+        """Return the entry of a key; None: there is none."""
         return self.by_digest.get(digest(secret))
 
 
 def digest(secret: str) -> str:
-    """Return what the file holds of a key."""
+    """Return the digest that the file holds for a key."""
     return sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -105,7 +105,7 @@ def read_keys(path: Path) -> Keys:
     """Read a file of keys.
 
     Raises:
-        SettingsError: it cannot be read, or says what cannot be.
+        SettingsError: it cannot be read, or is invalid.
     """
     try:
         found = _KeysFile.model_validate(read_toml(path))
@@ -113,7 +113,7 @@ def read_keys(path: Path) -> Keys:
         raise SettingsError(f"router.keys: {error}") from None
     except ValidationError as error:
         raise SettingsError(f"router.keys: {path}: {_in_words(error)}") from None
-    if "keys" not in found.model_fields_set:  # as while somebody writes it, or on a full disk
+    if "keys" not in found.model_fields_set:  # as while it is being written, or on a full disk
         raise SettingsError(f"router.keys: {path} has no [[keys]]; write keys = [] into it to revoke all keys")
     if found.format != FORMAT:
         raise SettingsError(f"router.keys: {path}: format {found.format} is not known; this version reads {FORMAT}")
@@ -130,12 +130,12 @@ def read_keys(path: Path) -> Keys:
 
 
 def _any_of(patterns: _Patterns) -> re.Pattern[str]:
-    # No pattern matches nothing, an id without characters included.
+    # Without patterns nothing matches, not even the empty id.
     return re.compile("|".join(translate(pattern) for pattern in patterns) or r"(?!)")
 
 
 def _in_words(error: ValidationError) -> str:
-    """Say the first thing that is wrong; never the value, which may be a key that stands where its hash should."""
+    """Describe the first error without its value, which may be a key in the place of its digest."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":

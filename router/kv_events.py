@@ -1,8 +1,8 @@
-"""The prefix caches of all workers as one, for those who take the router for one engine.
+"""The prefix caches of all workers merged into one, for clients that see the router as one engine.
 
-Each scheduler streams what its workers' caches store and remove. A block is in the one cache while some worker has it:
-it is stored when the first has it, and removed when the last has it no more. A worker or a scheduler that is lost takes
-its blocks along.
+Each scheduler streams the blocks that its workers' caches store and remove. A block is in the merged cache while at
+least one worker has it: it is stored with the first worker and removed with the last. The blocks of a lost worker or
+scheduler are removed.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from lorrery.vocabulary import u32
 
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.2, 2.0
 MAX_MESSAGES = 64
-"""Messages that wait for a slow reader here; then those of the schedulers wait, and in the end they cut it off."""
+"""Events queued for a slow reader; beyond that, those at the schedulers wait, and finally the schedulers cut it off."""
 SHARDS_SECONDS = 1.0
-"""How often is looked which schedulers there are."""
+"""How often the set of schedulers is checked."""
 
 _News = asyncio.Queue[tuple[str, pb.WatchKvEventsResponse | None]]
 Worker = tuple[str, str]
@@ -31,7 +31,7 @@ Worker = tuple[str, str]
 
 
 class OneCache:
-    """What some worker has.
+    """The merged cache: blocks that at least one worker has.
 
     Args:
         adapter_id: only blocks of this adapter count; None: all do.
@@ -43,7 +43,7 @@ class OneCache:
         self._num_workers: Counter[int] = Counter()
 
     def apply(self, worker: Worker, events: pb.KvEvents) -> pb.KvEvents:
-        """Take in events of a worker, and return those of the one cache."""
+        """Apply a worker's events, and return the resulting events of the merged cache."""
         blocks = self._of_worker.setdefault(worker, set())
         net = pb.KvEvents(block_size=events.block_size)
         for event in events.events:
@@ -58,7 +58,7 @@ class OneCache:
         return net
 
     def lose(self, shard: str) -> pb.KvEvents:
-        """Take in that a scheduler is gone, and return the events of the one cache."""
+        """Remove a lost scheduler's blocks, and return the resulting events of the merged cache."""
         net = pb.KvEvents()
         for worker in [worker for worker in self._of_worker if worker[0] == shard]:
             blocks = self._of_worker.pop(worker)
@@ -69,7 +69,7 @@ class OneCache:
         hashes = stored.block_hashes
         blocks.update(hashes)
         self._num_workers.update(hashes)
-        # Who has a block has all before it: what is new is the end of the chain.
+        # A worker that has a block has all blocks before it, so the new blocks are the end of the chain.
         num_known = sum(self._num_workers[block_hash] > 1 for block_hash in hashes)
         if num_known == len(hashes):
             return
@@ -94,17 +94,17 @@ class OneCache:
 
 
 async def follow(shards: Callable[[], Iterable[Shard]], adapter_id: str | None = None) -> AsyncGenerator[pb.KvEvents]:
-    """Yield what happens to the one cache, without end: first AllBlocksCleared, then what is there.
+    """Yield the events of the merged cache, without end: first AllBlocksCleared, then the blocks present.
 
-    It begins as soon as one of the schedulers has answered; others join when they are there.
+    Begins as soon as one scheduler has answered; others join when they connect.
 
     Args:
-        shards: returns the schedulers that there are.
+        shards: returns the current schedulers.
         adapter_id: see `OneCache`.
 
     Raises:
         NoKvEvents: a scheduler has none.
-        Overloaded: they are not taken as fast as they come.
+        Overloaded: the reader is too slow.
     """
     cache = OneCache(adapter_id)
     news: _News = asyncio.Queue(MAX_MESSAGES)
@@ -113,7 +113,7 @@ async def follow(shards: Callable[[], Iterable[Shard]], adapter_id: str | None =
     watching: dict[Shard, asyncio.Task[Any]] = {}
 
     def look_for_shards() -> list[str]:
-        """Watch those that have come; return the addresses of those that have gone."""
+        """Start to watch new schedulers; return the addresses of those that have gone."""
         there = set(shards())
         for shard in there - watching.keys():
             watch = _watch(shard, answered, news)
@@ -138,7 +138,7 @@ async def follow(shards: Callable[[], Iterable[Shard]], adapter_id: str | None =
             )
             for task in watching.values():
                 if task.done():
-                    task.result()  # it ends by an error only
+                    task.result()  # a watch ends only with an error
             if not getting.done():
                 continue
             address, message = getting.result()
@@ -155,7 +155,7 @@ async def follow(shards: Callable[[], Iterable[Shard]], adapter_id: str | None =
 
 
 async def _watch(shard: Shard, answered: asyncio.Event, news: _News) -> None:
-    """Pass on what a scheduler says, and None when it is lost; dial again until there is nothing to be had."""
+    """Forward a scheduler's events, and None when it is lost; dial again, until an error is final."""
     retry_seconds = FIRST_RETRY_SECONDS
     while True:
         try:

@@ -1,10 +1,10 @@
-"""Log-probabilities of tokens, as the mock model has them.
+"""Log-probabilities of tokens under the mock model.
 
-Its words are drawn alike often, so each has the logarithm of one in `NUM_WORDS`, and which of them are listed as the
-likeliest is a matter of choice: the token itself, then others that follow from seed and position, so that a request
-asked for again shows the same. Words from synthetic logits have what the model makes of them, before penalties and
-temperature, as in vLLM. Where an output ends is drawn apart from its words; an end-of-sequence token had no
-alternative. What the model never says has `NEVER`.
+Words that are drawn uniformly have the logarithm of 1 / `NUM_WORDS`; the tokens listed as likeliest are then arbitrary:
+the token itself, followed by others that depend on seed and position only, so that a resubmitted request shows the
+same. Words drawn from synthetic logits have the model's log-probabilities, before penalties and temperature, as in
+vLLM. The end of an output is drawn separately from its words, so an end-of-sequence token has no alternative. A token
+that the model never produces has `NEVER`.
 """
 
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ from lorrery.tokenizer.base import NUM_WORDS, Tokenizer
 from lorrery.vocabulary.synthetic_logits import context_of, model_logits
 
 MAX_TOP_LOGPROBS = 20
-"""vLLM's default, and the most that OpenAI's chat route takes."""
+"""vLLM's default, and the limit of OpenAI's chat route."""
 NEVER = -9999.0
-"""In place of minus infinity, which JSON lacks; vLLM's."""
+"""Replaces minus infinity, which JSON lacks; vLLM's value."""
 _STRIDE = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely a token was.
+    """The log-probability of a token and of its likeliest alternatives.
 
     Attributes:
-        token_id: which it is.
+        token_id: the token.
         logprob: natural logarithm of its probability.
-        top_token_ids: the likeliest tokens there, the likeliest first.
-        top_logprobs: their own.
+        top_token_ids: the likeliest tokens at its position, in descending order.
+        top_logprobs: their log-probabilities.
     """
 
     token_id: int
@@ -45,11 +45,11 @@ class TokenLogprobs:
 
 
 class LogprobModel:
-    """How the workers' mock model draws words.
+    """The distribution from which the workers' mock model draws words.
 
     Args:
         mode: worker.output.mode.
-        tokenizer: in whose terms tokens are.
+        tokenizer: of the tokens.
     """
 
     def __init__(self, mode: str, tokenizer: Tokenizer) -> None:
@@ -57,14 +57,14 @@ class LogprobModel:
         self._tokenizer = tokenizer
 
     def of(self, request: Request) -> "OutputLogprobs":
-        """Return how likely the tokens of a request's output are."""
+        """Return the log-probabilities of a request's output."""
         context = None
         if self._mode == "logits":
             context = context_of(request.adapter_id, request.prompt_token_ids_u32)
         return OutputLogprobs(self.words, request.seed, request.eos_id, context, certain=self._mode == "echo")
 
     def of_prompt(self, seed: int) -> "OutputLogprobs":
-        """Return how likely the tokens of a prompt are."""
+        """Return the log-probabilities of a prompt."""
         return OutputLogprobs(self.words, seed, self._tokenizer.eos_id)
 
     @cached_property
@@ -74,16 +74,16 @@ class LogprobModel:
 
 
 class Words:
-    """The tokens that an output is made of.
+    """The tokens that an output consists of.
 
     Args:
         ids: see `Tokenizer.word_ids`.
 
     Attributes:
         ids: as a list.
-        index: of each in it.
-        uniform: the logarithm of each word's share, where the model's words are drawn alike often. In a vocabulary
-            with fewer words some stand for more of the model's than others.
+        index: position of each token in `ids`.
+        uniform: log-probability of each word under uniform drawing. In a vocabulary with fewer than `NUM_WORDS` words,
+            some stand for more of the model's words than others.
     """
 
     def __init__(self, ids: Sequence[int]) -> None:
@@ -95,20 +95,20 @@ class Words:
         self._twice = self.ids * 2, self.uniform * 2
 
     def some(self, first: int, num_words: int) -> tuple[list[int], list[float]]:
-        """Return so many words, at most all, from one on, and their `uniform`; behind the last comes the first."""
+        """Return up to `num_words` words from index `first`, cyclically, with their `uniform` values."""
         ids, uniform = self._twice
         return ids[first : first + num_words], uniform[first : first + num_words]
 
 
 class OutputLogprobs:
-    """How likely the tokens of one output are.
+    """Log-probabilities for one output.
 
     Args:
-        words: that it is made of.
+        words: the tokens that it consists of.
         seed: of the request.
-        eos_id: what ends an output.
-        context: of synthetic logits; None: words are drawn alike often.
-        certain: whether there is no choice, as in an echo.
+        eos_id: the token that ends an output.
+        context: of synthetic logits; None: words are drawn uniformly.
+        certain: whether each token has probability 1, as in an echo.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class OutputLogprobs:
         self._context, self._certain = context, certain
 
     def at(self, position: int, token_id: int, num_top: int) -> TokenLogprobs:
-        """Return how likely a token was.
+        """Return the log-probability of a token.
 
         Args:
-            position: in the output, from 0; tokens of the prompt have negative ones.
+            position: in the output, from 0; prompt tokens have negative positions.
             token_id: the token.
-            num_top: how many of the likeliest tokens to list.
+            num_top: number of likeliest tokens to list.
         """
         index = self._words.index.get(token_id)
         if position >= 0 and (self._certain or token_id == self._eos_id):
@@ -145,7 +145,7 @@ class OutputLogprobs:
         return TokenLogprobs(ids[index], float(logprobs[index]), top, logprobs[best].tolist())
 
     def _spread(self, position: int, token_id: int, logprob: float, num_top: int) -> TokenLogprobs:
-        """Return a token's own, and those of others that follow from seed and position."""
+        """Return a token's log-probability with alternatives that depend on seed and position."""
         if not num_top:
             return TokenLogprobs(token_id, logprob, (), ())
         words = self._words
@@ -163,9 +163,9 @@ class OutputLogprobs:
 
 
 def likeliest(logprobs: NDArray[np.float64], num_top: int) -> NDArray[np.intp]:
-    """Return where the highest are, the highest first, of equal ones the first.
+    """Return the indices of the highest values in descending order; equal values by index.
 
-    To sort them all would take five times as long.
+    Sorting all of them would take five times as long.
     """
     num_top = min(num_top, len(logprobs))
     high = np.flatnonzero(logprobs >= np.partition(logprobs, -num_top)[-num_top]) if num_top else np.empty(0, np.intp)
@@ -174,10 +174,10 @@ def likeliest(logprobs: NDArray[np.float64], num_top: int) -> NDArray[np.intp]:
 
 
 def check_top_logprobs(num_top: int) -> None:
-    """Check how many alternatives a request asks for.
+    """Check the number of alternatives that a request asks for.
 
     Raises:
-        InvalidRequest: more than `MAX_TOP_LOGPROBS`.
+        InvalidRequest: it exceeds `MAX_TOP_LOGPROBS`.
     """
     if num_top > MAX_TOP_LOGPROBS:
         raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""What a router counts; `series.py` says what each of it means.
+"""The metrics of a router; `series.py` describes each of them.
 
-What changes per message is counted in plain integers, what changes per frame of tokens once for all of its messages.
+Per-message counts are plain integers; per-frame values are recorded once for all messages of a frame.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from lorrery.router.engine_metrics import EdgeEngine
 from lorrery.router.series import OUTCOMES
 
 _NAMES_NO_ADAPTER = frozenset({"invalid", "not_found", "unauthenticated", "denied"})
-"""With these outcomes nobody knows whether there is such an adapter, so that they bring none into view."""
+"""Outcomes that leave open whether the adapter exists, so they give it no series of its own."""
 
 
 DEFAULT = MetricsSettings()
 
 
 class Traffic:
-    """What the requests of one adapter or tenant have done."""
+    """Counts for the requests of one adapter or tenant."""
 
     __slots__ = ("output_tokens", "prompt_tokens", "requests", "ttft")
 
@@ -35,17 +35,17 @@ class Traffic:
         self.ttft = Histogram(series.ADAPTER_TTFT.buckets)
 
     def ended(self, outcome: str) -> None:
-        """Count a request that ended."""
+        """Count a finished request."""
         self.requests[outcome] += 1
 
 
 class RouterMetrics:
-    """All of them; make one per process.
+    """All metrics of a router; make one per process.
 
     Args:
-        registry: where they are shown.
+        registry: where they are registered.
         limits: how many adapters and tenants have series of their own.
-        engine: what the HTTP edge shows under other engines' names; None: nothing.
+        engine: metrics of the HTTP edge under other engines' names; None: off.
     """
 
     def __init__(
@@ -106,17 +106,17 @@ class RouterMetrics:
         in_flight: Callable[[], float],
         waiting: Callable[[], float],
     ) -> None:
-        """Say where the gauges read from."""
+        """Set the sources of the gauges."""
         self._shown.value(series.OPEN_HANDLERS, open_handlers)
         self._shown.value(series.IN_FLIGHT, in_flight)
         self._shown.value(series.WAITING, waiting)
 
     def shard_connected(self, address: str, connected: bool) -> None:
-        """Tell that a Route stream is up or down."""
+        """Record that a Route stream is up or down."""
         self._connected.labels(address).set(connected)
 
     def shard_left(self, address: str) -> None:
-        """Show a shard no longer."""
+        """Remove a shard's series."""
         self._connected.forget(address)
 
     def request_ended(
@@ -126,9 +126,9 @@ class RouterMetrics:
 
         Args:
             outcome: one of `OUTCOMES`.
-            adapter_id: that it named; empty: the base model; None: nobody knows.
-            tenant_id: whose it was; None: nobody knows.
-            started: it has counted as traffic already.
+            adapter_id: the adapter that it named; empty: the base model; None: unknown.
+            tenant_id: its tenant; None: unknown.
+            started: whether it has already been counted as traffic.
         """
         self._requests.labels(outcome).inc()
         adapters, tenants = self.adapters, self.tenants
@@ -140,13 +140,13 @@ class RouterMetrics:
         (tenants.of if started else tenants.count)(tenant_id or "").ended(outcome)
 
     def tokens_written(self, gap_seconds: float, num_tokens: int) -> None:
-        """Count a message after a stream's first, and the gaps of its tokens; `flush` makes it show.
+        """Count a message after a stream's first, and the gaps of its tokens; shown after `flush`.
 
-        The streams of a step have the same gap, so that they count once together.
+        Streams of one step usually have equal gaps and are then recorded together.
 
         Args:
-            gap_seconds: before each of the tokens; device seconds.
-            num_tokens: in the message.
+            gap_seconds: gap before each of the tokens, in device seconds.
+            num_tokens: tokens in the message.
         """
         if gap_seconds != self._gap_seconds or num_tokens != self._gap_tokens:
             self.flush()
@@ -154,7 +154,7 @@ class RouterMetrics:
         self._num_gaps += 1
 
     def flush(self) -> None:
-        """Count what `tokens_written` has gathered; after each frame of tokens."""
+        """Record what `tokens_written` has collected; called after each frame of tokens."""
         if self._num_gaps:
             self.itl.observe_many(self._gap_seconds, self._gap_tokens * self._num_gaps)
             if self.engine is not None:

@@ -1,7 +1,7 @@
-"""One open request: what has come for it, and how much of that is on its way to its client.
+"""One open request: the tokens received for it, and how many of them are on their way to the client.
 
-Its handler sleeps on one future, which a frame with tokens for it, or a flush, makes done (`streams.py`). Where its
-edge can write without waiting, messages before the last are written at once, and the handler sleeps on.
+Its handler sleeps on one future, which a frame with tokens for it, or a flush, completes (`streams.py`). Where the edge
+can write without waiting, messages before the last are written at once, and the handler sleeps on.
 """
 
 import asyncio
@@ -22,53 +22,54 @@ from lorrery.vocabulary.finish_reason import FinishReason
 _log = get_logger("router.open_request")
 
 MakeMessage = Callable[[list[int], Finish | None, float, float | None], tuple[Message, bool]]
-"""Turns new tokens, the finish if they are the last, and the time scale into a message; says whether it is the last.
+"""Makes a message of new tokens, the finish if they are the last, and the time scale; also returns whether it is last.
 
-It also gets the time (`time.monotonic`) of what has the message made now, a frame or a flush; None: its handler does.
+Its fourth argument is the time (`time.monotonic`) of the frame or flush that triggers the message; None: the handler
+does.
 
-It must not hold the open request: the two would wait for the garbage collector, and the prompt with them.
+It must not hold a reference to the open request: the cycle, and the prompt with it, would wait for the garbage
+collector.
 """
 
 WriteNow = Callable[[Message], bool]
-"""Sends a message at once; says whether it could, without waiting. Where it could not, nothing of it is sent.
+"""Sends a message at once if that needs no waiting; returns whether it did. If not, nothing of it is sent.
 
-It must not hold the open request either.
+It must not hold a reference to the open request either.
 """
 
 
 class Source(Protocol):
-    """Where the tokens of an open request come from."""
+    """Source of an open request's tokens."""
 
     def hold(self) -> bool:
-        """Return whether a stream's next token should wait for a flush, and see to it that there is one."""
+        """Return whether a stream's next token should wait for a flush; if so, make sure that one is scheduled."""
         ...
 
 
 class OpenRequest:
-    """One open request: what was received for it, and how much of that its handler has taken.
+    """One open request: the tokens received for it, and how many of them its handler has taken.
 
     Args:
-        request: what is asked of a scheduler.
+        request: the request as sent to a scheduler.
         make_message: called once for each message, in order.
-        write_now: takes messages before the last while the handler waits; None: the handler writes them all.
-        arrived: when its call came, by `time.monotonic`; None: now.
+        write_now: takes messages before the last while the handler sleeps; None: the handler writes them all.
+        arrived: arrival of its call on `time.monotonic`; None: now.
 
     Attributes:
         token_ids: every token received so far, over all resumptions.
         written: how many of them are in messages.
         finish: set once, after the last token.
-        error: set where the request fails.
-        over: the last message has been made.
-        fanout: where its tokens come from now; None while no shard works on it.
+        error: set if the request fails.
+        over: whether the last message has been made.
+        fanout: source of its tokens; None while no shard works on it.
         handle: its number there.
-        resumed: it was with a scheduler whose stream broke.
-        adapter: the load at run time that brought its adapter, as far as we know; None: none did. A resumption asks for
-            the same.
-        waits_until: when its client goes, on the clock of `time.monotonic`; None: it does not.
-        cut: what its handler, which has been cancelled for it, ends with: its reader was too slow.
+        resumed: whether it was with a scheduler whose stream broke.
+        adapter: the load at run time that brought its adapter, as far as known; None: none. A resumption uses the same.
+        waits_until: the client's deadline on `time.monotonic`; None: none.
+        cut: the error with which its handler, cancelled because its reader was too slow or its key revoked, ends.
         task: its handler.
-        time_scale: wall seconds per device second, where it was submitted last.
-        trace: takes note of what happens; None: it belongs to no trace.
+        time_scale: wall seconds per device second, of the last shard.
+        trace: records what happens; None: it is not traced.
     """
 
     __slots__ = (
@@ -104,7 +105,7 @@ class OpenRequest:
         self.task = asyncio.current_task()
 
     async def next_message(self) -> Message:
-        """Return the next message when there is one, and it is time to write it.
+        """Return the next message once there is one and it is due.
 
         Raises:
             RequestError: the request failed.
@@ -124,10 +125,10 @@ class OpenRequest:
         return message
 
     def wake(self, at: float | None = None) -> None:
-        """Write what is there, or let the handler do so, or learn that there is an error.
+        """Write the pending tokens, or wake the handler to write them or to raise the error.
 
         Args:
-            at: when the frame arrived, or the flush began, that this belongs to; by `time.monotonic`.
+            at: arrival of the frame, or start of the flush, that causes the call, on `time.monotonic`.
         """
         waiter = self.waiter
         if waiter is None:
@@ -146,12 +147,12 @@ class OpenRequest:
 
     @property
     def context(self) -> TraceContext | None:
-        """The span that it is; None: it belongs to no trace."""
+        """Its span; None: it is not traced."""
         return None if self.trace is None else self.trace.context
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What lines of the log say of it, of tasks that are not its own."""
+        """Fields that identify it in log lines of other tasks."""
         return {"request_id": self.request.request_id, **log_fields(self.context)}
 
     def _must_wait(self) -> bool:
@@ -168,16 +169,16 @@ class OpenRequest:
         try:
             token_ids = self.token_ids[written:].tolist()
             message, self.over = self._make_message(token_ids, self.finish, self.time_scale, at)
-        except Exception as error:  # one request's fault must not take the others' frame along
+        except Exception as error:  # a fault in one request must not affect the others of its frame
             _log.exception("message_failed", **self.log_fields)
             self.error = Internal(str(error))
             return None
         return message
 
     def finish_if_complete(self) -> bool:
-        """End the request if every token of it is here and only the scheduler's word on that was lost.
+        """End the request if all its tokens are here and only the scheduler's finish was lost.
 
-        There is nothing left to resume. What else the usage would say, the lost scheduler alone knew.
+        There is nothing left to resume. The rest of the usage was known to the lost scheduler only.
 
         Returns:
             Whether it has ended.

@@ -9,14 +9,14 @@ from lorrery.vocabulary.finish_reason import FinishReason
 
 
 class Output:
-    """Turns the tokens of one sequence into what its messages say.
+    """Turns the tokens of one sequence into the contents of its messages.
 
     Args:
-        request: whose stop strings cut the text.
+        request: its stop strings cut the text.
         tokenizer: for the text.
 
     Attributes:
-        num_tokens: those that `push` has returned.
+        num_tokens: number of tokens returned by `push` so far.
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
@@ -32,15 +32,15 @@ class Output:
 
     @property
     def stopped(self) -> bool:
-        """Whether the text has come to a stop string; nothing is to be written behind it."""
+        """Whether the text has reached a stop string; nothing may be written after it."""
         return self._stop is not None and self._stop.matched
 
     def push(self, token_ids: list[int], finish: Finish | None) -> tuple[list[int], str, Finish | None]:
         """Take new tokens, and the finish if they are the last.
 
         Returns:
-            What to write: tokens, text, finish. Tokens behind a stop string are left out. Where only the text shows
-            one, `stopped` is set and there is no finish: the caller ends the sequence and asks `stop_finish`.
+            What to write: tokens, text, finish. Tokens after a stop string are left out. If the stop string shows only
+            in the text, `stopped` is set and there is no finish: the caller ends the sequence and calls `stop_finish`.
         """
         if self._stop is not None:
             token_ids, text, finish = self._push_until_stop(self._stop, token_ids, finish)
@@ -65,15 +65,14 @@ class Output:
         return token_ids, "".join(pieces), finish
 
     def _counts(self, num_more: int) -> bool:
-        """Return whether a stop string may end with the last of `num_more` more tokens."""
+        """Return whether a stop string may end with the last of `num_more` further tokens."""
         return self.num_tokens + num_more > self._request.sampling.min_new_tokens
 
     def stop_finish(self, upstream: Finish | None) -> Finish:
-        """Return the finish of a sequence that has stopped here.
+        """Return the finish of a sequence that was stopped here.
 
         Args:
-            upstream: how the sequence ended for its scheduler, which has gone on behind the stop string; None: it has
-                not said.
+            upstream: the scheduler's finish, for a sequence that ran past the stop string; None: unknown.
         """
         usage = upstream.usage if upstream is not None else Usage(self._request.prompt_tokens, 0)
         return _stop_finish(usage, self.num_tokens, "" if self._stop is None else self._stop.found)

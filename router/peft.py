@@ -7,7 +7,7 @@ _MAX_CONFIG_BYTES = 1 << 16
 
 
 def rank_in(folder: str) -> int | None:
-    """Return the rank of the adapter in a folder on this machine; None: there is none to be read."""
+    """Return the rank of the adapter in a folder on this machine; None: no readable adapter."""
     try:
         with (Path(folder) / "adapter_config.json").open("rb") as file:
             rank = json.loads(file.read(_MAX_CONFIG_BYTES)).get("r")

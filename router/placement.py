@@ -1,13 +1,13 @@
 """Which shard gets a request, and what happens to requests while there is none.
 
 A request goes to the connected shard that wins its adapter's rendezvous hash, so that an adapter's requests meet on one
-shard, and stay there when another shard comes or goes; a shard that has more than its share already is passed over
-(`max_shard_load`). Requests for the base model spread by request id. While no shard accepts requests they wait, up to
-`resume_timeout_seconds`; when a shard's stream breaks, everything it worked on is placed anew, with the tokens received
-so far. So is what a shard without workers has, where another shard has some.
+shard and stay there when another shard comes or goes. A shard that already has more than its share is skipped
+(`max_shard_load`). Requests for the base model spread by request id. While no shard accepts requests, they wait for up
+to `resume_timeout_seconds`. When a shard's stream breaks, all its requests are placed again, with the tokens received
+so far; so are the requests of a shard without workers if another shard has some.
 
-Which shards there are may change: see `chassis.discovery`. One that its name has no more gets no new requests, and is
-left once what it has is over.
+The set of shards may change: see `chassis.discovery`. A shard whose name has dropped its address gets no new requests,
+and is disconnected once its requests are done.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from lorrery.settings import Settings
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 LEAVING_SECONDS = 0.2
-"""How often is looked whether a shard that leaves has become empty."""
+"""How often a leaving shard is checked for remaining requests."""
 AFTER_STOP_SECONDS = 5.0
-"""How long a router that was stopped runs before it lets a wait for a scheduler end: time to dial twice."""
+"""How long a router that was suspended runs before waits for a scheduler may time out: time to dial twice."""
 
 _log = get_logger("router.placement")
 
@@ -46,10 +46,10 @@ class Placement:
         SettingsError: a certificate cannot be used.
 
     Attributes:
-        log: what was loaded and unloaded at run time, through this router or another; each shard hears of it, one that
-            connects before any request.
+        log: adapters loaded and unloaded at run time, through this router or another; every shard gets it, a new one
+            before any request.
         any_connected: set once a shard has been up.
-        shards: all there are; another tuple when one comes or goes.
+        shards: all current shards; replaced by a new tuple on each change.
     """
 
     def __init__(self, settings: Settings, metrics: RouterMetrics) -> None:
@@ -73,26 +73,26 @@ class Placement:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a shard."""
+        """Number of requests that wait for a shard."""
         return len(self._waiting)
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that a shard works on."""
+        """Number of requests that shards work on."""
         return sum(shard.num_open for shard in self.shards)
 
     @property
     def wants_load(self) -> bool:
-        """See `ShardOwner.wants_load`: where there is a choice, or may be."""
+        """See `ShardOwner.wants_load`: true if there is a choice of shards, or may be."""
         return self._discovery.has_names or len(self.shards) > 1
 
     async def run(self) -> None:
         """Keep a stream to every shard, until cancelled."""
-        self._awake.now()  # it counts from here
+        self._awake.now()  # starts the measurement
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._running = True
-                self._follow_names()  # addresses do not wait for a name server
+                self._follow_names()  # plain addresses do not wait for a name server
                 await self._discovery.look()
                 self._follow_names()
                 await self._discovery.run(self._follow_names)
@@ -105,7 +105,7 @@ class Placement:
     # --- which shards there are -------------------------------------------------------------------------------------
 
     def _follow_names(self) -> None:
-        """Take in the shards that have come, and begin to leave those that have gone."""
+        """Add the shards that have appeared, and start to leave those that have gone."""
         addresses = self._discovery.addresses
         known = {shard.address: shard for shard in self.shards}
         for address, host in addresses.items():
@@ -123,7 +123,7 @@ class Placement:
                 self._group.create_task(self._leave(shard), name=f"leave shard {shard.address}")
 
     async def _keep(self, shard: Shard) -> None:
-        """Keep a stream to a shard, until it has been left."""
+        """Run a shard until it has been left."""
         try:
             await shard.run()
         finally:
@@ -132,7 +132,7 @@ class Placement:
             self._metrics.shard_left(shard.address)
 
     async def _leave(self, shard: Shard) -> None:
-        """End the stream to a shard once nothing is open there and another takes requests; not if it comes back."""
+        """End the stream to a shard once it has no requests and another accepts some; stop if its address returns."""
         _log.info("shard_leaving", shard=shard.address, num_open=shard.num_open)
         while shard.connected and (shard.num_open or not self._others_accept(shard)):
             await asyncio.sleep(LEAVING_SECONDS)
@@ -147,17 +147,17 @@ class Placement:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def check_hold_off(self, adapter_id: str, request_id: str, tenant_id: str) -> None:
-        """Check that a new request, of which no more has been read, may be worth asking for.
+        """Check that a new request, of which only these ids have been read, is not sure to be refused.
 
         Raises:
-            RequestError: the shard that would get it has just said that it would refuse it.
+            RequestError: its shard has just announced that it refuses such requests.
         """
         accepting = self._accepting()
         if len(accepting) == 1 or (accepting and (adapter_id or request_id)):
             self._chosen(adapter_id or request_id, accepting).hold_off.check(tenant_id)
 
     def submit(self, open_request: OpenRequest) -> None:
-        """Give a request to a shard, now or when there is one."""
+        """Submit a request to a shard, now or when one accepts."""
         accepting = self._accepting()
         if accepting:
             self._place(open_request, accepting)
@@ -167,7 +167,7 @@ class Placement:
             self._waiting[open_request] = loop.call_later(seconds, self._give_up, open_request)
 
     def expect_no_scheduler(self) -> None:
-        """Let no request wait for a scheduler, until one connects all the same."""
+        """Stop requests from waiting for a scheduler, until one connects after all."""
         _log.warning("no_scheduler_to_come", num_waiting=self.num_waiting, num_open=self.num_in_flight)
         self._none_to_come = True
         for open_request, timer in list(self._waiting.items()):
@@ -183,7 +183,7 @@ class Placement:
                 shard.cancel(open_request)
 
     def withdraw(self, open_request: OpenRequest) -> "asyncio.Future[Finish | None]":
-        """Release a request, and return what will be done with the finish that its shard knows; None: no shard does.
+        """Release a request; return a future for the finish that its shard reports, None if no shard has it.
 
         See `Fanout.withdraw`.
         """
@@ -227,7 +227,7 @@ class Placement:
         self._discovery.look_soon()
 
     def load_said(self) -> None:
-        """See `ShardOwner.load_said`: what waits for workers goes where there are some."""
+        """See `ShardOwner.load_said`: moves requests from shards without workers to shards with workers."""
         accepting = self._accepting()
         if any(shard.has_workers for shard in accepting):
             for shard in self.shards:
@@ -236,7 +236,7 @@ class Placement:
                     self.shard_lost(shard.take_back())
 
     def _accepting(self) -> list[Shard]:
-        """Return the shards that a new request may go to: those with workers, and of these those that stay, if any."""
+        """Return the shards for a new request: accepting, with workers if any has some, not leaving if any stays."""
         accepting = [shard for shard in self.shards if shard.accepts]
         able = [shard for shard in accepting if shard.has_workers] or accepting
         return [shard for shard in able if not shard.leaving] or able
@@ -260,7 +260,7 @@ class Placement:
 
     def _give_up(self, open_request: OpenRequest) -> None:
         missing = AFTER_STOP_SECONDS - self._awake.steady_seconds()
-        if missing > 0 and not self._none_to_come:  # one may have been there while this process was stopped
+        if missing > 0 and not self._none_to_come:  # a scheduler may have been there while this process was suspended
             loop = asyncio.get_running_loop()
             self._waiting[open_request] = loop.call_later(missing, self._give_up, open_request)
             return

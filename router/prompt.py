@@ -1,4 +1,4 @@
-"""Prompts as clients give them, as token ids."""
+"""Converts clients' prompts to token ids."""
 
 import asyncio
 from array import array
@@ -10,23 +10,23 @@ from lorrery.router.checks import check_prompt_tokens, check_text, check_token_i
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 
-# A text of this many characters takes a millisecond or so to encode; longer ones leave the event loop for a thread.
+# Encoding this many characters takes about a millisecond; longer texts are encoded in a thread.
 LONG_TEXT_CHARACTERS = 8192
 
 
 async def prompt_token_ids(
     message: router_pb2.GenerateRequest, tokenizer: Tokenizer, max_new_tokens: int, max_req_input_len: int
 ) -> Sequence[int]:
-    """Return the tokens of a message's prompt: its last `truncate_prompt_tokens`, where that is set.
+    """Return the tokens of a message's prompt: the last `truncate_prompt_tokens` of them, if set.
 
     Args:
         message: as the client sent it.
-        tokenizer: of texts.
-        max_new_tokens: that it asks for, for the message of an error.
-        max_req_input_len: most tokens.
+        tokenizer: for texts.
+        max_new_tokens: output limit of the request, for error messages.
+        max_req_input_len: upper bound on the tokens.
 
     Raises:
-        RequestError: there is none, it is too long, or it has tokens that are not in the vocabulary.
+        RequestError: the prompt is empty, too long, or has tokens outside the vocabulary.
     """
     kind = message.WhichOneof("prompt")
     token_ids: Sequence[int] = ()
@@ -57,7 +57,7 @@ def _last(token_ids: Sequence[int], message: router_pb2.GenerateRequest) -> Sequ
 
 
 async def encode_prompt(tokenizer: Tokenizer, text: str, *, special_tokens: bool = True) -> list[int]:
-    """Return the tokens of a prompt; a long one does not hold the event loop."""
+    """Return the tokens of a prompt; a long one is encoded in a thread, so that the event loop is not blocked."""
     encode = tokenizer.encode_prompt if special_tokens else tokenizer.encode_stop
     if len(text) > LONG_TEXT_CHARACTERS:
         return await asyncio.to_thread(encode, text)
@@ -72,12 +72,12 @@ async def encode_chat(
     add_generation_prompt: bool,
     variables: Mapping[str, Any],
 ) -> list[int]:
-    """Return the tokens of a conversation; a long one does not hold the event loop.
+    """Return the tokens of a conversation; a long one is encoded in a thread.
 
     Raises:
         InvalidRequest: the chat template refuses it.
         NeverFits: it is too long.
-        UnicodeEncodeError: it is no Unicode text.
+        UnicodeEncodeError: it has lone surrogates.
     """
 
     def encode() -> list[int]:

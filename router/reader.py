@@ -1,4 +1,4 @@
-"""Reads what a client asks for: checks all that can be checked without a scheduler, and only then packs it."""
+"""Turns client messages into requests: runs every check that needs no scheduler, then packs the tokens."""
 
 import asyncio
 import random
@@ -23,12 +23,12 @@ from lorrery.vocabulary import u32
 
 
 class RequestReader:
-    """Makes requests of clients' messages.
+    """Builds requests from clients' messages.
 
     Args:
         settings: with the limits.
-        tokenizer: of prompts and stop strings.
-        access: which tenant a caller is.
+        tokenizer: for prompts and stop strings.
+        access: maps callers to tenants.
 
     Attributes:
         served: names of the base model.
@@ -46,7 +46,7 @@ class RequestReader:
         """Check a client's message and return it as a request.
 
         Raises:
-            RequestError: it asks for what cannot be.
+            RequestError: the message is invalid, or its key does not allow it.
         """
         check_length("tenant_id", message.tenant_id)
         check_length("request_id", message.request_id)
@@ -81,10 +81,10 @@ class RequestReader:
         )
 
     def adapter_id(self, message: router_pb2.GenerateRequest) -> str:
-        """Return the adapter that a message names, be it as the model; empty: the base model.
+        """Return the adapter that a message names as its adapter or as its model; empty: the base model.
 
         Raises:
-            UnknownName: as the model it names what no adapter can be called, or another one than as the adapter.
+            UnknownName: `model` cannot be an adapter's name, or contradicts `adapter_id`.
         """
         model = message.model
         check_length("model", model)
@@ -101,7 +101,7 @@ class RequestReader:
         return wire.sampling_params(asked)
 
     def _room(self, prompt_tokens: int, caller: ApiKey) -> int:
-        """Return how many tokens may follow a prompt: what limits of the cluster and of the key leave, at least 1."""
+        """Return how many tokens may follow a prompt within the limits of the cluster and of the key, at least 1."""
         scheduler = self._settings.scheduler
         rooms = [scheduler.max_req_total_len - prompt_tokens]
         if scheduler.max_total_token_num is not None:
@@ -110,7 +110,7 @@ class RequestReader:
             rooms.append(caller.max_new_tokens)
         if caller.tokens_per_minute is not None:
             rooms.append(caller.tokens_per_minute - prompt_tokens)
-        return max(1, min(rooms))  # one that has no room is refused for its length
+        return max(1, min(rooms))  # a prompt without room is refused later for its length
 
     async def _stop_token_sequences(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
         single = tuple((token_id,) for token_id in sampling.stop_token_ids)
@@ -123,11 +123,11 @@ class RequestReader:
 
 
 def unknown_model(model: str, served: str) -> UnknownName:
-    """Return the error of a request that names a model which is not to be had; begins as vLLM's does.
+    """Return the error for an unknown model; its text begins as vLLM's does.
 
     Args:
-        model: as the client calls it.
-        served: the base model.
+        model: name that the client gave.
+        served: name of the base model.
     """
     return UnknownName(
         f"The model {quoted(model)} does not exist; this cluster serves {served!r} and the adapters that ListAdapters"

@@ -1,7 +1,7 @@
-"""What the router knows about one request, in its own types.
+"""One request in the router's own types.
 
-A request keeps everything that is needed to ask for it again elsewhere: prompt, settings, and a seed that the router
-draws where the client gave none. Together with the tokens received so far that is all that a resumption carries.
+A request keeps everything needed to submit it again elsewhere: prompt, sampling parameters, and a seed, which the
+router draws if the client gave none. A resumption sends these and the tokens received so far, nothing else.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lorrery.vocabulary.finish_reason import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one request consumed, as its scheduler says; seconds are device seconds."""
+    """What one request consumed, as reported by its scheduler; seconds are device seconds."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -30,7 +30,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a sequence ended; `stop_sequence`: the one that its text has come to."""
+    """How a sequence ended; `stop_sequence`: the stop string that ended its text, if any."""
 
     reason: FinishReason
     usage: Usage
@@ -39,16 +39,16 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as a scheduler gets it.
+    """One request as it is sent to a scheduler.
 
     Attributes:
         prompt_token_ids_u32: little-endian unsigned 32-bit integers; never empty.
-        stop_token_sequences: the stop strings in the tokenizer's own spelling, for the worker.
+        stop_token_sequences: the stop strings in the tokenizer's own tokenisation, for the worker.
         seed: 64 bits; equal seeds give equal tokens.
-        true_output_tokens: a trace's true output length, which no scheduling decision sees; 0: unknown.
+        true_output_tokens: a trace's true output length, hidden from all scheduling decisions; 0: unknown.
         eos_id: the token that ends a sequence.
-        key: whose quotas it counts against; None: nobody's.
-        top_logprobs: how many alternatives to each token its messages have; None: no log-probabilities at all.
+        key: the API key whose quotas it counts against; None: no quotas.
+        top_logprobs: number of alternatives to each token in its messages; None: no log-probabilities.
     """
 
     request_id: str

@@ -1,8 +1,8 @@
 """Sampling parameters: nine with defaults, normalisation, limits and messages as in S-LoRA, and a few of vLLM's.
 
-Rules and texts follow S-LoRA's sampling parameters (S-LoRA/S-LoRA at c1ddf48, Apache-2.0), so that its users meet the
-values and errors they know. Values are normalised *before* they are checked: without `do_sample` a bad temperature,
-top_p or top_k is forgiven, because greedy decoding never looks at it.
+Rules and texts follow S-LoRA's sampling parameters (S-LoRA/S-LoRA at c1ddf48, Apache-2.0), so its users get the values
+and errors they know. Values are normalised *before* they are checked: without `do_sample` an invalid temperature, top_p
+or top_k is accepted, because greedy decoding does not use it.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ _GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What a request asks of the sampler; `top_k` -1 means all tokens.
+    """Sampling parameters of a request; `top_k` -1 means all tokens.
 
     Attributes:
-        min_new_tokens: EOS, stop strings and stop tokens count from the token after these.
-        stop_token_ids: tokens that end the output, and belong to it.
-        include_stop_sequence: whether the text has the stop string that ends it.
-        signed_penalties: penalties are in OpenAI's range, -2 to 2.
+        min_new_tokens: EOS, stop strings and stop tokens apply only after this many tokens.
+        stop_token_ids: tokens that end the output and are part of it.
+        include_stop_sequence: whether the text includes the stop string that ends it.
+        signed_penalties: whether penalties are in OpenAI's range, -2 to 2.
     """
 
     do_sample: bool = False
@@ -41,7 +41,7 @@ class SamplingParams:
     signed_penalties: bool = False
 
     def effective(self) -> dict[str, bool | float | int]:
-        """Return those of S-LoRA's parameters that normalisation may change, by name, as they count."""
+        """Return the S-LoRA parameters that normalisation may change, by name, with their effective values."""
         return {name: getattr(self, name) for name in _NORMALISED}
 
 
@@ -53,15 +53,15 @@ _SIGNED_PENALTY = 2.0
 
 
 def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
-    """Build normalised, checked parameters from those that a client gave.
+    """Build normalised and checked parameters from the client's values.
 
     Args:
-        given: by name; a name left out takes its default. `stop_sequences` is one string or a list of them; one that
-            is given twice counts once.
+        given: by name; missing names take defaults. `stop_sequences` is a string or a list of strings; duplicates are
+            dropped.
 
     Raises:
-        InvalidRequest: an unknown name, a value out of range, the first one in S-LoRA's order of checks, or an empty
-            stop string, which S-LoRA drops without a word.
+        InvalidRequest: an unknown name, a value out of range (the first one in S-LoRA's order of checks), or an empty
+        stop string, which S-LoRA drops silently.
     """
     values = dict(given)
     stop_sequences = values.pop("stop_sequences", None) or ()
@@ -82,7 +82,7 @@ def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
 
 
 def normalise(params: SamplingParams) -> SamplingParams:
-    """Return the parameters in the form in which greedy decoding is always spelt alike."""
+    """Return the parameters in canonical form, in which greedy decoding has one representation."""
     if not params.do_sample:
         params = replace(params, temperature=1.0, top_p=1.0, top_k=1)
     if 0.0 <= params.temperature < _GREEDY_BELOW:
@@ -91,7 +91,7 @@ def normalise(params: SamplingParams) -> SamplingParams:
 
 
 def check(params: SamplingParams) -> None:
-    """Check ranges, in S-LoRA's order. A NaN is in no range.
+    """Check ranges, in S-LoRA's order. NaN is out of every range.
 
     Raises:
         InvalidRequest: a value out of range.
@@ -115,10 +115,10 @@ def check(params: SamplingParams) -> None:
 
 
 def check_least(params: SamplingParams) -> None:
-    """Check that `min_new_tokens` may be reached.
+    """Check that `min_new_tokens` can be reached.
 
     Raises:
-        InvalidRequest: it is over `max_new_tokens`.
+        InvalidRequest: it exceeds `max_new_tokens`.
     """
     if params.min_new_tokens > params.max_new_tokens:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Metrics of a router. TTFT and E2E are measured from arrival at the router."""
+"""The metric series of a router. TTFT and E2E count from the arrival at the router."""
 
 from lorrery.chassis.series import Series, table
 
@@ -20,8 +20,9 @@ OUTCOMES = (
     "failed",
 )
 
-# vLLM's buckets, so that dashboards made for it fit, and more where these leave no percentile: vLLM's first bound
-# for TPOT, 10 ms, is above a whole decode step of an H100; a prefill takes it 0.1 to 0.25 s, which is one bucket.
+# vLLM's buckets, so that dashboards made for it fit, with more bounds where vLLM's are too coarse for percentiles: its
+# first bound for TPOT, 10 ms, exceeds a whole decode step of an H100, and prefills of 0.1 to 0.25 s fall into one
+# bucket.
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0),
     *(7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -37,12 +38,12 @@ _E2E_BUCKETS = (
 _TOKENS_PER_MESSAGE_BUCKETS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0)
 _LAG_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _WALL_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 60.0)
-# vLLM's for lengths: 1, 2, 5 and ten times as many.
+# vLLM's for lengths: 1, 2, 5 times powers of ten.
 _LENGTH_BUCKETS = (
     *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0),
     *(100_000.0, 200_000.0),
 )
-# Fewer of those that there are many of.
+# Fewer buckets for series with one histogram per adapter or tenant.
 _TTFT_BY_NAME_BUCKETS = (0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0, 60.0)
 
 REQUESTS = Series(

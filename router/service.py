@@ -1,4 +1,4 @@
-"""RouterService: what clients call over gRPC, and the router as a process. What a call does is in `handler.py`."""
+"""RouterService: the gRPC edge, and the router as a process. The operations themselves are in `handler.py`."""
 
 import asyncio
 import signal
@@ -63,7 +63,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         return (router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name,)
 
     async def listen(self) -> Mapping[str, str]:
-        """See `Service`: HTTP, and engines' protocols."""
+        """See `Service`: HTTP, and the engine protocols."""
         addresses = {} if self._http is None else {"http": self._http.listen()}
         return addresses | {server.name: await server.start() for server in self._engines}
 
@@ -112,7 +112,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             await server.end_health()
         await self._handler.drain()
         if self._http is not None:
-            await self._http.answered()  # what its generations have made may still be on its way
+            await self._http.answered()  # output of finished generations may still be unsent
 
     # --- the client's side ---
 
@@ -121,8 +121,8 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     ) -> None:
         """Stream one request's output.
 
-        Writes with `context.write` and so is a coroutine, which the generated base class does not know of: a generator
-        that is dropped between two messages would be closed only when the garbage collector finds it.
+        A coroutine that calls `context.write`, unlike in the generated base class: a generator that is dropped between
+        two messages would be closed only when the garbage collector finds it.
         """
         try:
             with self._handler.traces.grpc(context, GENERATE):
@@ -131,7 +131,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             await abort_stream(context, error)
 
     def _caller(self, context: _Context) -> ApiKey:
-        """Return what a caller may do.
+        """Authenticate the caller; return its permissions.
 
         Raises:
             Unauthenticated: no valid key.
@@ -143,33 +143,33 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def ListAdapters(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.ListAdaptersRequest, context: _Context
     ) -> router_pb2.ListAdaptersResponse:
-        """List the adapters that any connected shard knows, and the caller may know of."""
+        """List the adapters that any connected shard has and the caller may see."""
         return await self._answer(context, self._handler.list_adapters)
 
     async def LoadAdapter(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.LoadAdapterRequest, context: _Context
     ) -> router_pb2.LoadAdapterResponse:
-        """Make an adapter known to every shard."""
+        """Register an adapter at every shard."""
         await self._answer(context, lambda caller: self._handler.load_adapter(caller, request.adapter))
         return router_pb2.LoadAdapterResponse()
 
     async def UnloadAdapter(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.UnloadAdapterRequest, context: _Context
     ) -> router_pb2.UnloadAdapterResponse:
-        """Make an adapter unknown to every shard."""
+        """Unregister an adapter at every shard."""
         await self._answer(context, lambda caller: self._handler.unload_adapter(caller, request.adapter_id))
         return router_pb2.UnloadAdapterResponse()
 
     async def GetClusterStatus(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.GetClusterStatusRequest, context: _Context
     ) -> router_pb2.GetClusterStatusResponse:
-        """Tell how full every shard is, as far as the caller may know."""
+        """Return the load of every shard, as far as the caller may see it."""
         return await self._answer(context, self._handler.cluster_status)
 
     async def WatchCluster(  # type: ignore[override]  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: router_pb2.WatchClusterRequest, context: _Context
     ) -> None:
-        """Stream the state of every shard, to an operator; like `Generate` a coroutine."""
+        """Stream the state of every shard to an operator; a coroutine, as `Generate` is."""
         try:
             caller = self._caller(context)
             async with self._handler.watch_cluster(caller, request.hz) as watch:
@@ -185,7 +185,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def SetFaults(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.SetFaultsRequest, context: _Context
     ) -> router_pb2.SetFaultsResponse:
-        """Take an operator's rules, in place of the last ones or beside them."""
+        """Set an operator's fault rules, replacing or adding to the previous ones."""
         rules, add = request.rules, request.add
         await self._answer(context, lambda caller: self._handler.set_faults(caller, rules, add=add))
         return router_pb2.SetFaultsResponse()
@@ -193,11 +193,11 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def ListFaults(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.ListFaultsRequest, context: _Context
     ) -> router_pb2.ListFaultsResponse:
-        """List the rules of this router and its schedulers, and how often each has happened."""
+        """List the fault rules of this router and its schedulers, with the number of times each has applied."""
         return await self._answer(context, self._handler.list_faults)
 
     async def _answer(self, context: _Context, answer: Callable[[ApiKey], Awaitable[_T]]) -> _T:
-        """Answer an operator's call; ours and a scheduler's errors become the status."""
+        """Serve an operator call; RequestErrors and a scheduler's errors become its status."""
         try:
             return await answer(self._caller(context))
         except RequestError as error:

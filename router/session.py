@@ -1,7 +1,7 @@
-"""One life of the stream between a router and a scheduler: what is written on it, under which handles.
+"""One Route stream between a router and a scheduler: what is written on it, and the handles of its requests.
 
-What is to be written waits in two dicts, which hold at most one entry per open request; cancels that gather travel in
-one message, and so do changes to adapters. A handle belongs to one life of the stream and is never used twice in it.
+Submits wait in a dict with at most one entry per open request; cancels that accumulate are sent in one message, and so
+are changes to adapters. A handle belongs to one stream and is never reused on it.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 LONGEST_WAIT_SECONDS = 24 * 3600.0
-"""Clients that wait for longer are said to wait for so long."""
+"""Upper bound on a client's remaining time as sent to the scheduler."""
 MAX_CHANGES = 1024
-"""Changes to adapters that gather, for a scheduler that reads slowly; in place of more it gets all that is known."""
+"""Adapter changes queued for a scheduler that reads slowly; beyond that it gets the whole log instead."""
 _MAX_HANDLE = 2**32 - 1
 
 RouteCall = grpc.aio.StreamStreamCall[scheduler_pb2.RouteRequest, scheduler_pb2.RouteResponse]
@@ -31,13 +31,13 @@ _log = get_logger("router.session")
 
 
 class Session:
-    """One life of a Route stream, from SchedulerHello to its end.
+    """One Route stream, from SchedulerHello to its end.
 
     Args:
         address: of the scheduler.
-        call: the stream, past both hellos.
-        fanout: where its tokens go.
-        submit_bytes: the largest request that the scheduler takes; a larger one would break the stream.
+        call: the stream, after both hellos.
+        fanout: receives its tokens.
+        submit_bytes: size of the largest submit that the scheduler accepts; a larger one would break the stream.
     """
 
     def __init__(self, address: str, call: RouteCall, fanout: Fanout, submit_bytes: int) -> None:
@@ -53,17 +53,17 @@ class Session:
         self._something_to_write = asyncio.Event()
 
     def submit(self, open_request: OpenRequest) -> None:
-        """Ask for a request, or for the rest of it, under a new handle."""
+        """Submit a request, or the rest of it, under a new handle."""
         handle, self._next_handle = self._next_handle, self._next_handle + 1
         self.fanout.add(handle, open_request)
         self._submits[handle] = open_request
         self._something_to_write.set()
 
     def cancel(self, handle: int) -> bool:
-        """Tell the scheduler that a request has gone; one it has not heard of yet it never will.
+        """Cancel a request at the scheduler; a submit that is still queued is dropped instead.
 
         Returns:
-            Whether it is told, and so will answer.
+            Whether a cancel is sent, which the scheduler will answer.
         """
         if self._submits.pop(handle, None) is not None:
             return False
@@ -72,11 +72,11 @@ class Session:
         return True
 
     def tell(self, adapters: AdapterLog, changes: Sequence[AdapterChange] | None = None) -> None:
-        """Tell the scheduler what has happened to adapters, before further requests.
+        """Send adapter changes to the scheduler, before further requests.
 
         Args:
-            adapters: all that is known of them, as it is when this is written.
-            changes: what of that is new; None: it may be anything.
+            adapters: the whole log, read when the message is written.
+            changes: the new changes; None: send the whole log.
         """
         if changes is not None and self._adapters is None and len(self._changes) + len(changes) <= MAX_CHANGES:
             self._changes += changes
@@ -85,7 +85,7 @@ class Session:
         self._something_to_write.set()
 
     async def write(self) -> None:
-        """Write what is to be written, until cancelled or the stream breaks."""
+        """Write queued messages, until cancelled or the stream breaks."""
         while True:
             await self._something_to_write.wait()
             self._something_to_write.clear()
@@ -102,21 +102,21 @@ class Session:
                 if self._submits:
                     handle = next(iter(self._submits))
                     if handle > _MAX_HANDLE:
-                        # The next life of the stream starts to count anew, and resumes every open request.
+                        # The next stream starts with new handles, and resumes every open request.
                         raise wire.ProtocolError("this stream has no handles left")
                     open_request = self._submits.pop(handle)
                     if (submit := self._pack(handle, open_request)) is not None:
                         await self._call.write(submit)
 
     def _time_left_ps(self, open_request: OpenRequest) -> int:
-        """Return how long a client still waits, in device time; 0: for ever."""
+        """Return the time until a client's deadline, in device time; 0: none."""
         if open_request.waits_until is None:
             return 0
         seconds = min(open_request.waits_until - time.monotonic(), LONGEST_WAIT_SECONDS)
         return max(1, round(seconds / self.fanout.time_scale * PS_PER_SECOND))
 
     def _pack(self, handle: int, open_request: OpenRequest) -> scheduler_pb2.RouteRequest | None:
-        """Return the message that asks for a request; None: there cannot be one, and the request has failed."""
+        """Return the submit message of a request; None: it cannot be sent, and the request has failed."""
         error: RequestError
         try:
             message = wire.submit(
@@ -129,7 +129,7 @@ class Session:
                 trace=open_request.context,
             )
         except Exception as cause:
-            # Without its traceback, whose locals show the prompt.
+            # Without the traceback, whose locals include the prompt.
             _log.error("submit_failed", **open_request.log_fields, reason=repr(cause))
             error = Internal(str(cause))
         else:

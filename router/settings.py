@@ -149,7 +149,7 @@ class RouterSettings(Section):
     )
 
     def engine_ports(self) -> dict[str, EnginePort]:
-        """Return the ports at which the router is an engine, by what the announcement calls them."""
+        """Return the ports that speak engine protocols, by their names in the start-up announcement."""
         shared: tuple[tuple[str, Protocol, str | None], ...] = (
             ("vllm_grpc", "vllm", self.vllm_grpc),
             ("smg_vllm_grpc", "smg-vllm", self.smg_vllm_grpc),

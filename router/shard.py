@@ -1,4 +1,4 @@
-"""One scheduler as its router sees it: a Route stream that is dialled, kept, and dialled again.
+"""One scheduler as the router sees it: a Route stream that is dialled, kept up, and dialled again.
 
 One task reads, one writes (`session.py`).
 """
@@ -36,20 +36,20 @@ from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 2.0
 DIAL_SECONDS = 2.0
-"""How long an attempt waits for its channel; the next one has the certificates and the token of its time."""
+"""How long an attempt waits for its channel; the next attempt uses the certificates and token of that time."""
 WARN_AFTER_SECONDS, WARN_EVERY_SECONDS = 10.0, 60.0
-"""When it is said that a scheduler cannot be reached: first at info, then as a warning."""
+"""When an unreachable scheduler is logged: first at info, then as a warning; interval of the warnings."""
 WHY_SECONDS = 1.0
-"""How long gRPC may take to say why."""
+"""Timeout of the call that finds out why a scheduler cannot be reached."""
 HELLO_SECONDS = 10.0
-"""How long a scheduler that is connected may take to answer the router's hello."""
+"""How long a connected scheduler may take to answer the router's hello."""
 
 
 _log = get_logger("router.shard")
 
 
 class ShardOwner(Protocol):
-    """Who places requests on shards."""
+    """Places requests on shards."""
 
     router_id: str
 
@@ -57,27 +57,27 @@ class ShardOwner(Protocol):
 
     @property
     def wants_load(self) -> bool:
-        """Whether shards are to say how much they have to do."""
+        """Whether shards should report their load."""
         ...
 
     def learn(self, changes: Iterable[AdapterChange], forgotten: int | None, told_by: "Shard | None") -> None:
-        """Take over what happened to adapters, and tell the other shards; `forgotten`: see `AdapterLog.merge_all`."""
+        """Merge adapter changes, and send them to the other shards; `forgotten`: see `AdapterLog.merge_all`."""
         ...
 
     def shard_up(self, shard: "Shard") -> None:
-        """Take note that the shard accepts requests."""
+        """Called when the shard accepts requests."""
         ...
 
     def shard_down(self) -> None:
-        """Take note that a shard does not answer."""
+        """Called when a shard does not answer."""
         ...
 
     def load_said(self) -> None:
-        """Take note that a shard has said how much it has to do."""
+        """Called when a shard has reported its load."""
         ...
 
     def shard_lost(self, open_requests: list[OpenRequest]) -> None:
-        """Place these open requests anew; their shard is gone, or takes no new ones."""
+        """Place these open requests again; their shard is gone, or takes no new ones."""
         ...
 
 
@@ -89,11 +89,12 @@ class Shard:
         settings: of the cluster.
         metrics: of the router.
         owner: places requests.
-        pems: what to show, and whom to trust, now.
-        host: the name that its certificate must have; empty: the address's own.
+        pems: current certificates and trust roots.
+        host: name that the scheduler's certificate must have; empty: that of the address.
 
     Attributes:
-        leaving: whether its name has it no more: it gets nothing new where another takes it, and is not dialled again.
+        leaving: its name no longer has this address: it gets new requests only if no other shard takes them, and is not
+            dialled again.
     """
 
     def __init__(
@@ -115,10 +116,10 @@ class Shard:
         self._owner = owner
         self._session: Session | None = None
         self._draining = False
-        self._unreached_since: float | None = None  # monotonic, as is the next
+        self._unreached_since: float | None = None  # monotonic, as is `_say_at`
         self._say_at = -math.inf
         self._load: scheduler_pb2.SchedulerLoad | None = None
-        self._num_open_then = 0  # as it said that
+        self._num_open_then = 0  # own open requests at the time of that report
         self._dialler = Dialler(address, pems, options_for(host))
         self._token = ClusterToken(settings.cluster_token)
         self.stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(
@@ -128,7 +129,7 @@ class Shard:
 
     @property
     def credentials(self) -> Metadata:
-        """What every call to the scheduler shows."""
+        """Metadata of every call to the scheduler."""
         return self._token.metadata()
 
     @property
@@ -138,30 +139,30 @@ class Shard:
 
     @property
     def accepts(self) -> bool:
-        """Whether new requests may go there."""
+        """Whether new requests may go to this shard."""
         return self._session is not None and not self._draining
 
     @property
     def has_workers(self) -> bool:
-        """Whether a request would find a worker there, as far as is known."""
+        """Whether a request would find a worker there; true until a load is reported."""
         return self._load is None or self._load.num_workers > 0
 
     @property
     def says_load(self) -> bool:
-        """Whether it says how much it has to do."""
+        """Whether the shard has reported a load."""
         return self._load is not None
 
     @property
     def size(self) -> int:
-        """How much it can take, in workers; one without any counts as if it had one."""
+        """Its capacity in workers; a shard without workers counts as one."""
         return 1 if self._load is None else max(1, self._load.num_workers)
 
     @property
     def load(self) -> int:
-        """Requests that it works on, of all routers.
+        """Requests that the shard works on, from all routers.
 
-        As it said last, and what has come and gone here since, as often as there are routers: they have the same
-        figures and the same rule, so that they do alike.
+        The last reported number, plus the change in this router's own requests since then times the number of routers:
+        all routers have the same figures and follow the same rule, so they are taken to behave alike.
         """
         if self._load is None:
             return self.num_open
@@ -170,34 +171,34 @@ class Shard:
 
     @property
     def num_open(self) -> int:
-        """Requests that this shard works on."""
+        """This router's requests that the shard works on."""
         return len(self._session.fanout.open_requests) if self._session is not None else 0
 
     def submit(self, open_request: OpenRequest) -> None:
-        """Ask this shard, which must be connected, for a request or for the rest of it."""
+        """Submit a request, or the rest of one, to this shard, which must be connected."""
         assert self._session is not None
         self._session.submit(open_request)
 
     def tell_adapters(self, changes: Sequence[AdapterChange] | None) -> None:
-        """Tell this shard what has happened to adapters, None: all that is known of them.
+        """Send adapter changes to this shard; None: the whole log.
 
-        One that is not connected hears of it when it is.
+        A shard that is not connected gets the log when it connects.
         """
         if self._session is not None:
             self._session.tell(self._owner.log, changes)
 
     def owns(self, open_request: OpenRequest) -> bool:
-        """Return whether the request is open here."""
+        """Return whether the request is open on this shard."""
         return self._session is not None and open_request.fanout is self._session.fanout
 
     def cancel(self, open_request: OpenRequest) -> None:
-        """Drop a request that is open here, and tell the scheduler."""
+        """Drop a request that is open here, and cancel it at the scheduler."""
         assert self._session is not None
         self._session.fanout.remove(open_request)
         self._session.cancel(open_request.handle)
 
     def withdraw(self, open_request: OpenRequest) -> "asyncio.Future[Finish | None]":
-        """Cancel a request that is open here, and return what will be done with the scheduler's word on it.
+        """Cancel a request that is open here; return a future for the scheduler's finish, None if it cannot come.
 
         See `Fanout.withdraw`.
         """
@@ -208,7 +209,7 @@ class Shard:
         return last_word
 
     def take_back(self) -> list[OpenRequest]:
-        """Cancel all that is open here, and return it, to be resumed elsewhere."""
+        """Cancel all requests that are open here, and return them to be resumed elsewhere."""
         if self._session is None:
             return []
         open_requests = list(self._session.fanout.open_requests.values())
@@ -218,7 +219,7 @@ class Shard:
         return open_requests
 
     async def run(self) -> None:
-        """Keep the stream up, until cancelled, or lost when its name has it no more."""
+        """Keep the stream up, until cancelled, or until it breaks after the name has dropped the address."""
         retry_seconds = FIRST_RETRY_SECONDS
         try:
             while not self.leaving:
@@ -233,14 +234,14 @@ class Shard:
             await self._dialler.close()
 
     async def _dial(self) -> RouteCall | None:
-        """Return a stream that the router's hello is on; None: the scheduler was not reached in this attempt."""
+        """Return a stream on which the router's hello was written; None: this attempt did not reach the scheduler."""
         if await self._dialler.renew():
             self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self._dialler.channel)
         call: RouteCall = self.stub.Route(wait_for_ready=True, metadata=self.credentials)
         hello = wire.router_hello(self._owner.router_id, self._owner.log, wants_load=self._owner.wants_load)
         written = False
         try:
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # reading tells what it is
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the read returns the error
                 async with asyncio.timeout(DIAL_SECONDS):
                     await call.write(hello)
             written = True
@@ -252,7 +253,7 @@ class Shard:
         return call if written else None
 
     async def _say_not_connected(self) -> None:
-        """Log now and then that the scheduler cannot be reached, and why, which a call that waits does not tell."""
+        """Log now and then that the scheduler is unreachable, with the reason, which a waiting call does not give."""
         now = time.monotonic()
         self._unreached_since = now if self._unreached_since is None else self._unreached_since
         if now < self._say_at:
@@ -262,13 +263,13 @@ class Shard:
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
         else:
-            return  # it has just come
+            return  # it has just connected
         late = now >= self._unreached_since + WARN_AFTER_SECONDS
         self._say_at = now + WARN_EVERY_SECONDS if late else self._unreached_since + WARN_AFTER_SECONDS
         (_log.warning if late else _log.info)("shard_not_connected", shard=self.address, reason=reason)
 
     async def _live(self, call: RouteCall) -> bool:
-        """Live one life of the stream; return whether it came past the hellos."""
+        """Serve one stream until it ends; return whether it got past the hellos."""
         session: Session | None = None
         try:
             async with asyncio.timeout(HELLO_SECONDS):
@@ -300,7 +301,7 @@ class Shard:
             on_slow_reader=self._cut_slow_reader,
         )
         session = self._session = Session(self.address, call, fanout, self._settings.scheduler.submit_bytes)
-        if list(hello.changes) != self._owner.log.changes:  # something happened between the hellos
+        if list(hello.changes) != self._owner.log.changes:  # something changed between the hellos
             session.tell(self._owner.log)
         self._draining = False
         self._unreached_since, self._say_at = None, -math.inf
@@ -358,7 +359,7 @@ class Shard:
             if refusal.holds_for_all or refusal.holds_for_tenant:
                 tenant_id = None if refusal.holds_for_all else open_request.request.tenant_id
                 self.hold_off.note(refusal.error, tenant_id, refusal.retry_step_seconds)
-            if refusal.error.reason is Reason.INTERNAL:  # its client is sent to this log
+            if refusal.error.reason is Reason.INTERNAL:  # the client's error refers to this log
                 self._log_failed.say(
                     "internal", **open_request.log_fields, shard=self.address, reason=f"{refusal.error}"
                 )
@@ -380,7 +381,7 @@ class Shard:
 
 
 def _resume(open_request: OpenRequest) -> None:
-    """Note that a request's shard is gone, and that another is to go on with it."""
+    """Mark a request whose shard is gone as one that another shard has to resume."""
     open_request.resumed = True
     if open_request.trace is not None:
         open_request.trace.shard_lost()

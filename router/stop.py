@@ -1,8 +1,8 @@
 """Stop strings, twice: as token sequences for the worker, and over the detokenised stream.
 
-The worker matches a stop string where the model happened to produce it in the tokenizer's own spelling; it then
-computes no further step. Text in which token boundaries fall otherwise is matched here, by characters. Either way the
-client's text ends before the stop string, while its token ids tell every token that was produced.
+The worker matches a stop string if the model produces it in the tokenizer's own tokenisation; it then computes no
+further step. Text with other token boundaries is matched here, by characters. Either way the client's text ends before
+the stop string, while its token ids include every token that was produced.
 """
 
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ from lorrery.vocabulary.stops import START, StopAutomaton
 
 
 def stop_automaton(stop_strings: Iterable[str]) -> StopAutomaton:
-    """Return what finds the stop strings in a text."""
+    """Return the automaton that finds the stop strings in a text."""
     return StopAutomaton(map(ord, text) for text in stop_strings)
 
 
 def stop_token_sequences(stop_strings: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences that the worker looks for in the output: each once, empty ones dropped."""
+    """Return the token sequences that the worker searches for, without duplicates and empty ones."""
     sequences = (tuple(tokenizer.encode_stop(text)) for text in stop_strings)
     return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
 
@@ -25,15 +25,15 @@ def stop_token_sequences(stop_strings: Iterable[str], tokenizer: Tokenizer) -> t
 class StopMatcher:
     """Cuts a stream of text before the first stop string.
 
-    The first is the one whose last character comes earliest, and of those that end there the longest; so the outcome
+    The first is the one whose last character comes earliest; of those that end there, the longest. The result therefore
     does not depend on how the text was split. Text that may be the beginning of a stop string is held back.
 
     Args:
         automaton: of the stop strings' characters.
-        include: whether the text has the stop string.
+        include: whether the returned text includes the stop string.
 
     Attributes:
-        found: the stop string that the text has come to; empty: none.
+        found: the stop string that was found; empty: none.
     """
 
     __slots__ = ("_automaton", "_held", "_include", "_state", "found")
@@ -47,14 +47,14 @@ class StopMatcher:
 
     @property
     def matched(self) -> bool:
-        """Whether the text has come to a stop string."""
+        """Whether a stop string was found."""
         return bool(self.found)
 
     def push(self, text: str, *, counts: bool = True) -> str:
-        """Take more text and return what is certain not to belong to a stop string; after a match, nothing.
+        """Take more text and return the part that cannot belong to a stop string; after a match, nothing.
 
         Args:
-            text: what follows.
+            text: the new text.
             counts: whether a stop string that is complete in this text is a match.
         """
         if self.found:
@@ -73,6 +73,6 @@ class StopMatcher:
         return text[:certain]
 
     def flush(self) -> str:
-        """Return what is held back, at the end of the stream."""
+        """Return the text held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held

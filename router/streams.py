@@ -1,20 +1,21 @@
 """Fan-out: from one frame per step to one message per stream.
 
-A frame names handles and tokens; a dict turns a handle into its open request (`open_request.py`), whose handler sleeps
-on one future. There is no task, queue or lock per token. Where a client's edge can write without waiting, as HTTP's can
-while its reader keeps up, the handler sleeps on until the last message: that saves a third of what an event costs. The
-last hop costs 20 to 35 us of CPU a message, be it of one token or of sixteen, so a router that cannot keep up gets most
-from saying less often. `context.write` is no help in noticing: it returns once the bytes are buffered.
+A frame names handles and tokens. A dict maps a handle to its open request (`open_request.py`), whose handler sleeps on
+one future. There is no task, queue or lock per token. Where a client's edge can write without waiting, as HTTP can
+while its reader keeps up, the handler sleeps until the last message, which saves a third of the cost of an event. The
+last hop costs 20 to 35 us of CPU per message, whether it holds one token or sixteen, so a router that cannot keep up
+gains most by sending fewer messages. `context.write` does not show that it is behind: it returns once the bytes are
+buffered.
 
-A frame's messages are all made before the first is written. Writes that follow one another closely share system calls
-and wake the client less often: five microseconds of work between two writes cost ten, done ahead they cost five.
+All messages of a frame are made before the first is written. Writes in quick succession share system calls and wake the
+client less often: five microseconds of work between two writes cost ten; done before the writes, they cost five.
 
-The rule: the first and the last token of a stream leave at once. Between them a token leaves at once while the router
-keeps up, that is, while it is late by less than a quarter of a step. Otherwise tokens gather, and one timer flushes
+The rule: the first and the last token of a stream are sent at once. A token in between is sent at once while the router
+keeps up, that is, while its lateness is below a quarter of a step. Otherwise tokens accumulate, and one timer flushes
 every stream after a gap of eight times the lateness, at most four steps, at most `max_flush_gap_seconds`.
 
-How late the router is = the time a frame took to arrive beyond the least ever seen (frames queue up in front of a busy
-process) + the time from its receipt until the loop got round to what it caused.
+Lateness = the time a frame took to arrive beyond the smallest ever seen (frames queue in front of a busy process) + the
+time from its receipt until the event loop ran the callbacks that it caused.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from lorrery.vocabulary.wire_time import from_wire
 _LATE_STEPS = 0.25
 _GAP_PER_LAG = 8.0
 _MAX_GAP_STEPS = 4.0
-_JUMP_SECONDS, _JUMP_STEPS = 5.0, 10.0  # so late is no frame of a scheduler that shares its clock's rate with us
+_JUMP_SECONDS, _JUMP_STEPS = 5.0, 10.0  # a frame this late means that a clock has jumped
 
 
 class Fanout:
@@ -40,9 +41,10 @@ class Fanout:
 
     Args:
         time_scale: wall seconds per device second.
-        max_pending_tokens: a request with more than this waiting has a slow reader.
-        max_gap_seconds: longest time tokens are held back; wall seconds.
-        on_slow_reader: called with such a request, which is no longer here by then.
+        max_pending_tokens: a request with more tokens waiting has a slow reader.
+        max_gap_seconds: longest time for which tokens are held back, in wall seconds.
+        metrics: of the router.
+        on_slow_reader: called with such a request after it has been removed.
     """
 
     def __init__(
@@ -68,23 +70,23 @@ class Fanout:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, handle: int, open_request: OpenRequest) -> None:
-        """Expect tokens for `open_request` under `handle`."""
+        """Register `open_request` under `handle`."""
         self.open_requests[handle] = open_request
         if not open_request.resumed:
             self._metrics.admission.observe(time.monotonic() - open_request.arrived)
         open_request.fanout, open_request.handle, open_request.time_scale = self, handle, self.time_scale
 
     def remove(self, open_request: OpenRequest) -> None:
-        """Expect no more tokens for `open_request`; what still comes is dropped."""
+        """Unregister `open_request`; tokens that still arrive for it are dropped."""
         del self.open_requests[open_request.handle]
         open_request.fanout = None
 
     def withdraw(self, open_request: OpenRequest) -> "asyncio.Future[Finish | None]":
-        """Expect only the finish of `open_request`, with which the scheduler answers its cancel.
+        """Unregister `open_request`, but wait for the finish with which the scheduler answers its cancel.
 
         Returns:
-            What is done once the finish is here, or with None once it cannot come any more. To be cancelled by a caller
-            that no longer waits.
+            A future for the finish; its result is None if the finish cannot come any more. A caller that no longer
+            waits has to cancel it.
         """
         handle = open_request.handle
         self.remove(open_request)
@@ -93,7 +95,7 @@ class Fanout:
         return future
 
     def refused(self, handle: int) -> OpenRequest | None:
-        """Expect nothing more under `handle`; return its request if it is open."""
+        """Unregister `handle`; return its request if it is open."""
         open_request = self.open_requests.get(handle)
         if open_request is not None:
             self.remove(open_request)
@@ -102,14 +104,14 @@ class Fanout:
         return open_request
 
     def hold(self) -> bool:
-        """Return whether a stream's next token should wait for the flush, and see to it that there is one."""
+        """Return whether a stream's next token should wait for the flush; if so, make sure that one is scheduled."""
         if not self._gap_seconds:
             return False
         self._arm()
         return True
 
     def deliver(self, frame: TokensFrame) -> None:
-        """Hand out what a frame brings. Costs about a dict look-up and an append per token."""
+        """Distribute the tokens of a frame. Costs about a dict look-up and an append per token."""
         received = self._measure(frame)
         at_once = not self._gap_seconds
         open_requests, max_pending = self.open_requests, self._max_pending_tokens
@@ -135,8 +137,8 @@ class Fanout:
                 awake.append(open_request)
             elif (future := self._withdrawn.get(handle)) is not None and not future.done():
                 future.set_result(finish)
-        # Only now: a message has all tokens of its frame, and the last one the finish too. What is written here, or by
-        # the handlers that this wakes, is no delay of the loop.
+        # Only now, so that a message has all tokens of its frame, and the last one the finish too. Scheduled before the
+        # writes below, whose time is not a delay of the loop.
         self._loop.call_soon(self._measure_loop)
         for open_request in awake:
             open_request.wake(received)
@@ -154,7 +156,7 @@ class Fanout:
                 self._on_slow_reader(open_request)
 
     def close(self) -> list[OpenRequest]:
-        """Let go of every open request, in the order of submission, and return them."""
+        """Unregister every open request, in the order of submission, and return them."""
         if self._timer is not None:
             self._timer.cancel()
         open_requests = list(self.open_requests.values())
@@ -169,7 +171,7 @@ class Fanout:
         return open_requests
 
     def _measure(self, frame: TokensFrame) -> float:
-        """Note how late a frame is; return when it was received."""
+        """Update the lateness from a frame; return when the frame was received."""
         clock = self._clock
         if clock is None:
             clock = self._clock = DeviceClock.synced(self.time_scale, frame.sent_ps)
@@ -179,7 +181,8 @@ class Fanout:
         step_seconds = frame.step_ps / PS_PER_SECOND * self.time_scale
         late_seconds = max(0.0, received - clock.to_monotonic(sent_ps))
         if late_seconds > max(_JUMP_SECONDS, _JUMP_STEPS * step_seconds):
-            # A clock has jumped, or frames were held up; if so, those behind this one set the new clock right at once.
+            # A clock has jumped, or frames were held up; in the latter case the next frames correct the new clock at
+            # once.
             self._clock, late_seconds = DeviceClock.synced(self.time_scale, frame.sent_ps), 0.0
         late_seconds += self._loop_delay_seconds
         if late_seconds < _LATE_STEPS * step_seconds:
@@ -193,7 +196,7 @@ class Fanout:
         self._loop_delay_seconds = time.monotonic() - self._delivered
 
     def _written(self, received: float, num_messages: int) -> None:
-        """Note that the handlers which a frame has woken have had their turn to write."""
+        """Record that the handlers woken by a frame have had their turn to write."""
         self._metrics.stream_out.observe_many(time.monotonic() - received, num_messages)
 
     def _arm(self) -> None:

@@ -1,7 +1,7 @@
-"""One request's times as its client will see them, up to the network: counted when a message is written.
+"""One request's times as its client sees them, without the network: measured when messages are written.
 
-TTFT = first token - arrival; ITL = gap between two tokens; E2E = last message - arrival;
-TPOT = (E2E - TTFT) / (output tokens - 1). All in device seconds: wall seconds over the cluster's `time_scale`.
+TTFT = first token - arrival; ITL = gap between two tokens; E2E = last message - arrival; TPOT = (E2E - TTFT) / (output
+tokens - 1). All in device seconds: wall seconds over the cluster's `time_scale`.
 """
 
 import time
@@ -11,13 +11,13 @@ from lorrery.router.request import Finish
 
 
 class Timing:
-    """Follows one request from its arrival.
+    """Measures one request from its arrival.
 
     Attributes:
-        arrived: by `time.monotonic`.
-        trace_id: of its trace, if that is kept; empty otherwise.
-        first: when the first token was written, by `time.monotonic`; None: none was.
-        time_scale: wall seconds per device second; to be set once a shard works on the request.
+        arrived: on `time.monotonic`.
+        trace_id: id of its trace if that is sampled; else empty.
+        first: time of writing the first token on `time.monotonic`; None: not yet.
+        time_scale: wall seconds per device second; set once a shard works on the request.
     """
 
     __slots__ = (
@@ -40,15 +40,15 @@ class Timing:
         self._tenant: Traffic = metrics.tenants.other
 
     def belongs_to(self, tenant_id: str) -> None:
-        """Take note of whose the request is."""
+        """Set the request's tenant."""
         self._tenant_id = tenant_id
 
     def asks_for(self, adapter_id: str) -> None:
-        """Take note of the adapter that the request names; empty: the base model."""
+        """Set the adapter that the request names; empty: the base model."""
         self._adapter_id = adapter_id
 
     def submits(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Take note that the request goes to a scheduler."""
+        """Record that the request is submitted to a scheduler."""
         self._prompt_tokens, self._max_tokens = prompt_tokens, max_tokens
         if self._metrics.engine is not None:
             self._submitted = True
@@ -58,9 +58,9 @@ class Timing:
         """Count a message.
 
         Args:
-            num_tokens: in it.
+            num_tokens: tokens in it.
             output_tokens: of the request so far, these included.
-            frame_at: when the frame that brought its last token arrived, if it is written because of that.
+            frame_at: arrival of the frame that triggers the message; None: something else does.
         """
         metrics = self._metrics
         metrics.messages += 1
@@ -97,7 +97,7 @@ class Timing:
         self._tenant = self._metrics.tenants.count(self._tenant_id or "")
 
     def finish(self, prompt_tokens: int, output_tokens: int, finish: Finish | None = None) -> None:
-        """Count a request that ended by itself; `finish`: as its scheduler says."""
+        """Count a request that finished by itself; `finish` is its scheduler's."""
         now, metrics = time.monotonic(), self._metrics
         if not self._started:
             self._count_traffic()
@@ -126,7 +126,7 @@ class Timing:
             self._metrics.engine.ended(outcome, name, submitted=self._submitted, started=self._has_token)
 
     def latencies(self) -> dict[str, float]:
-        """Return TTFT and E2E, as far as they are known, by vLLM's names for a span's attributes."""
+        """Return TTFT and E2E as far as known, under vLLM's names of span attributes."""
         known: dict[str, float] = {"lorrery.time_scale": self.time_scale}
         if self.first is not None:
             known["gen_ai.latency.time_to_first_token"] = (self.first - self.arrived) / self.time_scale

@@ -1,13 +1,14 @@
-"""The spans of a router: a client's call, and each output that it asks for.
+"""The spans of a router: a client's call, and each output of the call.
 
-    lorrery.v1.RouterService/Generate, or POST /v1/completions      the call, as its client knows it
+    lorrery.v1.RouterService/Generate, or POST /v1/completions      the call, under its client's name for it
       llm_request                                                   one output; vLLM's name for it
         admission                                                   from its arrival until it goes to a scheduler
-        (what the scheduler tells)
-        stream                                                      from its first token's message to its last
+        (the scheduler's spans)
+        stream                                                      from the message of its first token to its last
 
-An edge begins a call, and whatever happens while it serves it belongs to that; the handler asks for `current()`. A call
-that is not sampled has no spans, but where its client names a trace, the log and what schedulers hear names it too.
+An edge opens a call, and whatever happens while it is served belongs to it; the handler gets it from `current()`. A
+call that is not sampled has no spans, but if its client names a trace, log lines and messages to schedulers carry its
+id.
 """
 
 import contextlib
@@ -38,28 +39,28 @@ _FAULTS = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DATA_LOSS,
 }
-"""What makes a call an error of its server, by OpenTelemetry's conventions; other statuses tell of the client."""
+"""Statuses that are server errors by OpenTelemetry's conventions; other statuses are the client's errors."""
 
 _current: ContextVar["CallTrace | None"] = ContextVar("call", default=None)
 
 
 def current() -> "CallTrace | None":
-    """Return the call that is being served; None: it belongs to no trace."""
+    """Return the call that is being served; None: it is not traced."""
     return _current.get()
 
 
 class CallTraces:
-    """Begins the traces of a router's calls.
+    """Opens the traces of a router's calls.
 
     Args:
-        tracer: takes spans; None: tracing is off.
+        tracer: receives spans; None: tracing is off.
     """
 
     def __init__(self, tracer: Tracer | None) -> None:
         self._tracer = tracer
 
     def grpc(self, context: status.Context, method: str) -> "CallTrace | contextlib.nullcontext[None]":
-        """Return what a call over gRPC is served within; `method`: SERVICE/METHOD."""
+        """Return the context manager in which a gRPC call is served; `method`: SERVICE/METHOD."""
         if self._tracer is None:
             return contextlib.nullcontext()
         metadata = context.invocation_metadata() or ()
@@ -68,7 +69,7 @@ class CallTraces:
         return self._begin(headers, method, {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name})
 
     def http(self, scope: Any) -> "CallTrace | contextlib.nullcontext[None]":  # noqa: ANN401  ASGI's own
-        """Return what a request over HTTP is served within."""
+        """Return the context manager in which an HTTP request is served."""
         if self._tracer is None or scope["method"] != "POST":
             return contextlib.nullcontext()
         headers = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
@@ -87,10 +88,10 @@ class CallTraces:
 
 
 class CallTrace:
-    """One call of a client; serve it within (`with`).
+    """One call of a client; serve it inside `with`.
 
     Attributes:
-        context: its span, or where it is not sampled its client's.
+        context: its span, or if it is not sampled its client's.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class CallTrace:
         self._within = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Make what happens part of this call."""
+        """Make this the current call."""
         self._within.callback(_current.reset, _current.set(self))
         self._within.enter_context(structlog.contextvars.bound_contextvars(**self.context.log_fields))
         return self
@@ -116,7 +117,7 @@ class CallTrace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the span; an error that comes by becomes its status."""
+        """End the span; an exception that passes through sets its status."""
         self._within.close()
         if "rpc.method" in self._attributes:
             self._end_rpc(error)
@@ -145,7 +146,7 @@ class CallTrace:
             self._error = f"{code.name}: {error}"[:MAX_ERROR_CHARACTERS]
 
     def answered(self, code: int, route: str | None) -> None:
-        """Note the status of an answer over HTTP, and the route that made it."""
+        """Record the status of an HTTP response, and its route."""
         self._attributes["http.response.status_code"] = code
         if route is not None:
             self._attributes["http.route"] = route
@@ -157,21 +158,21 @@ class CallTrace:
 
     @property
     def exemplar(self) -> str:
-        """What histograms show beside its latencies: its trace's id; empty: its spans are not kept."""
+        """The trace id to attach to histogram observations; empty: the trace is not sampled."""
         return self.context.trace_id if self.context.sampled else ""
 
     def output(self) -> "OutputTrace":
-        """Begin one of the outputs that the call asks for."""
+        """Open one of the outputs that the call asks for."""
         return OutputTrace(self._tracer, self.context, "chat" if "/chat/" in self._name else "text_completion")
 
 
 class OutputTrace:
-    """One output, from the handler's beginning with it to its end.
+    """One output, from the moment the handler takes it to its end.
 
     Attributes:
         context: its span.
-        request: as it was read; None: it could not be.
-        timing: what its client sees.
+        request: the parsed request; None: it could not be parsed.
+        timing: client-visible times.
         finish: how it ended, if by itself.
     """
 
@@ -193,7 +194,7 @@ class OutputTrace:
         self._events: list[SpanEvent] = []
 
     def submitted(self, shard: str, *, resumed: bool) -> None:
-        """Take note that a scheduler is asked for it, or for the rest of it."""
+        """Record that it, or the rest of it, is submitted to a scheduler."""
         now = time.monotonic()
         if self._submitted is None:
             self._submitted = now
@@ -201,7 +202,7 @@ class OutputTrace:
         self._events.append(SpanEvent(name, self._tracer.unix_ns(now), {"lorrery.shard": shard}))
 
     def shard_lost(self) -> None:
-        """Take note that its scheduler's stream has broken."""
+        """Record that its scheduler's stream has broken."""
         self._events.append(SpanEvent("shard_lost", self._tracer.unix_ns(time.monotonic()), {}))
 
     def ended(self, outcome: str, error: BaseException | None) -> None:
@@ -266,7 +267,7 @@ def _consumed(finish: Finish) -> dict[str, Value]:
     usage = finish.usage
     return {
         "gen_ai.response.finish_reasons": (finish.reason.word,),
-        # vLLM's is from arrival to admission, whatever it waits for.
+        # vLLM's queue time is from arrival to admission, whatever the reason for the wait.
         "gen_ai.latency.time_in_queue": usage.queue_seconds + usage.adapter_load_seconds,
         "gen_ai.latency.time_in_model_prefill": usage.prefill_seconds,
         "gen_ai.latency.time_in_model_decode": usage.decode_seconds,

@@ -46,17 +46,17 @@ _REFUSALS: dict[int, tuple[type[RequestError], Reason]] = {
     scheduler_pb2.REFUSAL_REASON_INTERNAL: (Internal, Reason.INTERNAL),
 }
 Message = router_pb2.GenerateResponse
-"""What a client gets."""
+"""A message to a client."""
 
 _SLO_UNATTAINABLE = "SLO_UNATTAINABLE"
 
 
 @dataclass(frozen=True, slots=True)
 class TokensFrame:
-    """What one or more steps produced; `handles` and `token_ids` stand beside one another.
+    """The output of one or more steps; `handles[i]` belongs to `token_ids[i]`.
 
     Attributes:
-        sent_ps: as the wire has it (`vocabulary.wire_time`).
+        sent_ps: in wire encoding (`vocabulary.wire_time`).
     """
 
     sent_ps: int
@@ -68,7 +68,7 @@ class TokensFrame:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerHello:
-    """A scheduler's answer to our hello."""
+    """A scheduler's answer to the router's hello."""
 
     model: str
     time_scale: float
@@ -82,9 +82,9 @@ class Refusal:
 
     Attributes:
         draining: another shard may take it.
-        holds_for_tenant: it holds for others of its tenant too.
-        holds_for_all: it holds for everybody.
-        retry_step_seconds: how much later than the one before it each of those may come back.
+        holds_for_tenant: other requests of its tenant would be refused too.
+        holds_for_all: all other requests would be refused too.
+        retry_step_seconds: increment of the retry delay from one of those requests to the next.
     """
 
     handle: int
@@ -96,7 +96,7 @@ class Refusal:
 
 
 class ProtocolError(Exception):
-    """A peer sent what the protocol does not allow."""
+    """A peer violated the protocol."""
 
 
 # --- clients -----------------------------------------------------------------
@@ -117,15 +117,15 @@ def sampling_params(message: types_pb2.SamplingParams) -> SamplingParams:
 
 
 def generate_response(token_ids: Sequence[int], text: str) -> router_pb2.GenerateResponse:
-    """Return a message of a stream that goes on."""
-    message = router_pb2.GenerateResponse()  # field by field: a third less than by arguments
+    """Return a message of a stream that continues."""
+    message = router_pb2.GenerateResponse()  # set field by field, which takes a third less time than keyword arguments
     message.token_ids.extend(token_ids)
     message.text = text
     return message
 
 
 def add_logprobs(message: router_pb2.GenerateResponse, logprobs: Iterable[TokenLogprobs]) -> None:
-    """Add how likely its tokens were to a message."""
+    """Add the log-probabilities of its tokens to a message."""
     for one in logprobs:
         message.logprobs.add(logprob=one.logprob, top_token_ids=one.top_token_ids, top_logprobs=one.top_logprobs)
 
@@ -156,12 +156,12 @@ def last_response(token_ids: Sequence[int], text: str, finish: Finish) -> router
 
 
 def adapter_messages(ranks: Mapping[str, int]) -> list[types_pb2.Adapter]:
-    """Return adapters, given as rank by id, in that order."""
+    """Return adapter messages for a mapping of ids to ranks, in its order."""
     return [types_pb2.Adapter(adapter_id=name, rank=rank) for name, rank in ranks.items()]
 
 
 def shard_status(address: str, connected: bool, status: scheduler_pb2.GetStatusResponse | None) -> router_pb2.Shard:
-    """Return one scheduler as clients see it; without `status` only its address is known."""
+    """Return one scheduler as shown to clients; without `status` only its address is known."""
     if status is None:
         return router_pb2.Shard(address=address, connected=connected)
     return router_pb2.Shard(
@@ -187,12 +187,12 @@ def router_hello(router_id: str, adapters: AdapterLog, *, wants_load: bool = Fal
 
 
 def whole_log(adapters: AdapterLog) -> scheduler_pb2.RouteRequest:
-    """Return the message that tells all that we know of loads and unloads at run time."""
+    """Return the message with the whole log of loads and unloads at run time."""
     return scheduler_pb2.RouteRequest(adapter_changes=_whole(adapters))
 
 
 def adapter_changes(changes: Iterable[AdapterChange]) -> scheduler_pb2.RouteRequest:
-    """Return the message that tells some of it."""
+    """Return the message with some of these changes."""
     return scheduler_pb2.RouteRequest(adapter_changes=scheduler_pb2.AdapterChanges(changes=_write_changes(changes)))
 
 
@@ -206,12 +206,12 @@ def _write_changes(changes: Iterable[AdapterChange]) -> list[scheduler_pb2.Adapt
 
 
 def read_changes(message: scheduler_pb2.AdapterChanges) -> list[AdapterChange]:
-    """Return what happened to adapters."""
+    """Return the adapter changes in a message."""
     return [AdapterChange(change.version, change.adapter_id, change.rank) for change in message.changes]
 
 
 def adapter_change(adapter: types_pb2.Adapter) -> AdapterChange | None:
-    """Return the load that brought an adapter; None: it was not loaded at run time."""
+    """Return the change that loaded an adapter; None: it was not loaded at run time."""
     return AdapterChange(adapter.version, adapter.adapter_id, adapter.rank) if adapter.version else None
 
 
@@ -225,16 +225,16 @@ def submit(
     time_left_ps: int = 0,
     trace: TraceContext | None = None,
 ) -> scheduler_pb2.RouteRequest:
-    """Return the message that asks for a request, or for the rest of it.
+    """Return the message that submits a request, or the rest of it.
 
     Args:
         handle: new on this stream.
-        request: what is asked.
-        produced_token_ids: what we have of it already.
-        resumed: it was asked for before.
-        adapter: the load that brought its adapter.
-        time_left_ps: how long its client still waits; 0: for ever.
-        trace: the span that it is part of.
+        request: the request.
+        produced_token_ids: tokens received so far.
+        resumed: whether it was submitted before.
+        adapter: the change that loaded its adapter.
+        time_left_ps: time until its client's deadline; 0: none.
+        trace: its span.
     """
     return scheduler_pb2.RouteRequest(
         submit=scheduler_pb2.Submit(
@@ -266,7 +266,7 @@ def submit(
 
 
 def _sampler(sampling: SamplingParams) -> scheduler_pb2.Sampler | None:
-    """Return how words are to be drawn; None: as S-LoRA's defaults have it, which need not be said."""
+    """Return the sampler settings; None: S-LoRA's defaults, which are not sent."""
     if sampling.top_k == 1 and not sampling.presence_penalty and not sampling.frequency_penalty:
         return None
     return scheduler_pb2.Sampler(
@@ -279,7 +279,7 @@ def _sampler(sampling: SamplingParams) -> scheduler_pb2.Sampler | None:
 
 
 def quota(key: ApiKey) -> scheduler_pb2.Quota:
-    """Return what a scheduler counts for a key."""
+    """Return the quota that a scheduler enforces for a key."""
     return scheduler_pb2.Quota(
         key=key.name,
         requests_per_minute=key.requests_per_minute or 0,
@@ -296,7 +296,7 @@ def cancel(handles: Iterable[int]) -> scheduler_pb2.RouteRequest:
 
 
 def scheduler_hello(message: object) -> SchedulerHello:
-    """Return a scheduler's first message.
+    """Parse a scheduler's first message.
 
     Raises:
         ProtocolError: it is another message or the end of the stream, or its time scale is not positive.
@@ -309,7 +309,7 @@ def scheduler_hello(message: object) -> SchedulerHello:
 
 
 def tokens_frame(tokens: scheduler_pb2.Tokens) -> TokensFrame:
-    """Return one frame of tokens.
+    """Parse one frame of tokens.
 
     Raises:
         ProtocolError: its arrays differ in length.
@@ -328,8 +328,8 @@ def refusal(refused: scheduler_pb2.Refused, time_scale: float = 1.0) -> Refusal:
     """Return a refusal as the error that the client will see.
 
     Args:
-        refused: as the scheduler says it.
-        time_scale: wall seconds in a device second there.
+        refused: the scheduler's message.
+        time_scale: wall seconds per device second of that scheduler.
     """
     kind, reason = _REFUSALS.get(refused.reason, (Internal, Reason.INTERNAL))
     message = refused.message or scheduler_pb2.RefusalReason.Name(refused.reason)

@@ -1,4 +1,4 @@
-"""What one settings file holds: the sections of every service, and what must be true between them."""
+"""The contents of a settings file: the sections of every service, and the constraints between them."""
 
 if __name__ != "lorrery.settings":
     raise ImportError("this is lorrery.settings: a second copy under the name " + __name__ + " would not be the same")

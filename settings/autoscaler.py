@@ -1,7 +1,7 @@
-"""The settings of the autoscaler: how many workers there are is decided by a rule, live and simulated.
+"""The settings of the autoscaler, a rule that determines the number of workers, live and simulated.
 
 Names and defaults are those of Kubernetes' HorizontalPodAutoscaler (`behavior`, `tolerance`, the controller's sync
-period) and of KEDA's ScaledObject (`cooldownPeriod`); `lorrery.autoscaler.rule` has the algorithm.
+period) and of KEDA's ScaledObject (`cooldownPeriod`); the algorithm is in `lorrery.autoscaler.rule`.
 """
 
 from typing import Annotated, Self
@@ -13,7 +13,7 @@ from lorrery.autoscaler.rule import MOST_REPLICAS, Direction, Rule
 from lorrery.chassis.sections import LONGEST_SECONDS, PositiveSeconds, Seconds, Section, named
 
 SHORTEST_SECONDS = 0.1
-"""Between two looks."""
+"""Lower bound on the time between two decisions or scrapes."""
 
 Metric = Annotated[str, named(*METRICS)]
 Target = Annotated[float, Field(ge=1e-6, le=1e12)]
@@ -123,11 +123,11 @@ class AutoscalerSettings(Section):
 
     @property
     def targets(self) -> dict[str, float]:
-        """By metric, of each worker."""
+        """Metric -> target value per worker."""
         return {self.metric: self.target, **self.metrics}
 
     def rule(self, workers_per_replica: int = 1) -> Rule:
-        """Return the rule that these say, of processes that host so many workers each."""
+        """Return the rule for processes that host `workers_per_replica` workers each."""
         return Rule(
             targets={
                 name: value * (workers_per_replica if name in COUNTED else 1) for name, value in self.targets.items()
@@ -151,5 +151,5 @@ class AutoscalerSettings(Section):
         )
 
     def start_up_seconds(self, weight_bytes: int) -> float:
-        """Return device seconds from a worker's start to its first plan, given the weights of all its GPUs."""
+        """Return the device seconds from a worker's start to its first plan; `weight_bytes`: of all its GPUs."""
         return self.start_seconds + weight_bytes / (self.disk_gb_per_second * 1e9)

@@ -1,9 +1,9 @@
 """The settings of a cluster: one TOML file, read by every service and command.
 
 Names follow S-LoRA (`max_total_token_num`, `batch_max_tokens`, `running_max_req_size`, `max_req_input_len`,
-`max_req_total_len`) and vLLM (`max_num_seqs`, `max_num_batched_tokens`, `max_loras`, `block_size`). Each section is its
-owner's: `scheduler/settings.py`, `worker/settings.py`, `router/settings.py`, and `chassis/sections.py` for what every
-process reads.
+`max_req_total_len`) and vLLM (`max_num_seqs`, `max_num_batched_tokens`, `max_loras`, `block_size`). Each section is
+defined by its owner: `scheduler/settings.py`, `worker/settings.py`, `router/settings.py`, and `chassis/sections.py` for
+those that every process reads.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ from lorrery.settings.presets import Served, preset_tables
 from lorrery.worker.settings import WorkerGroup, WorkerSettings
 
 MAX_WORKERS = 100_000
-"""Most workers of a cluster: a simulation of more would fill a machine's memory before it began."""
+"""Upper bound on a cluster's workers: a simulation of more would exhaust a machine's memory before it started."""
 FORMAT = 1
 """Version of the settings file's format."""
 
@@ -85,10 +85,10 @@ class Settings(FileSettings):
     def preset(
         cls, layer: Mapping[str, Any], given: Mapping[str, Any], later: Mapping[str, Any]
     ) -> tuple[str, Mapping[str, Any]]:
-        """Return what the engine that a layer names sets below it.
+        """Return the preset of the engine that a layer names.
 
         Raises:
-            SettingsError: no such engine, or one that needs to know more of GPU or model.
+            SettingsError: no such engine, or one that needs more information about GPU or model.
         """
         name = layer.get("engine")
         if not isinstance(name, str):
@@ -102,13 +102,13 @@ class Settings(FileSettings):
 
     @classmethod
     def without_effect(cls, layers: Sequence[Mapping[str, Any]]) -> str | None:
-        """Say which setting of `[worker]` or `[autoscaler]` a later source sets in vain; None: none."""
+        """Return which setting of `[worker]` or `[autoscaler]` in a later source has no effect; None: none."""
         return set_in_vain(layers)
 
     @model_validator(mode="before")
     @classmethod
     def _takes_its_group(cls, content: Any) -> Any:  # noqa: ANN401  pydantic's
-        """Let a worker that is of a group have the group's settings."""
+        """Apply the settings of the group that the worker belongs to, if any."""
         return with_its_group(content) if isinstance(content, dict) else content
 
     @model_validator(mode="after")
@@ -155,7 +155,7 @@ class Settings(FileSettings):
     def _possible_faults(self) -> Self:
         try:
             faults = self.planned_faults()
-            # Whether a worker that is lost is replaced, and may be lost again, is known to who runs the workers.
+            # Only the program that runs the workers knows whether a lost worker is replaced, and may be lost again.
             check_faults(faults, adapters=self.adapters_of(faults), replaced=True)
         except SettingsError as error:
             raise ValueError(str(error)) from None
@@ -187,33 +187,34 @@ class Settings(FileSettings):
 
     @property
     def served_model_names(self) -> tuple[str, ...]:
-        """What clients may call the base model; answers carry the first."""
+        """Names of the base model for clients; responses carry the first."""
         return self.router.served_model_names or (self.model,)
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """All names of the base model; no adapter has one of them."""
+        """All names of the base model; no adapter may have one of them."""
         return self.model, *self.served_model_names
 
     @property
     def http_tls(self) -> TlsSettings:
-        """Of the router's HTTP edge."""
+        """TLS of the router's HTTP edge."""
         return self.server_tls if self.http_tls_section == "server_tls" else self.router.http_tls
 
     @property
     def http_tls_section(self) -> str:
-        """Which settings these are."""
+        """The section that `http_tls` comes from."""
         return "server_tls" if self.router.http_tls == TlsSettings() else "router.http_tls"
 
     def num_worker_processes(self, asked: int | None, default: int | None = None) -> int:
-        """Return how many processes the workers have.
+        """Return the number of worker processes.
 
         Args:
-            asked: by who starts them; None: not said.
-            default: where neither says; None: 2, or 1 where an engine is named or a process has several GPUs.
+            asked: number requested by the caller; None: none.
+            default: used if neither the caller nor the settings give a number; None: 2, or 1 if an engine is named or a
+                process has several GPUs.
 
         Raises:
-            SettingsError: both say, and not the same; or too many.
+            SettingsError: both give a number and they differ, or there are too many workers.
         """
         if not self.workers:
             if asked is None:
@@ -233,31 +234,31 @@ class Settings(FileSettings):
         return count
 
     def groups_of_processes(self, count: int) -> list[int | None]:
-        """Return the group of each of so many worker processes, in order; None: there are no groups."""
+        """Return the group of each of `count` worker processes, in order; None: there are no groups."""
         if not self.workers:
             return [None] * count
         return [number for number, group in enumerate(self.workers) for _ in range(group.count)]
 
     def workers_of_processes(self, count: int) -> dict[str, tuple[str, ...]]:
-        """Return the names of so many worker processes, in order, with those of each one's workers."""
+        """Return the names of `count` worker processes, in order, each with the names of its workers."""
         gpus = [kind.worker.gpus for kind, number in self._processes(count) for _ in range(number)]
         return {name: gpu_names(name, gpus[index]) for index, name in enumerate(f"worker-{n}" for n in range(count))}
 
     def worker_names(self, count: int) -> list[str]:
-        """Return the names of all workers of so many processes, in the order of `kinds`."""
+        """Return the names of all workers of `count` processes, in the order of `kinds`."""
         return [name for names in self.workers_of_processes(count).values() for name in names]
 
     def kinds(self, count: int) -> list[tuple["Settings", int]]:
-        """Return the settings of each kind of worker, and how many workers so many processes have of it."""
+        """Return the settings of each kind of worker, and the number of workers of that kind in `count` processes."""
         return [(kind, number * kind.worker.gpus) for kind, number in self._processes(count)]
 
     def for_group(self, number: int) -> "Settings":
-        """Return what holds for the workers of a group of `[[workers]]`."""
+        """Return the settings for the workers of a group of `[[workers]]`."""
         return changed(self, {"worker.group": number})
 
     @property
     def is_autoscaled(self) -> bool:
-        """Whether a rule scales the cluster's workers, or some group of them."""
+        """Whether a rule scales the cluster's workers, or those of some group."""
         if self.worker.group is not None:
             return changed(self, {"worker.group": None}).is_autoscaled
         if not self.workers:
@@ -270,9 +271,9 @@ class Settings(FileSettings):
         return [(self.for_group(number), group.count) for number, group in enumerate(self.workers)]
 
     def of_gpu(self, gpu: str) -> "Settings":
-        """Return what holds for a worker with that GPU: what an engine's preset sets depends on it.
+        """Return the settings for a worker with another GPU, on which an engine's preset depends.
 
-        A GPU that these settings' catalogue does not have gets what `[worker]`'s has.
+        A GPU that is not in these settings' catalogue gets the settings of `[worker]`'s GPU.
         """
         if self.engine is None or gpu == self.worker.gpu:
             return self
@@ -289,15 +290,15 @@ class Settings(FileSettings):
         return {}
 
     def planned_faults(self) -> tuple[Fault, ...]:
-        """Return the faults that are to happen."""
+        """Return the scheduled faults."""
         return tuple(map(parse_fault, self.faults))
 
     def adapters_of(self, faults: Iterable[Fault]) -> list[str]:
-        """Return the adapters from the start that faults name."""
+        """Return the initial adapters that faults name."""
         return self.adapters.listed({fault.adapter for fault in faults})
 
     def fair_weights(self) -> dict[str, Fraction]:
-        """Return the weights that are set, by adapter; decimal fractions are taken as written."""
+        """Return the fair weights by adapter; decimal fractions are taken exactly."""
         weights = self.scheduler.fair_weights
         by_adapter = (
             weights.items()
@@ -310,7 +311,7 @@ class Settings(FileSettings):
 def _gpu_of(tables: Mapping[str, Any]) -> str:
     """Return the GPU that a settings file's tables name.
 
-    It is that of the worker's group if it is of one, and of the first group where every group names its own.
+    If the worker belongs to a group, the group's GPU; if every group names its own, that of the first group.
     """
     worker, groups = tables.get("worker"), tables.get("workers")
     own = worker if isinstance(worker, Mapping) else {}
@@ -318,7 +319,7 @@ def _gpu_of(tables: Mapping[str, Any]) -> str:
     known = [group for group in groups if isinstance(group, Mapping)] if isinstance(groups, list | tuple) else []
     if number.isdecimal() and int(number) < len(known):
         own = {**own, **known[int(number)]}
-    elif known and all("gpu" in group for group in known):  # no worker has another
+    elif known and all("gpu" in group for group in known):  # then no worker has the GPU of [worker]
         own = known[0]
     return str(own.get("gpu", WorkerSettings().gpu))
 
@@ -331,27 +332,27 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
         overrides: `section.key=value` strings; the value is TOML, or a bare string.
 
     Raises:
-        SettingsError: a file that cannot be read, an unknown key or format, an impossible value; names the file, the
-            environment or `--set`, whichever it came with.
+        SettingsError: a file cannot be read, or a key, format or value is invalid; names the file, the environment or
+        `--set` as the origin.
     """
     return reading.load(Settings, path, overrides)
 
 
 def changed(content: Settings | Mapping[str, Any], overrides: Mapping[str, object] | Iterable[str] = ()) -> Settings:
-    """Return settings with some values changed; neither the file nor the environment is looked at.
+    """Return settings with some values changed; reads neither the file nor the environment.
 
     Args:
-        content: settings, or the tables of a settings file; what they lack has its default.
-        overrides: `{"section.key": value}`, or strings as `load` takes them.
+        content: settings, or the tables of a settings file; missing values take defaults.
+        overrides: `{"section.key": value}`, or strings as for `load`.
 
     Raises:
-        SettingsError: an unknown key or an impossible value; names the key.
+        SettingsError: an unknown key or an invalid value; names the key.
     """
     return reading.changed(Settings, content, overrides)
 
 
 def origins(path: Path | None = None, overrides: Iterable[str] = ()) -> dict[reading.Key, str]:
-    """Return where each value comes from that is not a default: key -> engine's preset, file, and so on.
+    """Map each setting that is not a default to its origin: the engine's preset, the file, and so on.
 
     Args:
         path: as for `load`.

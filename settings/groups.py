@@ -1,7 +1,7 @@
-"""Groups of `[[workers]]`: what a group's workers have, which groups cannot be, and what is set beside them in vain.
+"""Groups of `[[workers]]`: their effective settings, invalid groups, and settings that every group overrides.
 
-A process that is of a group (`worker.group`) has the group's values in `[worker]` and `[autoscaler]`. The other groups
-are no matter of its own, and cannot be judged by these; they are where no group is said.
+A process of a group (`worker.group`) has the group's values in `[worker]` and `[autoscaler]`. The other groups cannot
+be validated against these, and need not be; they are validated where `worker.group` is unset.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from lorrery.worker.settings import OF_PROCESS, WorkerGroup, WorkerSettings, of_
 __all__ = ["check_groups", "rule_of", "set_in_vain", "with_its_group"]
 
 _OF_ALL = ("ttft_seconds", "tpot_seconds")
-"""The service level, which a report has of all groups together."""
+"""The service level, which a report has for all groups together."""
 
 
 def with_its_group(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a settings file's tables with the values of the group that `worker.group` names, if it does.
+    """Return a settings file's tables with the values of the group that `worker.group` names, if any.
 
     Raises:
-        ValueError: there is no such group, or it has a key that a group cannot have.
+        ValueError: there is no such group, or it has a key that a group cannot set.
     """
     worker = content.get("worker")
     if isinstance(worker, WorkerSettings):
@@ -46,12 +46,12 @@ def with_its_group(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rule_of(group: WorkerGroup, autoscaler: AutoscalerSettings) -> AutoscalerSettings:
-    """Return what scales a group's workers, given `[autoscaler]`."""
+    """Return the autoscaler settings of a group, given `[autoscaler]`."""
     return AutoscalerSettings.model_validate({**autoscaler.model_dump(exclude_unset=True), **group.autoscaler})
 
 
 def check_groups(groups: Sequence[WorkerGroup], worker: WorkerSettings, autoscaler: AutoscalerSettings) -> None:
-    """Refuse groups that cannot be.
+    """Validate groups.
 
     Args:
         groups: in order.
@@ -59,7 +59,7 @@ def check_groups(groups: Sequence[WorkerGroup], worker: WorkerSettings, autoscal
         autoscaler: `[autoscaler]`, of no group.
 
     Raises:
-        ValueError: names the first, and its key.
+        ValueError: names the first invalid group, and its key.
     """
     own = worker.model_dump(exclude_unset=True)
     for number, group in enumerate(groups):
@@ -85,17 +85,17 @@ def check_groups(groups: Sequence[WorkerGroup], worker: WorkerSettings, autoscal
 
 
 def _known(group: reading.Key) -> list[reading.Key]:
-    """Return the settings that a group may have, which itself stands at `group`."""
+    """Return the settings that a group may have; `group`: its own key."""
     of_gpu = [key for key in reading.known_settings(WorkerSettings) if key[0] not in OF_PROCESS]
     own = [("autoscaler", *key) for key in reading.known_settings(AutoscalerSettings) if key[0] not in _OF_ALL]
     return [(*group, *key) for key in (("count",), *of_gpu, *own)]
 
 
 def set_in_vain(layers: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say which setting of `[worker]` or `[autoscaler]` a later source sets though every group has its own; None: none.
+    """Return which setting of `[worker]` or `[autoscaler]` has no effect because every group overrides it; None: none.
 
     Args:
-        layers: tables of the sources, the later ones win.
+        layers: tables of the sources, in ascending precedence; only layers after the first are checked.
     """
     groups: object = ()
     for number, layer in enumerate(layers):
@@ -110,7 +110,7 @@ def set_in_vain(layers: Sequence[Mapping[str, Any]]) -> str | None:
             own = [dict(reading.leaves(group)) for group in known]
             if why := _in_vain("worker", dict(reading.leaves(worker)), own):
                 return why
-        # A group's metrics stand in place of all others, so that rules are compared by their own keys.
+        # A group's metrics replace all others, so rules are compared by their top-level keys.
         rules = [_by_key(own) for group in known if isinstance(own := group.get("autoscaler", {}), Mapping)]
         given = _by_key(rule) if isinstance(rule, Mapping) and len(rules) == len(known) else {}
         if why := _in_vain("autoscaler", given, rules):
@@ -129,7 +129,7 @@ def _in_vain(
         if not all(key in group for group in groups):
             continue
         have = [group[key] == value for group in groups]
-        if all(have) or (key == ("enabled",) and any(have)):  # --autoscale is for files in which some group stays, too
+        if all(have) or (key == ("enabled",) and any(have)):  # --autoscale is for files with fixed groups, too
             continue
         name, what = ".".join(key), "that changes nothing" if any(have) else "no worker has it"
         return (

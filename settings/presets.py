@@ -1,7 +1,7 @@
-"""Engines by name: what `engine = "vllm"` sets, for the GPU and the model that the settings name.
+"""Engine presets: what `engine = "vllm"` sets, for the GPU and the model in the settings.
 
-The values and their sources are in `data/presets.toml`. A preset stands below the single settings of the layer (file,
-environment, command line) that names it, and above the layers before.
+The values and their sources are in `data/presets.toml`. A preset ranks below the single settings of the layer (file,
+environment, command line) that names it, and above the earlier layers.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ _LENGTHS = ("max_req_input_len", "max_req_total_len")
 
 @dataclass(frozen=True, slots=True)
 class EnginePreset:
-    """One engine in one version.
+    """One version of an engine.
 
     Attributes:
-        name: with its version, as settings may spell it.
-        title: of the engine, for people.
+        name: with its version, as in settings.
+        title: display name of the engine.
         source: of the values.
         settings: that it sets, as a settings file's tables.
-        unset: settings that have their defaults again, by dotted name.
-        by_gpu: rows of what depends on the GPU, see the table; the first that fits counts.
+        unset: settings that it resets to their defaults, by dotted name.
+        by_gpu: rows with GPU-dependent settings; the first that matches applies.
     """
 
     name: str
@@ -44,7 +44,7 @@ class EnginePreset:
     by_gpu: tuple[Mapping[str, Any], ...] = field(default=())
 
     def tables(self, gpu: Gpu) -> dict[str, Any]:
-        """Return what it sets where this GPU serves; None: the default again."""
+        """Return the settings for a GPU; None stands for the default."""
         found: dict[str, Any] = {}
         for key in self.unset:
             merge(found, nested(key, None))
@@ -56,7 +56,7 @@ class EnginePreset:
 
 @cache
 def presets() -> Mapping[str, Mapping[str, EnginePreset]]:
-    """Return engine -> version -> preset; the newest version is the last."""
+    """Return engine -> version -> preset; the newest version is last."""
     found: dict[str, dict[str, EnginePreset]] = {}
     for where, table in read_tables(_PACKAGE):
         assert table.pop("format") == FORMAT, where
@@ -77,10 +77,10 @@ def presets() -> Mapping[str, Mapping[str, EnginePreset]]:
 
 
 def preset(name: str) -> EnginePreset:
-    """Return the preset of that name: an engine, or an engine and a version, of which the first numbers count.
+    """Return the preset of an engine, or of an engine and a version, of which a prefix of the numbers is matched.
 
     Raises:
-        SettingsError: no such engine or version; the message lists those there are.
+        SettingsError: no such engine or version; the message lists the existing ones.
     """
     engine, _, version = name.partition("-")
     versions = presets().get(engine)
@@ -99,7 +99,7 @@ def preset(name: str) -> EnginePreset:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What an engine runs on, and what it serves: names, and files with further entries of the catalogue."""
+    """The GPU and model that an engine serves, by name, and files with further catalogue entries."""
 
     gpu: str
     model: str
@@ -107,15 +107,15 @@ class Served:
 
 
 def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an engine sets, as the tables of a settings file.
+    """Return what an engine's preset sets, as the tables of a settings file.
 
     Args:
         name: of the engine.
-        served: says what depends on GPU and model.
-        later: what is set where the preset is named, or above: it wins.
+        served: GPU and model, on which some values depend.
+        later: settings of the layer that names the preset, and of those above, which take precedence.
 
     Raises:
-        SettingsError: no such engine, GPU or model, or a model whose longest request is not known.
+        SettingsError: no such engine, GPU or model, or the model's longest request is unknown.
     """
     chosen = preset(name)
     scheduler = later.get("scheduler", {})
@@ -149,7 +149,7 @@ def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[s
 
 @cache
 def shipped_catalogue() -> Catalogue:
-    """Return what ships, read once."""
+    """Return the shipped catalogue, read once."""
     return Catalogue(read_tables(PACKAGE))
 
 

@@ -1,6 +1,6 @@
-"""What Python gives `lorrery.simulate` and `lorrery.plan`, checked by kind: commands have a parser for that.
+"""Checks the types of what Python callers pass to `lorrery.simulate` and `lorrery.plan`; commands have a parser.
 
-Numbers of numpy are numbers here, and become Python's: compiled code takes no others.
+NumPy numbers are accepted and converted to Python's, because compiled code takes no others.
 """
 
 import math
@@ -39,7 +39,7 @@ def read_whole(name: str, value: object, least: int) -> int:
     """Read a whole number.
 
     Raises:
-        SettingsError: it is no whole number, or less than `least`; names it.
+        SettingsError: not a whole number, or less than `least`; names the argument.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise SettingsError(f"{name} is {shown(value)}; it must be a whole number, {least} or more")
@@ -47,10 +47,10 @@ def read_whole(name: str, value: object, least: int) -> int:
 
 
 def read_wholes(name: str, values: object, least: int) -> tuple[int, ...]:
-    """Read whole numbers, at least one; an array of numpy is a list of them.
+    """Read one or more whole numbers; a NumPy array counts as a list.
 
     Raises:
-        SettingsError: they are no such list; names it and the number.
+        SettingsError: not such a list; names the argument and the index.
     """
     found = _listed(name, values, "[8, 16]")
     if not found:
@@ -62,7 +62,7 @@ def read_number(name: str, value: object, least: float) -> float:
     """Read a finite number.
 
     Raises:
-        SettingsError: it is none, or less than `least`; names it.
+        SettingsError: not finite, or less than `least`; names the argument.
     """
     number = _number(name, value)
     if not least <= number < math.inf:
@@ -74,7 +74,7 @@ def read_positive(name: str, value: object) -> float:
     """Read a finite number above 0.
 
     Raises:
-        SettingsError: it is none; names it.
+        SettingsError: not such a number; names the argument.
     """
     number = _number(name, value)
     if not 0 < number < math.inf:
@@ -95,7 +95,7 @@ def read_path(name: str, path: object) -> Path:
     """Read a path.
 
     Raises:
-        SettingsError: it is none, or no file can have it; names it.
+        SettingsError: not a path, or one that no file can have; names the argument.
     """
     if not isinstance(path, str | Path) or "\0" in str(path):
         raise SettingsError(f"{name} is {shown(path)}; it must be the path of a file, as text or as a Path")
@@ -103,17 +103,17 @@ def read_path(name: str, path: object) -> Path:
 
 
 def check_callable(name: str, given: object) -> None:
-    """Check that somebody can be told.
+    """Check that a callback is callable or None.
 
     Raises:
-        SettingsError: it is no function; names it.
+        SettingsError: it is neither; names the argument.
     """
     if given is not None and not callable(given):
         raise SettingsError(f"{name} is {shown(given)}; it must be a function, or None")
 
 
 def read_overrides(overrides: object) -> Mapping[str, object] | list[str]:
-    """Return single settings that win over all, as a mapping or a list of texts.
+    """Return single settings that override all others, as a mapping or a list of texts.
 
     Raises:
         SettingsError: they are neither.
@@ -134,7 +134,7 @@ def read_faults(faults: object) -> tuple[Fault, ...]:
     """Read faults.
 
     Raises:
-        SettingsError: they are no list of texts or of `Fault`, or one cannot be.
+        SettingsError: not a list of texts or of `Fault`, or one is invalid.
     """
     read = []
     for fault in _listed("faults", faults, "['worker_loss,at=30,worker=worker-1,for=10']"):
@@ -145,10 +145,10 @@ def read_faults(faults: object) -> tuple[Fault, ...]:
 
 
 def read_flag(name: str, value: object) -> bool:
-    """Read a yes or no; compiled code takes no number for it, nor numpy's.
+    """Read a boolean; compiled code takes neither a number nor NumPy's for it.
 
     Raises:
-        SettingsError: it is neither; names it.
+        SettingsError: not a boolean; names the argument.
     """
     if isinstance(value, np.bool_):
         return bool(value)
@@ -158,9 +158,9 @@ def read_flag(name: str, value: object) -> bool:
 
 
 def read_texts(values: dict[str, Any]) -> None:
-    """Read the numbers among options that are written as on the command line, in place.
+    """Convert, in place, options given as text to the numbers they denote, as on the command line.
 
-    Text that is no number stays, for `read_options` to refuse.
+    Text that is not a number stays, and `read_options` refuses it.
     """
     for name, hint in get_type_hints(LoadOptions).items():
         value, kinds = values.get(name), _kinds(hint)
@@ -174,10 +174,10 @@ def read_texts(values: dict[str, Any]) -> None:
 
 
 def read_options(options: LoadOptions) -> LoadOptions:
-    """Read what each option of a workload is.
+    """Check the type of each workload option, and convert NumPy numbers.
 
     Raises:
-        SettingsError: a value of another kind; names the option.
+        SettingsError: a value of another type; names the option.
     """
     for name, hint in get_type_hints(LoadOptions).items():
         value, kinds = getattr(options, name), _kinds(hint)
@@ -239,5 +239,5 @@ def _listed(name: str, values: object, example: str) -> list[Any]:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message."""
+    """Return a value as text for a message."""
     return cut(repr(value))

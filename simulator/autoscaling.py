@@ -1,4 +1,4 @@
-"""Applies the autoscaler's rules to a simulation: at fixed times they look at a group of workers, decide and scale."""
+"""Applies the autoscaler's rules to a simulation: each reads its group at fixed times, decides and scales."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ def fleets_of(
     make: Callable[[Settings, Device, int, int], Sequence[SimulatedWorker]],
     num_shards: int,
 ) -> list[Fleet]:
-    """Return the worker processes of a simulation, which are all attached, group by group.
+    """Return the fleets of a simulation, one per group; all their workers are attached.
 
     Args:
-        simulation: that has them.
-        kinds: of each group the settings, the device and the number of workers.
-        make: makes the workers of a further process of a group, given its number and its scheduler's index.
+        simulation: that has the workers.
+        kinds: settings, device and number of workers of each group.
+        make: makes the workers of a further process of a group from its number and its scheduler's index.
         num_shards: schedulers.
     """
     numbers = Numbers(num_shards, sum(num_workers // kind.worker.gpus for kind, _, num_workers in kinds))
@@ -62,7 +62,7 @@ def fleets_of(
 
 
 def _labels(gpus: Sequence[str]) -> list[str]:
-    """Return what groups are called: by their GPUs, with their numbers where two have the same; one is not."""
+    """Return the groups' names: their GPUs, with the group's number where two share a GPU; empty for a single group."""
     if len(gpus) == 1:
         return [""]
     return [f"{gpu} ({number})" if gpus.count(gpu) > 1 else gpu for number, gpu in enumerate(gpus)]
@@ -70,13 +70,13 @@ def _labels(gpus: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """What fleets used until some time.
+    """Resources that fleets used until some time.
 
     Attributes:
-        gpu_hours: of all processes that were there, serving or not.
-        fewest: processes that served at one time, the least of all.
-        mean: over time.
-        most: the most of all.
+        gpu_hours: of all processes that existed, serving or not.
+        fewest: minimum number of serving processes.
+        mean: number of serving processes, averaged over time.
+        most: maximum number of serving processes.
     """
 
     gpu_hours: float
@@ -86,8 +86,8 @@ class _Usage:
 
 
 def _used(fleets: Sequence[Fleet], until_ps: int) -> _Usage:
-    """Return what was used from the start until a time; what the clock has played after it does not count."""
-    changes: list[tuple[int, int]] = []  # when, and by how many more serve
+    """Return the use from the start until a time; anything simulated after it does not count."""
+    changes: list[tuple[int, int]] = []  # (time, change in the number of serving processes)
     gpu_ps = 0
     for fleet in fleets:
         levels = [level for level in fleet.levels if level.at_ps <= until_ps]
@@ -108,7 +108,7 @@ def _used(fleets: Sequence[Fleet], until_ps: int) -> _Usage:
 
 
 def good_ratio(table: OutcomeTable, ttft_seconds: float, tpot_seconds: float) -> float:
-    """Return the share of requests that completed with both times, from their intended send."""
+    """Return the share of requests that completed within both limits, counted from their intended send time."""
     tokens = table.output_tokens
     took = table.last_token_seconds - table.first_token_seconds
     good = table.ok & (table.first_token_seconds - table.intended_seconds <= ttft_seconds)
@@ -117,17 +117,17 @@ def good_ratio(table: OutcomeTable, ttft_seconds: float, tpot_seconds: float) ->
 
 
 class Scaled:
-    """Workers of a simulation that come and go, and what one sees of them.
+    """Scalable workers of a simulation, and their metrics.
 
     Args:
         settings: the service level that is reported.
-        simulation: that has them.
+        simulation: that has the workers.
         fleets: the workers, group by group.
-        start_ps: from which times count.
+        start_ps: origin of times.
 
     Attributes:
-        scrapers: what one sees of each group; told of what runs.
-        timeline: what was seen and decided.
+        scrapers: metrics of each group; observers of the run.
+        timeline: observations and decisions.
     """
 
     metrics: tuple[str, ...] = ()
@@ -141,15 +141,15 @@ class Scaled:
         self.timeline: list[ScalingRow] = []
 
     def ended(self, request: SimulatedRequest) -> None:
-        """Take note of a request that has ended."""
+        """Record an ended request."""
         for scraper in self.scrapers:
             scraper.ended(request)
 
     def outcome(self, table: OutcomeTable) -> Scaling:
-        """Return what the run came to, until the end of its last request.
+        """Return the scaling result of the run, until the end of its last request.
 
         Args:
-            table: what became of the requests.
+            table: outcomes of the requests.
         """
         own, fleets = self.settings, self.fleets
         used = _used(fleets, self._start_ps + round(float(table.end_seconds.max(initial=0.0)) * PS_PER_SECOND))
@@ -169,14 +169,14 @@ class Scaled:
 
 
 class AutoscalerLoop(Scaled):
-    """Scales workers by rules, one a group: at fixed times it looks, decides and scales; its first look is at once.
+    """Scales each group by its rule: at fixed times it reads metrics, decides and scales, first at the start.
 
     Args:
         settings: as `Scaled`.
-        simulation: as there.
-        fleets: as there.
-        start_ps: as there.
-        rules: of each group; those that are not enabled leave theirs as it is.
+        simulation: as `Scaled`.
+        fleets: as `Scaled`.
+        start_ps: as `Scaled`.
+        rules: one per group; a group whose rule is not enabled keeps its size.
     """
 
     def __init__(
@@ -207,12 +207,12 @@ class _GroupLoop:
     Args:
         settings: of the rule.
         fleet: the workers.
-        scraper: what one sees of them.
-        metrics: of a row of the timeline.
-        timeline: takes what was seen and decided.
+        scraper: their metrics.
+        metrics: columns of a row of the timeline.
+        timeline: receives observations and decisions.
 
     Attributes:
-        scrape_ps: between two scrapes; 0: it scrapes as it decides.
+        scrape_ps: interval between scrapes; 0: it scrapes at each decision.
     """
 
     def __init__(
@@ -230,12 +230,12 @@ class _GroupLoop:
         self.scrape_ps = round(settings.scrape_interval_seconds * PS_PER_SECOND)
 
     def scrape(self, at_ps: int) -> int:
-        """Scrape the workers; return when to scrape again."""
+        """Scrape the workers; return the time of the next scrape."""
         self._window.add(self._scraper.sample(at_ps))
         return at_ps + self.scrape_ps
 
     def sync(self, at_ps: int) -> int:
-        """Look at what is seen, decide and scale; return when to look again."""
+        """Read the metrics, decide and scale; return the time of the next decision."""
         now = self._scraper.sample(at_ps)
         if self.scrape_ps:
             self._window.pass_until(now.at_seconds)

@@ -1,12 +1,12 @@
-"""Which worker's boundary is next.
+"""Finds the worker with the earliest next boundary.
 
-The workers are the leaves of a tree; each node above knows which worker below it comes first, and the root which of
-all. When a worker has another boundary, only the nodes above it are looked at, and only up to the first that says what
-it said before.
+The workers are the leaves of a tournament tree: each inner node holds the worker below it with the earliest boundary,
+and the root the earliest of all. When a worker's boundary changes, only the nodes above it are updated, up to the first
+whose result does not change.
 
-Of boundaries at one time that of the first in order of attaching comes first.
+Of boundaries at one time, the first in order of attaching comes first.
 
-Cost: a comparison for each level that changes, the logarithm of the workers at most; nothing to clear away.
+Cost: one comparison for each level that changes, at most the logarithm of the number of workers; nothing to clean up.
 """
 
 from lorrery.simulator.worker import SimulatedWorker
@@ -14,19 +14,25 @@ from lorrery.vocabulary.units import NEVER
 
 
 class Boundaries:
-    """The next boundary of each worker, which the worker itself knows (`SimulatedWorker.end_ps`).
+    """The next boundary of each worker, stored in the worker (`SimulatedWorker.end_ps`).
 
     Args:
         workers: in order of attaching.
+
+    Attributes:
+        next_ps: the earliest boundary of any worker; `NEVER`: there is none.
+        first: the worker with that boundary; undefined if there is none.
     """
 
     def __init__(self, workers: list[SimulatedWorker]) -> None:
+        self.next_ps = NEVER
+        self.first: SimulatedWorker
         self._num = 0
-        self._first: list[SimulatedWorker] = []  # of the nodes: node i has the children 2 i and 2 i + 1, the root is 1
+        self._first: list[SimulatedWorker] = []  # per node: node i has the children 2 i and 2 i + 1, the root is 1
         self.enter(workers)
 
     def enter(self, workers: list[SimulatedWorker]) -> None:
-        """Take these for those before. Linear in them.
+        """Replace the set of workers. Linear in their number.
 
         Args:
             workers: in order of attaching.
@@ -35,19 +41,13 @@ class Boundaries:
         self._first = [*workers, *workers]  # the leaves are the second half
         for node in range(len(workers) - 1, 0, -1):
             self._first[node] = _earlier(self._first[2 * node], self._first[2 * node + 1])
-
-    @property
-    def next_ps(self) -> int:
-        """The first boundary of any; `NEVER`: there is none."""
-        return self._first[1].end_ps if self._num else NEVER
-
-    @property
-    def first(self) -> SimulatedWorker:
-        """Whose it is; there is one."""
-        return self._first[1]
+        self.next_ps = NEVER
+        if workers:
+            self.first = self._first[1]
+            self.next_ps = self.first.end_ps
 
     def move(self, worker: SimulatedWorker, at_ps: int) -> None:
-        """Give a worker another boundary; `NEVER`: it has none."""
+        """Change a worker's next boundary; `NEVER`: it has none."""
         worker.end_ps = at_ps
         first, node = self._first, (self._num + worker.order) >> 1
         while node:
@@ -56,6 +56,8 @@ class Boundaries:
                 return  # it was not the first here, and is not now
             first[node] = earlier
             node >>= 1
+        self.first = first[1]
+        self.next_ps = self.first.end_ps
 
 
 def _earlier(one: SimulatedWorker, other: SimulatedWorker) -> SimulatedWorker:

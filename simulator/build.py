@@ -41,15 +41,15 @@ def build_workers(
     shard: int = 0,
     pace: Pace | None = None,
 ) -> list[SimulatedWorker]:
-    """Make workers that are all alike.
+    """Make identical workers.
 
     Args:
-        count: how many.
+        count: number of workers.
         settings: of each replica.
         step_time: of each GPU.
-        make_replica: builds a replica, with caches and adapter loads as wanted.
-        shard: which scheduler they belong to.
-        pace: what they announce of their steps, to a placement that predicts.
+        make_replica: builds a replica, with caches and adapter loads.
+        shard: index of their scheduler.
+        pace: the step times they announce to a predictive placement.
     """
     return [
         SimulatedWorker(f"worker-{n}", lambda: make_replica(settings), step_time, shard, pace=pace)
@@ -58,10 +58,10 @@ def build_workers(
 
 
 def hash_ids_suffice(prefix_cache: str, block_size: int) -> bool:
-    """Tell whether a prefix cache finds by hash ids what it would find by tokens, and nothing else.
+    """Return whether matching by hash ids gives exactly the prefix hits that matching by tokens would.
 
-    Prompts of different ids have different tokens as far as a block shows it. Where one shows less than four drawn
-    words of the run in which they part, it may be equal by chance, which those who compare tokens see.
+    Prompts with different ids differ in their tokens wherever a block holds at least four drawn words of the run in
+    which they diverge. Shorter pieces may be equal by chance, which a comparison of tokens would find.
     """
     return prefix_cache == "blocks" and block_size % 4 == 0
 
@@ -72,18 +72,18 @@ def _tokens(token_ids: TokenIds) -> "array[int]":
 
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
-    """Turns requests of a workload into simulated ones.
+    """Turns a workload's requests into simulated requests.
 
     Attributes:
-        model: base model's name; with a length model it enters the lengths.
-        adapters: by id, of every adapter that the workload names.
-        natural_length: draws where outputs end, not above the workload's lengths; None: exactly there.
+        model: base model's name; part of the seed of lengths drawn from a length model.
+        adapters: by id, every adapter that the workload names.
+        natural_length: draws output lengths, at most the workload's; None: exactly the workload's.
         seed: of prompts and outputs.
         with_prompts: make the prompts' token ids, for prefix caches.
-        by_hash_ids: prefix caches compare hash ids where a request has them (`hash_ids_suffice`); its tokens are made
-            only if somebody reads them.
+        by_hash_ids: prefix caches compare a request's hash ids if it has them (`hash_ids_suffice`); its tokens are made
+            only when read.
         ignore_eos: requests ask for exactly their true length; otherwise the model ends there by itself.
-        max_new_tokens: without `ignore_eos`, the limit that requests name, where the true length is not above it.
+        max_new_tokens: without `ignore_eos`, the limit that requests name, unless the true length is above it.
     """
 
     model: str
@@ -95,10 +95,10 @@ class RequestBuilder:
     ignore_eos: bool = True
     max_new_tokens: int | None = None
     _ends: dict[int, Ending] = field(default_factory=dict, repr=False, compare=False)
-    """By output tokens, shared by all requests that end alike: nobody changes one."""
+    """By number of output tokens; shared by all requests that end alike, and never mutated."""
 
     def build(self, request: WorkloadRequest, at_ps: int, said: Sequence[Said] = ()) -> SimulatedRequest:
-        """Make one that arrives at this time; `said`: the earlier turns of its session, with their outputs."""
+        """Build a request that arrives at this time; `said`: earlier turns of its session with their outputs."""
         tokens = request.output_tokens
         most = tokens if self.ignore_eos or self.max_new_tokens is None else max(self.max_new_tokens, tokens)
         if self.natural_length is not None:
@@ -120,7 +120,7 @@ class RequestBuilder:
             assert request.hash_ids is not None
             built.sequence.content = of_runs(request.hash_ids, BLOCK_TOKENS, request.prompt_tokens)
         if self.with_prompts and request.turn is not None:
-            # The next turn's prompt has it, and finds it in the cache.
+            # The next turn's prompt contains it, and finds it in the cache.
             built.sequence.output_token_ids = _tokens(self._output(request, most, end))
         return built
 
@@ -152,7 +152,7 @@ def build_requests(
     ignore_eos: bool = True,
     max_new_tokens: int | None = None,
 ) -> Iterator[tuple[int, SimulatedRequest]]:
-    """Turn a workload in order of time, without later turns, into arrivals: (time in picoseconds, request).
+    """Turn a time-ordered workload without later turns into arrivals: (time in picoseconds, request).
 
     The arguments are those of `RequestBuilder`.
     """

@@ -1,7 +1,7 @@
-"""Who sends what when in a simulation: the load generator's open and closed loops, and the turns of sessions.
+"""Clients of a simulation: the load generator's open and closed loops, and the turns of sessions.
 
-In an open loop a session's first turn arrives at its time, in a closed one as soon as a client is free; later turns
-arrive once the think time has passed since the answer before them ended. A session whose turn fails ends there.
+In an open loop a session's first turn arrives at its scheduled time, in a closed loop as soon as a client is free; each
+later turn arrives one think time after the previous answer ended. A session ends at its first failed turn.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ from lorrery.vocabulary.units import LAST_SECONDS, NEVER, picoseconds
 
 @dataclass(slots=True)
 class _OpenSession:
-    """A session whose request `sent` runs: what was said before it, and what is to follow."""
+    """A session whose request `sent` runs, with its earlier turns and the turns that remain."""
 
     sent: WorkloadRequest
     rest: Iterator[WorkloadRequest]
@@ -29,7 +29,7 @@ class Clients:
     """Plays a workload against a simulation.
 
     Attributes:
-        num_unsent: later turns of sessions that a failed one ended.
+        num_unsent: turns that were never sent because an earlier turn of their session failed.
     """
 
     simulation: Simulation
@@ -58,7 +58,7 @@ class Clients:
     def closed_loop(
         self, workload: Iterable[WorkloadRequest], num_clients: int, duration_seconds: float | None = None
     ) -> Iterator[SimulatedRequest]:
-        """Let so many clients send one session after another, for so long; yield requests as they end."""
+        """Run `num_clients` clients that send one session after another for a duration; yield requests as they end."""
         simulation, waiting = self.simulation, sessions(workload)
         end_ps = NEVER
         if duration_seconds is not None:
@@ -101,5 +101,5 @@ class Clients:
 
 
 def _picoseconds(seconds: float) -> int:
-    """Return a span, or one that is longer than any simulation if it is that too: no product overflows."""
+    """Convert a duration, capped just beyond the longest simulation so that no product overflows."""
     return picoseconds(min(seconds, LAST_SECONDS + 1))

@@ -1,15 +1,15 @@
-"""A simulation's clock, and what is to happen at a time that is known before: a cancel, a fault, the end of a wait."""
+"""A simulation's clock and its scheduled events: cancels, faults, ends of waits."""
 
 from collections.abc import Callable
 from heapq import heappush
 
 
 class Clock:
-    """Says what time it is; only the simulation's loop turns it.
+    """Holds the current time; only the simulation's loop advances it.
 
     Attributes:
         now_ps: the time.
-        coming: a heap of what is to happen: (time, number, what).
+        coming: a heap of scheduled events: (time, number, callback).
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Clock:
         self._num_coming = 0
 
     def take_turn(self, at_ps: int, order: int) -> None:
-        """Turn to the boundary of a worker."""
+        """Advance to a worker's boundary."""
         self.now_ps = at_ps
         if self._turn_ps != at_ps:
             self._turn_ps, self._turn = at_ps, order
@@ -28,10 +28,10 @@ class Clock:
             self._turn = order
 
     def has_passed(self, at_ps: int, order: int) -> bool:
-        """Tell whether a boundary of a worker at this time, if it has one, has had its turn."""
+        """Return whether a worker's boundary at this time, if it has one, has already had its turn."""
         return self._turn_ps == at_ps and order < self._turn
 
     def at(self, at_ps: int, happen: Callable[[], None]) -> None:
-        """Let something happen at a time; of two at one time, the first that was asked for comes first."""
+        """Schedule a callback at a time; of two at one time, the one scheduled first runs first."""
         heappush(self.coming, (at_ps, self._num_coming, happen))
         self._num_coming += 1

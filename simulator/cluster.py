@@ -1,6 +1,6 @@
-"""Schedulers and workers of a settings file under the virtual clock, and who plays a workload against them.
+"""Builds the schedulers and workers of a settings file under the virtual clock, and plays workloads against them.
 
-The same settings make the same replicas (`scheduler.replicas`) and devices (`worker.build`) as in the live cluster.
+The same settings build the same replicas (`scheduler.replicas`) and devices (`worker.build`) as in the live cluster.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
     from lorrery.simulator.frames import FrameRecorder
 
 MAX_ROUTERS = 10_000
-"""Most that are simulated: each keeps what it knows of every scheduler."""
+"""Most simulated routers: each keeps its own view of every scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """What a simulation is asked for beside settings and workload.
+    """Options of a simulation apart from settings and workload.
 
     Attributes:
-        num_workers: worker processes of all schedulers together; the GPUs of the n-th one belong to scheduler n modulo
-            their number. None: as `Settings.num_worker_processes` has it.
+        num_workers: worker processes of all schedulers together; the GPUs of the n-th process belong to scheduler n
+            modulo the number of schedulers. None: as in `Settings.num_worker_processes`.
         num_shards: schedulers; None: as many as the router has.
-        num_routers: that choose among these, each with what it knows; they matter with several schedulers only.
-        faults: what goes wrong.
+        num_routers: routers, each choosing schedulers by its own view; only relevant with several schedulers.
+        faults: to inject.
         one_step: plan before every step, as the oracle does; slow.
     """
 
@@ -65,10 +65,10 @@ class SimulationOptions:
 
 
 def check_routers(num_routers: int, num_shards: int) -> None:
-    """Refuse more routers than can be, or than play a part.
+    """Check the number of routers: not too many, and more than one only with several schedulers.
 
     Raises:
-        SettingsError: there are too many, or no choice for them.
+        SettingsError: there are too many, or several with one scheduler.
     """
     if num_routers > MAX_ROUTERS:
         raise SettingsError(f"{num_routers} routers are asked for; at most {MAX_ROUTERS} can be simulated")
@@ -80,13 +80,13 @@ def check_routers(num_routers: int, num_shards: int) -> None:
 
 
 def _gpus(names: Iterable[str], devices: Iterable[Device]) -> dict[str, tuple[str, int]]:
-    """Return by worker its GPU's name, and how many of them it has."""
+    """Return each worker's GPU name and number of GPUs, by worker name."""
     deployments = zip(names, (device.deployment for device in devices), strict=True)
     return {name: (one.gpu.name, one.tensor_parallel) for name, one in deployments}
 
 
 class SimulatedCluster:
-    """Schedulers and workers of some settings."""
+    """Schedulers and workers built from settings."""
 
     def __init__(self, settings: Settings, options: SimulationOptions, timeout_seconds: float) -> None:
         addresses = list(settings.router.schedulers)
@@ -132,7 +132,7 @@ class SimulatedCluster:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a reader of the report must know of what was played."""
+        """Remarks on the run for the reader of the report."""
         num_unsent = 0 if self.clients is None else self.clients.num_unsent
         raised = self.simulation.raised
         found = [UNSENT.format(num_unsent)] if num_unsent else []
@@ -144,7 +144,7 @@ class SimulatedCluster:
 
     @property
     def view(self) -> ClusterView:
-        """What a report says of the cluster."""
+        """Description of the cluster for a report."""
         own, num_shards = self._settings.scheduler, len(self._addresses)
         return ClusterView(
             model=self._model,
@@ -159,10 +159,10 @@ class SimulatedCluster:
         )
 
     def check(self, requests: Sequence[WorkloadRequest]) -> None:
-        """Refuse a workload or faults with adapters that the cluster does not know, and times beyond all that is told.
+        """Check that the registry has all adapters of workload and faults, and that no arrival is too late.
 
         Raises:
-            SettingsError: names the first.
+            SettingsError: for the first violation.
         """
         for fault in self._options.faults:
             if fault.adapter and fault.adapter not in self.adapters:
@@ -178,14 +178,14 @@ class SimulatedCluster:
                 )
 
     def warm_up(self, requests: Sequence[WorkloadRequest], seed: int) -> None:
-        """Run short requests to their ends."""
+        """Run short requests to completion."""
         for _ in Clients(self.simulation, self._builder(LoadOptions(seed=seed))).closed_loop(
             requests, WARMUP_CONCURRENCY
         ):
             pass
 
     def recorder(self, every_seconds: float | None) -> "FrameRecorder":
-        """Record what runs from now on."""
+        """Return a recorder of everything that runs from now on."""
         from lorrery.simulator.frames import FrameRecorder
 
         return FrameRecorder(
@@ -197,7 +197,7 @@ class SimulatedCluster:
         )
 
     def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
-        """Run a workload as the load generator would send it, faults included; yield requests as they end."""
+        """Run a workload as the load generator would send it, with faults; yield requests as they end."""
         simulation = self.simulation
         self._faults.plan(self._options.faults, simulation.now_ps)
         schedule_faults(self._options.faults, simulation, self._fleets)
@@ -220,7 +220,7 @@ class SimulatedCluster:
         )
 
     def scaled(self, start_ps: int, *, by_rule: bool) -> "Scaled":
-        """Let workers come and go, by the rules of the settings or as a caller says; times count from `start_ps`."""
+        """Make workers scalable, by the settings' rules or by a caller; times count from `start_ps`."""
         from lorrery.simulator.autoscaling import AutoscalerLoop, Scaled, fleets_of
 
         own = self._settings.autoscaler
@@ -256,7 +256,7 @@ class SimulatedCluster:
         if replica_settings.adapter_options.blocking and any(f.kind == LOAD_FAILURE and f.never_ends for f in faults):
             raise SettingsError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
 
-        book = self._faults  # not the cluster, whose requests a policy could find from here
+        book = self._faults  # not the cluster: a policy could reach its requests from here
 
         def make_replica() -> Replica:
             return factory.replica(replica_settings, LoadRules(book, name))

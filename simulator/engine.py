@@ -1,16 +1,15 @@
 """The cluster under a virtual clock: the same core and the same mock GPU, without a wall clock, a socket or a thread.
 
-Who is let in, where a request goes and when a wait is over is decided in `scheduler.core.cluster`, as it is live; here
-time is carried, and `simulator.scheduler` carries out what is decided. Between arrivals workers do not meet, so the
-order of their next boundaries drives them all; each jumps from plan to plan (`simulator.worker`). By the law of the
-core, commit(k) equals commit(j), plan, commit(k - j), that is equal to running every step.
+`scheduler.core.cluster` decides admission, placement and the end of waits, as in the live cluster; this module advances
+time, and `simulator.scheduler` carries out the decisions. Workers do not interact between arrivals, so the loop always
+takes the earliest next boundary of any worker; each worker jumps from plan to plan (`simulator.worker`). By the law of
+the core, commit(k) equals commit(j), plan, commit(k - j), so a jump equals running every step.
 
 Order at one time: arrivals first, then cancels, deadlines and faults in the order given, then the workers' boundaries
-in order of attaching. So an arrival at a boundary is seen there, as it is live. What a boundary itself brings about (a
-client's next request) comes behind it and what came before it.
+in order of attaching. So a plan at a boundary includes an arrival at that time, as in the live cluster. An event that
+a boundary itself causes (a client's next request) comes after that boundary and everything before it.
 
-Schedulers (shards) share nothing but the clock: a request belongs to the one that `choose_shard` names, as a router
-does it.
+Schedulers (shards) share only the clock: `choose_shard` assigns each request to one, as a router does.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,13 +41,13 @@ from lorrery.worker.device.output import Ending
 from lorrery.worker.device.steptime import StepTimeModel
 
 Follow = Callable[[SimulatedRequest, int], tuple[int, SimulatedRequest] | None]
-"""Says what its client sends next, and when, given a request that has ended and the time; None: no further one."""
+"""Return a client's next request and its time, given an ended request and the time; None: there is no next request."""
 
 PAUSE = SimulatedRequest(-1, 0, 0, 0, Ending(0, FinishReason.LENGTH))
-"""What `Simulation.run` yields after a tick that asked for a pause; no request."""
+"""Yielded by `Simulation.run` after a tick requested a pause; not a real request."""
 
 TURNS: Final = 1024
-"""Turns of the loop, some ten milliseconds, between two looks whether it has been stopped or goes on for nobody."""
+"""Loop iterations, some ten milliseconds, between two checks for a stop or for a run with no requests left."""
 
 
 class Simulation:
@@ -56,16 +55,16 @@ class Simulation:
 
     Args:
         workers: in order of attaching.
-        placement: who gets a request; with several shards one each, in order.
-        rules: of each scheduler: what it lets in, and how long a request waits while it has no worker.
+        placement: chooses the worker of a request; with several shards, one per shard, in order.
+        rules: admission rules of each scheduler, and how long a request waits while there is no worker.
         one_step: plan before every step, as the oracle does; slow.
-        choose_shard: index of the scheduler that gets a request; needed with several.
-        timeout_ps: requests not over so long after their arrival are cancelled.
-        worker_timeout_ps: a worker whose step ends so much later than it said is lost.
-        observers: told of what runs, see `observe`.
+        choose_shard: returns the index of a request's scheduler; required with several shards.
+        timeout_ps: requests that have not ended this long after their arrival are cancelled.
+        worker_timeout_ps: a worker is lost when its step ends this much later than predicted.
+        observers: receive the steps that run, see `observe`.
 
     Attributes:
-        membership: lets workers come and go.
+        membership: attaches, drains and removes workers.
     """
 
     def __init__(
@@ -91,11 +90,11 @@ class Simulation:
         self._faulty: FaultyRequests | None = None
         self._boundaries = Boundaries(self.workers)
         self._ticks: list[tuple[int, Callable[[int], int]]] = []
-        self._tick_ps = NEVER  # the first of them
+        self._tick_ps = NEVER  # earliest time in `_ticks`
         self._pauses = False
         self._is_stopped = False
-        self._arrival: tuple[int, SimulatedRequest] | None = None  # the next one
-        self._new_pace: dict[int, StepTimeModel] = {}  # by the worker's order, until its next boundary
+        self._arrival: tuple[int, SimulatedRequest] | None = None  # next arrival
+        self._new_pace: dict[int, StepTimeModel] = {}  # keyed by the worker's order; applied at its next boundary
         self._schedulers = [
             SimulatedScheduler(one, rules, clock, self._requests, self._nudge, self._finish_faulty)
             for one in (placement if isinstance(placement, Sequence) else [placement])
@@ -108,25 +107,25 @@ class Simulation:
 
     @property
     def now_ps(self) -> int:
-        """The clock."""
+        """Current device time."""
         return self._clock.now_ps
 
     @property
     def num_open(self) -> int:
-        """Requests that have arrived and are not over."""
+        """Requests that have arrived and not ended."""
         return len(self._requests.by_handle)
 
     @property
     def num_moved(self) -> int:
-        """Requests that have moved to another worker while they waited."""
+        """Waiting requests moved to another worker so far."""
         return sum([scheduler.core.num_moved for scheduler in self._schedulers])
 
     def num_waiting(self, shard: int) -> int:
-        """Return how many requests of a scheduler wait, for a batch or for a worker."""
+        """Return how many requests of a scheduler wait for a batch or for a worker."""
         return self._schedulers[shard].core.num_waiting
 
     def observe(self, observers: Sequence[Observer]) -> None:
-        """Tell these, and nobody else, of what runs from now on."""
+        """Send the steps that run from now on to these observers only."""
         observer = self._observer = as_one(observers)
         self._runs_chunks = not any(getattr(one, "reads_prompts", True) for one in observers)
         if observer is not None:
@@ -138,7 +137,7 @@ class Simulation:
 
     @property
     def raised(self) -> dict[str, int]:
-        """What policies raised: how often each message came."""
+        """Errors raised by policies: occurrences by message."""
         found: dict[str, int] = {}
         for scheduler in self._schedulers:
             for message, times in scheduler.raised.items():
@@ -147,56 +146,56 @@ class Simulation:
 
     @property
     def cores(self) -> list[ClusterCore]:
-        """What decides, of each scheduler."""
+        """Deciding core of each scheduler."""
         return [scheduler.core for scheduler in self._schedulers]
 
     @property
     def keeps_histories(self) -> bool:
-        """Whether somebody wants to know what happens."""
+        """Whether histories are recorded."""
         return self._schedulers[0].history is not None
 
     def keep_histories(self) -> list[History]:
-        """Note from now on what happens, and return where, for each scheduler."""
+        """Start recording histories; return one per scheduler."""
         return [scheduler.keep_history() for scheduler in self._schedulers]
 
     def tick(self, first_ps: int, tick: Callable[[int], int]) -> None:
-        """Let something look at the state at times of its own, before anything else happens then.
+        """Call a function at times it chooses itself, before anything else at those times.
 
         Args:
-            first_ps: the first time.
-            tick: gets the time, and returns the next one, `NEVER` if there is none. Steps that have ended before are
-                committed.
+            first_ps: time of the first call.
+            tick: takes the time and returns the time of the next call, `NEVER` for none. Steps that ended before that
+                time are committed first.
         """
         self._ticks.append((first_ps, tick))
         self._tick_ps = min(self._tick_ps, first_ps)
 
     def pause(self) -> None:
-        """Let `run` yield `PAUSE` once the ticks of now have happened; for a tick to call."""
+        """Make `run` yield `PAUSE` once all ticks due now have run; to be called from a tick."""
         self._pauses = True
 
     def stop(self) -> None:
-        """End `run` soon, whatever is still open; for a signal handler."""
+        """End `run` soon, with requests still open; safe in a signal handler."""
         self._is_stopped = True
 
     def note_fault(self, text: str) -> None:
-        """Note that a fault happens, where that is wanted."""
+        """Record a fault in the histories, if they are kept."""
         for scheduler in self._schedulers:
             if scheduler.history is not None:
                 scheduler.history.fault(text, self.now_ps)
 
     def plan_of(self, name: str) -> Plan | None:
-        """Return the plan that a worker runs; None: it is idle."""
+        """Return the plan that a worker runs; None if it is idle."""
         return self._by_name[name].plan
 
     def inject(self, injector: RequestFaultInjector) -> None:
-        """Let requests that arrive from now on meet its faults."""
+        """Apply the injector's faults to requests that arrive from now on."""
         self._faulty = FaultyRequests(injector, self._clock, self._requests, self._submit)
 
     def close(self) -> list[SimulatedRequest]:
-        """End every request whose client waits, as interrupted; the simulation is of no more use."""
+        """End all open requests as interrupted and return them; the simulation cannot be used afterwards."""
         still_open = list(self._requests.by_handle.values())
         for request in still_open:
-            if request.finished_ps is not None:  # its client has gone
+            if request.finished_ps is not None:  # its client has left
                 self._schedulers[request.shard].withdraw(request)
                 self._requests.ended.remove(request)
                 continue
@@ -217,7 +216,7 @@ class Simulation:
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def at(self, at_ps: int, happen: Callable[[], None]) -> None:
-        """Let something happen at a time: a cancel, a fault."""
+        """Schedule a callback, such as a cancel or a fault, at a time."""
         self._clock.at(at_ps, happen)
 
     def run(
@@ -232,7 +231,7 @@ class Simulation:
         Args:
             arrivals: (time in picoseconds, request), in order of time.
             cancels: (time in picoseconds, handle).
-            follow: what clients send after a request that has ended.
+            follow: returns what a client sends after one of its requests ends.
         """
         for at_ps, handle in cancels:
             self.at(at_ps, partial(self.cancel, handle))
@@ -249,12 +248,12 @@ class Simulation:
             ended.clear()
 
     def _run_on(self, arriving: Iterator[tuple[int, SimulatedRequest]], some_follow: bool) -> bool:
-        """Let happen what comes next until a request ends or a tick asks for a pause; False: nothing is left to do.
+        """Process events in order until a request ends or a tick requests a pause; False: nothing is left to do.
 
-        Nor is anything once idle workers alone are asked again and again, by policies that name one time after another,
-        and no request is there. Of policies that come to rest by themselves no turn is left out.
+        The run also ends when there are no requests and only boundaries of idle workers remain, whose policies name
+        one time after another. For policies that come to rest by themselves, no turn is skipped.
 
-        No part of the generator: compiled, that would look each of its variables up.
+        Kept outside the generator: a compiled generator would look up each of its variables.
         """
         num_turns, in_vain = 0, False
         clock, boundaries = self._clock, self._boundaries
@@ -304,7 +303,7 @@ class Simulation:
                 return True
 
     def _ticked(self, next_ps: int, nobody_comes: bool) -> bool:
-        """Let ticks happen that are due before anything else, unless nobody is there who would be seen."""
+        """Run the ticks that are due before any other event, unless no request is open and none will arrive."""
         if self._tick_ps > next_ps or next_ps == NEVER or (nobody_comes and not self._requests.by_handle):
             return False
         at_ps = self._clock.now_ps = self._tick_ps
@@ -336,7 +335,7 @@ class Simulation:
             self._requests.expire_in_time(request)
 
     def cancel(self, handle: int) -> None:
-        """Withdraw a request now; ignored if it is over."""
+        """Cancel a request now; ignored if it has ended."""
         request = self._requests.by_handle.get(handle)
         if request is not None and (self._faulty is None or not self._faulty.cancel(request)):
             self._schedulers[request.shard].cancel(request)
@@ -352,7 +351,7 @@ class Simulation:
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def add(self, worker: SimulatedWorker) -> None:
-        """Take in a worker that may attach from now on; its boundaries come after those of the others."""
+        """Add a worker that may attach from now on; at equal times its boundaries come after those of the others."""
         worker.order, worker.clock = len(self.workers), self._clock
         worker.observer, worker.runs_chunks = self._observer, self._runs_chunks
         self.workers.append(worker)
@@ -360,12 +359,12 @@ class Simulation:
         self._by_name[worker.name] = worker
 
     def change_pace(self, worker: SimulatedWorker, step_time: StepTimeModel) -> None:
-        """Let a worker's steps take what another model says, from its next boundary on."""
+        """Use another step-time model for a worker from its next boundary on."""
         self._new_pace[worker.order] = step_time
         self._nudge(worker, True)
 
     def freeze(self, worker: SimulatedWorker, until_ps: int) -> None:
-        """Let a worker begin no step from now until a time, or for ever (`NEVER`)."""
+        """Keep a worker from beginning any step from now until a time, or for ever (`NEVER`)."""
         worker.frozen_until_ps = until_ps
         self._nudge(worker, True)
 

@@ -1,4 +1,4 @@
-"""A sample of a simulated cluster as Prometheus' text, under the names of vLLM's series; the cluster is one engine."""
+"""A sample of a simulated cluster as Prometheus text under vLLM's metric names, with the cluster as one engine."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def exposition(sample: Sample, model: str) -> str:
 
     Args:
         sample: of the cluster.
-        model: its `model_name`.
+        model: value of the label `model_name`.
     """
     labels = f'engine="0",model_name="{model}"'
     usage = sample.kv_cache_usage_perc / max(sample.num_ready, 1)

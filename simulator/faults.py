@@ -1,4 +1,4 @@
-"""Lets the faults of `chassis.faults` happen to a simulation's workers."""
+"""Schedules the faults of `chassis.faults` on a simulation's workers."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -12,11 +12,11 @@ from lorrery.worker.device.slow import Slowed
 
 
 def never_began(faults: Iterable[Fault], end_seconds: float) -> tuple[str, ...]:
-    """Say of each fault that begins no earlier than the run ended that it had no effect.
+    """Return a notice for each fault without effect because the run ended before it began.
 
     Args:
         faults: of the run.
-        end_seconds: when its last request ended, from the run's begin.
+        end_seconds: when its last request ended, from the start of the run.
     """
     return tuple(
         f"the fault {fault.text} had no effect: the run ended at {end_seconds:.1f} s; let it begin earlier, or send for"
@@ -27,33 +27,33 @@ def never_began(faults: Iterable[Fault], end_seconds: float) -> tuple[str, ...]:
 
 
 def num_named(faults: Iterable[Fault], most: int) -> int:
-    """Return how many worker processes there must be so that each is there that a fault names, by `worker-N`.
+    """Return how many worker processes must exist so that every `worker-N` named by a fault does.
 
     Args:
         faults: of the run.
-        most: processes that there can be; names of others do not count.
+        most: most possible processes; names of others do not count.
     """
     names = [fault.worker.removeprefix("worker-").partition(".")[0] for fault in faults if fault.kind in WORKER_KINDS]
     return max((int(name) + 1 for name in names if name.isdecimal() and int(name) < most), default=0)
 
 
 def schedule_faults(faults: Sequence[Fault], simulation: Simulation, fleets: Sequence[Fleet] = ()) -> None:
-    """Let a simulation's workers be lost, slowed down and frozen on time; times count from now.
+    """Schedule the loss, slow-down and freezing of a simulation's workers; times count from now.
 
     Args:
         faults: in any order.
         simulation: that has the workers.
-        fleets: of workers that come and go, which replace what is lost; none: workers stay.
+        fleets: scalable workers, which replace lost ones; empty: the number of workers is fixed.
 
     Raises:
-        SettingsError: a fault names a worker that is not there, or overlaps another of its kind and worker.
+        SettingsError: a fault names an unknown worker, or overlaps another of its kind and worker.
     """
     start_ps = simulation.now_ps
     workers = [worker.name for worker in simulation.workers]
     adapters = {fault.adapter for fault in faults}
     check_faults(faults, workers=workers, adapters=adapters, replaced=bool(fleets))
     happening = [fault for fault in faults if fault.kind in WORKER_KINDS]
-    for fault in sorted(happening, key=lambda fault: fault.at_ps):  # of two at one time, an end comes before a begin
+    for fault in sorted(happening, key=lambda fault: fault.at_ps):  # at one time, an end comes before a begin
         if simulation.keeps_histories:
             simulation.at(start_ps + fault.at_ps, partial(simulation.note_fault, fault.text))
         for worker in simulation.workers:

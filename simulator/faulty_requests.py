@@ -1,4 +1,4 @@
-"""Lets the faults that simulated requests meet happen to them: late arrivals, refusals, cut and stalled streams."""
+"""Applies request faults to simulated requests: late arrivals, refusals, cut and stalled streams."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,7 +17,7 @@ class FaultyRequests:
         injector: chooses the faults.
         clock: of the simulation.
         requests: of the simulation.
-        submit: hands a request to its scheduler.
+        submit: submits a request to its scheduler.
     """
 
     def __init__(
@@ -31,10 +31,10 @@ class FaultyRequests:
         self._clock = clock
         self._requests = requests
         self._submit = submit
-        self._delayed: set[int] = set()  # handles that no scheduler has heard of yet
+        self._delayed: set[int] = set()  # handles not yet submitted to a scheduler
 
     def take(self, request: SimulatedRequest) -> bool:
-        """Choose the faults of a request that its client sends now; return whether it meets any, and is taken over."""
+        """Choose the faults of a request sent now; return whether it has any and is handled here."""
         if self._injector.choose(request, self._clock.now_ps) is NO_FAULTS:
             return False
         self._requests.by_handle[request.handle] = request
@@ -54,7 +54,7 @@ class FaultyRequests:
             self._submit(request)
 
     def cancel(self, request: SimulatedRequest) -> bool:
-        """Withdraw a request that no scheduler has heard of yet; return whether it is one."""
+        """Cancel a request not yet submitted to a scheduler; return whether it was one."""
         if request.handle not in self._delayed:
             return False
         self._delayed.remove(request.handle)
@@ -62,15 +62,15 @@ class FaultyRequests:
         return True
 
     def finish(self, request: SimulatedRequest) -> None:
-        """End a request whose stream a fault may have cut, or still holds back.
+        """End a request whose stream a fault may have cut or still hold back.
 
-        One without an outcome has not run to its end: its client has gone.
+        A request without an outcome did not finish: its client has left.
         """
         requests, cut, holds = self._requests, request.faults.cut, self._injector.take_holds(request)
         if request.outcome is None:
             requests.withdraw(request.handle)
             assert request.finished_ps is not None
-            if cut is not None and request.output_tokens >= max(cut.after, 1):  # it was held (static batching)
+            if cut is not None and request.output_tokens >= max(cut.after, 1):  # static batching held it
                 request.outcome, request.detail, request.output_tokens = "faulted", cut.text, cut.after
                 request.finished_ps = request.last_token_ps
             else:
@@ -96,5 +96,5 @@ class FaultyRequests:
 
 
 def _tokens_let_go(request: SimulatedRequest, holds: Iterable[Hold], at_ps: int) -> int:
-    """Return how many of a request's tokens no stall held back at a time."""
+    """Return how many of a request's tokens no stall held back at this time."""
     return min([request.output_tokens, *(hold.after for hold in holds if hold.until_ps > at_ps)])

@@ -1,4 +1,4 @@
-"""How many worker processes a scaled cluster begins with, how long a start takes, and what cannot go wrong there."""
+"""How many worker processes a scaled cluster begins with, how long a start takes, and checks of both."""
 
 from collections.abc import Sequence
 
@@ -15,15 +15,15 @@ __all__ = ["check_scaled", "most_processes", "num_processes", "possible_names", 
 
 
 def num_processes(settings: Settings, asked: int | None, num_shards: int) -> int:
-    """Return how many processes there are at first.
+    """Return the initial number of processes.
 
     Args:
         settings: of the cluster.
-        asked: how many are asked for; None: it was not said.
+        asked: number requested; None: not given.
         num_shards: schedulers.
 
     Raises:
-        SettingsError: a number that the autoscaler's bounds leave out.
+        SettingsError: a number outside the autoscaler's bounds.
     """
     if not settings.is_autoscaled:
         return settings.num_worker_processes(asked)
@@ -45,13 +45,13 @@ def num_processes(settings: Settings, asked: int | None, num_shards: int) -> int
 
 
 def most_processes(settings: Settings, at_first: int) -> int:
-    """Return how many processes there may be whose names are known before: those that a fault may name.
+    """Return how many processes have names known in advance, which a fault may name.
 
-    Of several groups that is as many as there are at first: which group has a later number follows from the run.
+    With several groups that is the initial number: the run decides which group gets a later number.
 
     Args:
         settings: of the cluster.
-        at_first: how many there are then.
+        at_first: initial number of processes.
     """
     if not settings.is_autoscaled or len(settings.workers) > 1:
         return at_first
@@ -59,7 +59,7 @@ def most_processes(settings: Settings, at_first: int) -> int:
 
 
 def possible_names(settings: Settings, at_first: int) -> list[str]:
-    """Return the names of the workers that a fault may name, given how many processes there are at first."""
+    """Return the names of the workers that a fault may name, given the initial number of processes."""
     further = range(at_first, most_processes(settings, at_first))
     gpus = settings.kinds(at_first)[0][0].worker.gpus
     names = settings.worker_names(at_first)
@@ -90,15 +90,15 @@ def start_up_seconds(settings: Settings, deployment: Deployment) -> float:
 
 
 def check_scaled(settings: Settings, faults: Sequence[Fault], *, by_caller: bool = False) -> None:
-    """Refuse what does not go with workers that come and go.
+    """Refuse settings and faults that do not combine with scaling.
 
     Args:
         settings: of the cluster.
-        faults: that are to happen.
-        by_caller: workers come and go as a caller says; else by the autoscaler, if it is enabled.
+        faults: planned ones.
+        by_caller: the caller scales workers; otherwise the autoscaler does, if enabled.
 
     Raises:
-        SettingsError: names the first.
+        SettingsError: names the first violation.
     """
     if not (settings.is_autoscaled or by_caller):
         return

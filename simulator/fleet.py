@@ -1,8 +1,9 @@
-"""Worker processes of a simulation that come and go: starts take their time, and who is to go drains first.
+"""Worker processes of a simulation that start and stop: a start takes its time, and a process drains before it stops.
 
-Which one goes is Kubernetes' choice: one that starts before one that serves, and of these the youngest; with several
-schedulers, of the one that has most. A start takes the lowest free number, so that names come back. A process that a
-fault takes away is replaced as a Deployment does it: one of its name starts at once, and takes a start's time.
+Scaling down picks the process as Kubernetes does: one that is starting before one that serves, and among these the
+youngest; with several schedulers, from the one with most processes. A start takes the lowest free number, so names are
+reused. A process lost to a fault is replaced as by a Deployment: one of the same name starts at once and takes the
+start-up time.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +22,8 @@ class _Process:
 
     Attributes:
         state: `off`, `starting`, `ready` or `draining`.
-        since_ps: when that began.
-        turn: counts its starts, so that an event of an earlier one is known.
+        since_ps: when that state began.
+        turn: counts its starts, to recognise events of an earlier start.
     """
 
     number: int
@@ -36,11 +37,11 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How many processes there are from a time on.
+    """Number of processes from a time on.
 
     Attributes:
-        there: serving or not.
-        ready: that serve.
+        there: all that are not off.
+        ready: those that serve.
     """
 
     at_ps: int
@@ -49,11 +50,11 @@ class Level:
 
 
 class Numbers:
-    """Numbers that no worker process has had, for all groups of them: `worker-7` is of one group.
+    """Allocates unused numbers of worker processes, across all groups: `worker-7` exists in one group only.
 
     Args:
         num_shards: schedulers; the n-th process belongs to scheduler n modulo their number.
-        taken: so many are, from 0 on.
+        taken: numbers 0 to `taken` - 1 are in use.
     """
 
     def __init__(self, num_shards: int, taken: int) -> None:
@@ -61,34 +62,34 @@ class Numbers:
         self._next = sorted(range(taken, taken + num_shards), key=lambda number: number % num_shards)
 
     def take(self, shard: int) -> int:
-        """Return the lowest of a scheduler."""
+        """Take the lowest free number of a scheduler."""
         number = self._next[shard]
         self._next[shard] += self.num_shards
         return number
 
     def take_below(self, end: int) -> list[int]:
-        """Return all below some number."""
+        """Take all free numbers below a limit."""
         return [self.take(number % self.num_shards) for number in range(min(self._next), end)]
 
 
 class Fleet:
-    """The worker processes of a group, which are alike.
+    """The worker processes of a group, all alike.
 
     Args:
         simulation: that has the workers.
-        at_first: the processes that serve from now on: their numbers and workers.
-        make: makes the workers of a further process, given its number and its scheduler's index.
-        numbers: of further processes.
-        gpus_per_worker: that count while it is there.
-        start_up_ps: of a start.
-        drain_ps: for which what a process runs may take to end; the rest is queued again elsewhere.
-        name: of the group; empty: there is one.
+        at_first: numbers and workers of the processes that serve from now on.
+        make: makes the workers of a further process from its number and its scheduler's index.
+        numbers: source of further process numbers.
+        gpus_per_worker: GPUs of each worker, counted while it exists.
+        start_up_ps: duration of a start.
+        drain_ps: time that a draining process has for its running requests; the rest is queued again elsewhere.
+        name: of the group; empty if there is only one.
 
     Attributes:
-        workers_per_process: the GPUs that a process hosts, or groups of them by tensor parallelism.
-        worker_names: of all that there have been.
-        levels: how many there were over time.
-        num_scale_ups: times at which more were asked for.
+        workers_per_process: GPUs of a process, or groups of them under tensor parallelism.
+        worker_names: of all workers so far.
+        levels: number of processes over time.
+        num_scale_ups: number of times that the target was raised.
     """
 
     def __init__(
@@ -120,16 +121,16 @@ class Fleet:
     # --- what there is ----------------------------------------------------------------------------------------------
 
     def num(self, state: str) -> int:
-        """Return how many processes are `ready`, `starting` or `draining`."""
+        """Return how many processes are in a state: `ready`, `starting` or `draining`."""
         return sum([process.state == state for process in self._processes])
 
     @property
     def num_replicas(self) -> int:
-        """Processes that are asked for: those that serve, and those that start."""
+        """Processes that serve or are starting."""
         return self.num("ready") + self.num("starting")
 
     def serving(self) -> list[SimulatedWorker]:
-        """Return the workers that take new requests, in order of their processes."""
+        """Return the workers that accept new requests, in order of their processes."""
         return [worker for process in self._processes if process.state == "ready" for worker in process.workers]
 
     @property
@@ -141,7 +142,7 @@ class Fleet:
     # --- scaling ----------------------------------------------------------------------------------------------------
 
     def scale(self, num_replicas: int) -> None:
-        """Start processes, or let some drain, so that there are so many; it happens behind what arrives now."""
+        """Start or drain processes to reach a number; takes effect after the arrivals of this time."""
         current = self.num_replicas
         if num_replicas > current:
             self.num_scale_ups += 1
@@ -168,14 +169,14 @@ class Fleet:
         self._begin(process or self._add(self._numbers.take(shard)))
 
     def _begin(self, process: _Process) -> None:
-        """Let a process start now, or start anew."""
+        """Start a process now, or restart it."""
         self._change(process, "starting")
         process.turn += 1
         ready_ps = self._simulation.now_ps + self.start_up_ps
         self._simulation.at(ready_ps, partial(self._attach, process, process.turn))
 
     def know(self, num_processes: int) -> None:
-        """Have processes of all numbers below one, which are not there yet, so that faults may name them."""
+        """Add all missing processes with numbers below a limit, not started, so that faults may name them."""
         for number in self._numbers.take_below(num_processes):
             self._add(number)
 
@@ -212,7 +213,7 @@ class Fleet:
         for worker in process.workers:
             if worker.attached:
                 self._simulation.membership.drain(worker, partial(self._left, process))
-            else:  # its scheduler has lost it
+            else:  # its scheduler has lost it already
                 self._simulation.membership.retire(worker)
                 self._left(process)
         if process.state == "draining":
@@ -224,7 +225,7 @@ class Fleet:
             self._change(process, "off")
 
     def _end(self, process: _Process, since_ps: int) -> None:
-        """Let a process go that has drained for long enough."""
+        """Remove a process whose drain time is over."""
         if process.state == "draining" and process.since_ps == since_ps:
             for worker in process.workers:
                 if worker.attached:
@@ -233,9 +234,9 @@ class Fleet:
     # --- faults -----------------------------------------------------------------------------------------------------
 
     def lose(self, worker: SimulatedWorker) -> None:
-        """Let the process of a worker die now, and another start in its place, unless it was to go.
+        """Lose a worker's whole process now; another starts in its place unless it was draining.
 
-        Ignored where it is not there, and where it is lost already, with another of its workers.
+        Ignored if the process is off, or was already lost at this time with another of its workers.
         """
         process = next(one for one in self._processes if worker in one.workers)
         if process.state == "off" or (process.state == "starting" and process.since_ps == self._simulation.now_ps):

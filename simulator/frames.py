@@ -1,7 +1,7 @@
 """A simulation's record: the frames that a watcher of the same cluster would have seen live.
 
-They show the state at fixed times. A worker's jump is committed as far as its steps have ended by then, which by the
-law of the core changes nothing of what follows.
+Frames show the state at fixed times. A worker's jump is committed up to the steps that have ended by then, which by
+the law of the core changes nothing later.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ _TOTALS = Totals.__struct_fields__
 
 @dataclass(slots=True)
 class _Run:
-    """What a worker has done: output tokens, time in steps, and how long its last step took."""
+    """Counters of a worker: output tokens, time in steps, and duration of its last step."""
 
     num_tokens: int = 0
     busy_ps: int = 0
@@ -47,14 +47,14 @@ class _Run:
 
 
 class FrameRecorder:
-    """Records a simulation; it observes the steps that run.
+    """Records a simulation by observing its steps.
 
     Args:
-        simulation: that has not run, or only its warm-up.
+        simulation: not run yet, apart from its warm-up.
         model: the base model's name.
-        gpus: by worker, the GPU's name and how many it has.
+        gpus: by worker, its GPU's name and its number of GPUs.
         addresses: of its schedulers.
-        every_seconds: device seconds between two frames; None: as often as `Recorder` finds right.
+        every_seconds: device seconds between two frames; None: chosen by `Recorder`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class FrameRecorder:
     # --- what runs --------------------------------------------------------------------------------------------------
 
     def begin(self, start_ps: int) -> None:
-        """Count from here."""
+        """Set the origin of times."""
         self._start_ps = start_ps
 
     def ran(self, span: StepSpan) -> None:
@@ -93,31 +93,31 @@ class FrameRecorder:
         run.step_ps = span.first_ps + (span.num_steps - 1) * span.slope_ps
 
     def left(self, worker: str, handle: int) -> None:
-        """Nothing: a history has it."""
+        """Do nothing: a history records it."""
 
     def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Nothing: a history has it."""
+        """Do nothing: a history records it."""
 
     def lost(self, worker: str) -> None:
-        """Forget what a worker has done."""
+        """Drop a worker's counters."""
         self._runs.pop(worker, None)
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
     def _take(self, at_ps: int) -> int:
-        """Take the frame of now; return when the next one is due."""
+        """Take a frame of the current state; return when the next one is due."""
         self._recorder.add(self._frame(at_ps))
         return self._start_ps + round(self._recorder.next_at * PS_PER_SECOND)
 
     def finish(self) -> None:
-        """Take one more frame, of how the run has ended."""
+        """Take the final frame."""
         self._take(self._start_ps + round(self._recorder.next_at * PS_PER_SECOND))
 
     def write(self, path: Path, title: str) -> None:
         """Write the record.
 
         Raises:
-            LorreryError: that is not possible.
+            LorreryError: it cannot be written.
         """
         self._recorder.write(path, Hello("record", self._model, title, VERSION))
 

@@ -1,10 +1,10 @@
-"""Gaps between tokens (inter-token latency) of a simulated run, from its steps: nothing is kept for each token.
+"""Gaps between tokens (inter-token latency) of a simulated run, computed from its steps without storing each token.
 
-A span of steps leaves some rows of `loadgen.workload.progressions`, which are in a file once there are many.
+A span of steps adds a few rows of `loadgen.workload.progressions`, which spill to a file once there are many.
 
-Within a span of decode steps every sequence has a gap of one step. In the first of them the gap goes back to each
-one's last token: to the decode step before or, for those that came since, to the end of their own prefill. A sequence
-that was queued again has a gap from its last token to the end of its next prefill.
+Within a span of decode steps every sequence has a gap of one step. The first of these gaps reaches back to each
+sequence's last token: in the previous decode step or, for sequences that joined since, at the end of their prefill. A
+requeued sequence has a gap from its last token to the end of its next prefill.
 """
 
 from lorrery.loadgen.workload.distribution import Distribution
@@ -16,7 +16,7 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 class GapRecorder:
-    """Gathers gaps of a whole run; its memory does not grow with the run."""
+    """Gathers the gaps of a whole run; its memory does not grow with the run."""
 
     reads_prompts = False
 
@@ -24,15 +24,15 @@ class GapRecorder:
         self.begin(0)
 
     def begin(self, start_ps: int) -> None:
-        """Forget all that was."""
+        """Discard everything recorded so far."""
         del start_ps  # a gap has no origin
         self._rows = SpilledRows(4)
         self._decoded_ps: dict[str, int] = {}  # worker -> end of its last decode step
-        self._since_ps: dict[str, dict[int, int]] = {}  # worker -> handle -> last token, of those who came since
+        self._since_ps: dict[str, dict[int, int]] = {}  # worker -> handle -> last token, if joined since
         self._requeued_ps: dict[int, int] = {}  # handle -> last token
 
     def ran(self, span: StepSpan) -> None:
-        """Take note of the gaps that these steps ended."""
+        """Record the gaps that these steps ended."""
         since = self._since_ps.setdefault(span.worker, {})
         first_end_ps = span.start_ps + span.first_ps
         if span.num_decodes:
@@ -64,17 +64,17 @@ class GapRecorder:
         self._decoded_ps[span.worker] = span.end_ps
 
     def left(self, worker: str, handle: int) -> None:
-        """Forget one that left its batch other than by the end of a step that gave it a token."""
+        """Drop a sequence that left its batch other than at the end of a step that gave it a token."""
         self._since_ps.get(worker, {}).pop(handle, None)
 
     def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Remember when it got its last token."""
+        """Store the time of its last token."""
         token_ps = self._since_ps.get(worker, {}).pop(request.handle, None)
         if request.produced_tokens:
             self._requeued_ps.setdefault(request.handle, token_ps or self._decoded_ps.get(worker, 0))
 
     def lost(self, worker: str) -> None:
-        """Forget a worker's batch."""
+        """Drop a worker's batch."""
         self._since_ps.pop(worker, None)
 
     def _add(self, first_ps: int, slope_ps: int, num_gaps: int, num_sequences: int) -> None:
@@ -84,9 +84,9 @@ class GapRecorder:
 
     @property
     def chunks(self) -> Chunks:
-        """All of them: the first gap, what each further one is longer by, how many, sequences that have them; in ps."""
+        """All gaps as rows: first gap, increment of each further gap, number of gaps, number of sequences; in ps."""
         return self._rows.chunks
 
     def itl_ms(self) -> Distribution:
-        """Describe them all, in milliseconds."""
+        """Return the distribution of all gaps, in milliseconds."""
         return describe(self.chunks, lambda gap_ps: gap_ps / PS_PER_SECOND * 1e3)

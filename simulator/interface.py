@@ -36,16 +36,16 @@ from lorrery.simulator.step_span import Observer
 __all__ = ["Overrides", "SettingsLike", "WorkloadLike", "prepare", "read_settings", "simulate"]
 
 SettingsLike = Settings | Mapping[str, Any] | str | Path | None
-"""A cluster: settings, the tables of a settings file, a file's path, or None: `$LORRERY_CONFIG`, else what ships."""
+"""A cluster: settings, the tables of a settings file, a file's path, or None: `$LORRERY_CONFIG`, else the defaults."""
 
 Overrides = Mapping[str, object] | Iterable[str]
-"""Single settings that win over all: `{"scheduler.policy": "fcfs"}`, or `["scheduler.policy=fcfs"]` as for `--set`."""
+"""Single settings that override all: `{"scheduler.policy": "fcfs"}`, or `["scheduler.policy=fcfs"]` as for `--set`."""
 
 LEAST_EVERY_SECONDS = 0.001
-"""Device seconds between two frames of a record at least: each is kept in memory until the run ends."""
+"""Least device seconds between two frames of a record: each frame stays in memory until the run ends."""
 
 WorkloadLike = LoadOptions | Mapping[str, Any] | Requests | None
-"""What to play: the options of `lorrery load` (None: its defaults), or requests of one's own."""
+"""What to play: the options of `lorrery load` (None: its defaults), or your own requests."""
 
 
 def simulate(
@@ -71,23 +71,23 @@ def simulate(
     Args:
         settings: of the cluster.
         workload: what to play, and how.
-        requests: of one's own; the options of `workload` (adapters, speed-up, concurrency, timeout, ...) go for them.
-        overrides: single settings, which win over `settings`.
-        workers: of all schedulers together; None: as the settings' `[[workers]]` say, else 2, or 1 where the settings
-            name an engine.
+        requests: your own; the options of `workload` (adapters, speed-up, concurrency, timeout, ...) apply to them.
+        overrides: single settings, which override `settings`.
+        workers: worker processes of all schedulers together; None: as the settings' `[[workers]]` say, else 2, or 1
+            where the settings name an engine.
         shards: schedulers; None: as many as `router.schedulers` names.
-        routers: that choose among several schedulers, each with what it knows.
+        routers: routers that choose among several schedulers, each by its own view.
         faults: as for `--fault`: `worker_loss,at=30,worker=worker-1,for=10`.
         seed: of every draw, from 0 to 2**32 - 1; None: the workload's.
-        one_step: decide before every step instead of jumping: slow, equal.
-        observers: told of the steps that run.
-        on_end: told of each request as it ends.
-        watch: told now and then how far the run is.
+        one_step: plan before every step instead of jumping: slow, same result.
+        observers: receive the steps that run.
+        on_end: called with each request as it ends.
+        watch: called now and then with the run's progress.
         record: a file for `lorrery web` to show; its frames are what a watcher would have seen.
-        record_every: device seconds between two of them, at least 0.001; None: so that there are 2,000 at most.
+        record_every: device seconds between two frames, at least 0.001; None: an interval that gives at most 2,000.
 
     Raises:
-        LorreryError: settings or options that cannot be, a trace that cannot be read, a record that cannot be written.
+        LorreryError: invalid settings or options, an unreadable trace, or a record that cannot be written.
     """
     run = prepare(
         settings,
@@ -123,10 +123,10 @@ def prepare(
     seed: int | None = None,
     one_step: bool = False,
 ) -> SimulatedRun:
-    """Make a run that has not begun, for a caller that watches and stops it; the arguments are those of `simulate`.
+    """Prepare a run without starting it, for a caller that watches and stops it; the arguments are those of `simulate`.
 
     Raises:
-        LorreryError: settings or options that cannot be.
+        LorreryError: invalid settings or options.
     """
     workers = None if workers is None else read_whole("workers", workers, 1)
     shards = None if shards is None else read_whole("shards", shards, 1)
@@ -156,10 +156,10 @@ def prepare(
 
 
 def checked_record(record: str | Path | None, every_seconds: float | None) -> tuple[Path | None, float | None]:
-    """Return where a record goes, and how often it has a frame.
+    """Check where a record goes and the interval of its frames; return both.
 
     Raises:
-        SettingsError: it cannot be there, or not so often.
+        SettingsError: it cannot be written there, or the interval is too short.
     """
     if every_seconds is not None:
         every_seconds = read_positive("record_every", every_seconds)
@@ -184,10 +184,10 @@ def checked_record(record: str | Path | None, every_seconds: float | None) -> tu
 
 
 def read_settings(settings: SettingsLike = None, overrides: Overrides = ()) -> Settings:
-    """Return the settings that are meant; a file is read as commands read it, environment included.
+    """Return the effective settings; a file is read as commands read it, environment included.
 
     Raises:
-        SettingsError: a file that cannot be read, an unknown key or an impossible value.
+        SettingsError: an unreadable file, an unknown key or an invalid value.
     """
     overrides = read_overrides(overrides)
     if isinstance(settings, Settings | Mapping):
@@ -201,7 +201,7 @@ def read_settings(settings: SettingsLike = None, overrides: Overrides = ()) -> S
 
 
 def _in_vain(settings: Settings, overrides: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
-    """Say which limit on running requests is asked for that is not the one in force."""
+    """Return a notice if an override sets the limit on running requests that is not in force."""
     keys = {one.partition("=")[0].strip() for one in overrides}
     own = settings.scheduler
     other = {"running_max_req_size": "max_num_seqs", "max_num_seqs": "running_max_req_size"}[own.max_running_setting]
@@ -223,7 +223,7 @@ def _default_path() -> Path:
 
 
 def _options(given: Mapping[str, Any]) -> LoadOptions:
-    """Read options by their names, with values as the command line has them or as `LoadOptions` has them."""
+    """Read options by name, with values as on the command line or as in `LoadOptions`."""
     if not isinstance(given, Mapping):
         raise SettingsError(f"workload is {shown(given)}; expected options by name, LoadOptions, Requests, or None")
     known = {field.name for field in fields(LoadOptions)}

@@ -1,8 +1,8 @@
-"""Reads the scheduler's journal: what the simulation is given, and what it has to arrive at by itself.
+"""Reads the scheduler's journal: the inputs of a replay, and the results it must reproduce.
 
-Given: requests and cancels with their stamps, what placements read of the workers, which inputs took effect late and
-where, gaps in which a worker stood still, and after which step workers drained or were lost. Expected: everything else:
-where each request went, and one list of plans and steps for each worker.
+Inputs: requests and cancels with their stamps, the worker figures that placements read, which inputs took effect late
+and where, gaps in which a worker stood still, and after which step workers drained or were lost. Expected results:
+everything else: where each request went, and one list of plans and steps for each worker.
 """
 
 import json
@@ -15,10 +15,10 @@ from lorrery.chassis.text_files import DAMAGED, damage, open_text
 from lorrery.scheduler.core.record import FORMAT_VERSION, Record
 
 FORMAT_VERSIONS = (1, 2, 3, 4, 5, 6, 7, FORMAT_VERSION)
-"""Those that can be read; see `FORMAT_VERSION`. In version 1 where a request went is given too."""
+"""Readable versions; see `FORMAT_VERSION`. In version 1 the placement of each request is an input too."""
 
 KIND = "journal"
-"""What its header calls itself."""
+"""Value of `kind` in its header."""
 
 INPUTS = frozenset(
     {
@@ -30,21 +30,21 @@ INPUTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """An input, and where it stands in the file."""
+    """An input, and its line number in the file."""
 
     number: int
     content: Record
 
     @property
     def type(self) -> str:
-        """What it is."""
+        """Record type."""
         kind: str = self.content["type"]
         return kind
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPlan:
-    """A decision; `record` as `scheduler.core.record.Decisions` describes it."""
+    """A decision; `record` as described in `scheduler.core.record.Decisions`."""
 
     line: int
     at_ps: int
@@ -56,9 +56,9 @@ class ExpectedStep:
     """A step.
 
     Attributes:
-        begin_ps: the boundary before it; it began `gap_ps` later, which is given.
+        begin_ps: the boundary before it; the step began `gap_ps` later, which is an input.
         checksum: of its tokens.
-        events: as `scheduler.core.record.describe_events` has them.
+        events: as from `scheduler.core.record.describe_events`.
     """
 
     line: int
@@ -79,9 +79,9 @@ class Late:
     """Where an input took effect later than by rule.
 
     Attributes:
-        line: number of the line that says so.
-        boundary_ps: where; None: it did not, for the worker was lost, or drained, before.
-        missed: how many plans without it had been made at that very boundary.
+        line: number of the line with this entry.
+        boundary_ps: where it took effect; None: it did not, because the worker was lost or drained before.
+        missed: number of plans made without it at that very boundary.
     """
 
     line: int
@@ -91,11 +91,11 @@ class Late:
 
 @dataclass(slots=True)
 class WorkerLines:
-    """What a journal says of one worker.
+    """A journal's entries for one worker.
 
     Attributes:
         expected: its plans and steps, in order.
-        late: by the number of the input.
+        late: by the line number of the input.
         stops: after how many of `expected` it drained or was lost, in order.
     """
 
@@ -111,14 +111,14 @@ class Journal:
     Attributes:
         settings: those of the scheduler, as its settings file would have them.
         version: of the program that wrote it.
-        notes_figures: whether it says what placements read.
-        has_versions: whether adapters have versions in it.
-        has_phases: whether it says where the time of requests went.
-        has_modern_kernels: whether present-day engines in it run the kernels of today.
-        inputs: in the order in which the scheduler came to know.
+        notes_figures: whether it has the figures that placements read.
+        has_versions: whether its adapters have versions.
+        has_phases: whether it has the phases of requests' time.
+        has_modern_kernels: whether its present-day engines run the current kernels.
+        inputs: in the order in which the scheduler received them.
         workers: by number, in order of attaching.
-        cut_line: number of a last line that is not whole; None: all are.
-        complete: whether the scheduler said that this is all.
+        cut_line: number of an incomplete last line; None: all are complete.
+        complete: whether the scheduler marked the end.
     """
 
     settings: Record
@@ -134,10 +134,10 @@ class Journal:
 
 
 def read_journal(path: Path) -> Journal:
-    """Read a journal, compressed by gzip or not. A last line that is cut off is left out and told of.
+    """Read a journal, gzip-compressed or not. An incomplete last line is skipped and recorded in `cut_line`.
 
     Raises:
-        FormatError: it cannot be read, is no journal, has a format version that is not known, or a line makes no sense.
+        FormatError: unreadable, not a journal, an unknown format version, or an invalid line.
     """
     try:
         with open_text(path) as file:

@@ -1,7 +1,7 @@
-"""Workers that come, drain, go and are lost while a simulation runs, and what that means for their scheduler.
+"""Attaches, drains and loses workers while a simulation runs, and informs their scheduler.
 
-A worker that begins no step for a time (`freeze_worker`) is lost too, where its step then ends later than its scheduler
-has patience; it comes back when the time is over.
+A frozen worker, which begins no step for a time (`freeze_worker`), is lost too if its step would then end later than
+its scheduler's timeout; it returns when the freeze ends.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ class Membership:
         clock: of the simulation.
         boundaries: of its workers.
         schedulers: by shard.
-        nudge: lets a worker know that it has something new.
-        patience_ps: a worker whose step ends so much later than it said is lost.
+        nudge: notifies a worker of new input.
+        patience_ps: a worker is lost when its step ends this much later than predicted.
 
     Attributes:
-        leaving: by the order of workers that drain: what to call when they have left.
+        leaving: callbacks for when a draining worker has left, by the worker's order.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Membership:
         self._patience_ps = patience_ps
 
     def lose(self, worker: SimulatedWorker) -> None:
-        """Let a worker die now; what it had is queued again elsewhere. Ignored if it is gone."""
+        """Lose a worker now; its requests are queued again elsewhere. Ignored if it is not attached."""
         if not worker.attached:
             return
         worker.catch_up(self._clock.now_ps)
@@ -54,7 +54,7 @@ class Membership:
         self._schedulers[worker.shard].lose(worker)
 
     def drain(self, worker: SimulatedWorker, gone: Callable[[], None]) -> None:
-        """Give a worker nothing new from now on, and let it leave when what it runs has ended.
+        """Give a worker no new requests from now on; it leaves when its running ones have ended.
 
         Args:
             worker: attached, and not draining.
@@ -69,24 +69,24 @@ class Membership:
             self._nudge(worker, True)
 
     def leave(self, worker: SimulatedWorker) -> None:
-        """Let a worker that drains go now; what it still has is queued again elsewhere."""
+        """Remove a draining worker now; its remaining requests are queued again elsewhere."""
         self.lose(worker)
         if (gone := self.leaving.pop(worker.order, None)) is not None:
             gone()
 
     def retire(self, worker: SimulatedWorker) -> None:
-        """Let a worker that was lost not come back by itself: its process has ended."""
+        """Prevent the automatic return of a lost worker, because its process has ended."""
         worker.life += 1
 
     def attach(self, worker: SimulatedWorker) -> None:
-        """Let a worker that is not there, or was lost, come now, with nothing; it gets what waits for one."""
+        """Attach an absent or lost worker with an empty replica; requests that wait for a worker may go to it."""
         if worker.attached:
             return
         worker.renew(self._clock.now_ps)
         self._schedulers[worker.shard].attach(worker)
 
     def watch(self, worker: SimulatedWorker, plan: Plan) -> None:
-        """Let a frozen worker be lost if its step ends later than its scheduler has patience, until it thaws."""
+        """Schedule a frozen worker's loss if its step ends after its scheduler's timeout, and its later return."""
         thaw_ps, patience_ps = worker.frozen_until_ps, self._patience_ps
         if thaw_ps - plan.at_ps > patience_ps:
             due_ps = plan.at_ps + plan.wait_ps + worker.gpu.step_ps() + patience_ps

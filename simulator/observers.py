@@ -1,4 +1,4 @@
-"""Several observers of a simulation as one."""
+"""Combines several observers of a simulation into one."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from lorrery.simulator.step_span import Observer, StepSpan
 
 
 def as_one(observers: Sequence[Observer]) -> Observer | None:
-    """Return an observer that tells each of these, in their order; None: there are none."""
+    """Return one observer that forwards to all of these in order; None: there are none."""
     if len(observers) > 1:
         return _Observers(observers)
     return observers[0] if observers else None
 
 
 class _Observers:
-    """Several observers as one."""
+    """Forwards to several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers

@@ -1,4 +1,4 @@
-"""Requests of a simulation: those that have arrived and are not over, until when clients wait, and those just ended."""
+"""A simulation's requests: those that have arrived and not ended, their deadlines, and those that have just ended."""
 
 from collections import deque
 
@@ -13,12 +13,12 @@ class OpenRequests:
 
     Args:
         clock: of the simulation.
-        timeout_ps: for which clients wait.
+        timeout_ps: how long clients wait.
 
     Attributes:
-        by_handle: those that are not over.
-        ended: those that are, until the simulation's loop has handed them out.
-        deadlines: requests, in order of their deadlines, since all have the same time-out.
+        by_handle: requests that have not ended.
+        ended: ended requests, until the simulation's loop has yielded them.
+        deadlines: requests in order of their deadlines, which is order of sending since all share one timeout.
         timeout_ps: None: clients wait for ever.
     """
 
@@ -30,17 +30,17 @@ class OpenRequests:
         self._clock = clock
 
     def expire_in_time(self, request: SimulatedRequest) -> None:
-        """Let the client of a request, which sends it now, wait no longer than its time-out."""
+        """Start the timeout of a request that its client sends now."""
         if self.timeout_ps is not None:
             self.deadlines.append(request)
 
     def due_ps(self) -> int:
-        """Return when the first deadline is; there is one."""
+        """Return the first deadline; there must be one."""
         assert self.timeout_ps is not None
         return self.deadlines[0].sent_ps + self.timeout_ps
 
     def refuse(self, handle: int, refusal: Refusal) -> None:
-        """End a request as its scheduler refuses it, if its client has not gone at that very moment."""
+        """End a request as refused, or as timed out if its deadline has passed."""
         request, now_ps = self.by_handle[handle], self._clock.now_ps
         ended_ps = now_ps if request.finished_ps is None else request.finished_ps
         timeout_ps, has_deadline = self.timeout_ps, request.sequence.deadline_ps is not None
@@ -50,7 +50,7 @@ class OpenRequests:
             self.close(handle, _REFUSED[refusal.reason], refusal.message)
 
     def withdraw(self, handle: int) -> None:
-        """End a request whose client does not wait for it any more."""
+        """End a request whose client no longer waits for it."""
         request = self.by_handle[handle]
         if request.refusal is not None:
             self.refuse(handle, request.refusal)
@@ -58,7 +58,7 @@ class OpenRequests:
             self.close(handle, "timed out" if request.detail else "cancelled", request.detail)
 
     def close(self, handle: int, outcome: str, detail: str) -> None:
-        """End a request, now unless its client has gone before."""
+        """End a request: now, or when its client left."""
         request = self.by_handle.pop(handle)
         request.outcome, request.detail = outcome, detail
         if request.finished_ps is None:
@@ -79,4 +79,4 @@ _REFUSED = {
     RefusalReason.WORKERS_LOST: "failed",
     RefusalReason.INTERNAL: "failed",
 }
-"""Why a scheduler refuses a request -> its outcome."""
+"""Refusal reason -> outcome of the request."""

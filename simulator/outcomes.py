@@ -1,4 +1,4 @@
-"""Lays out what became of simulated requests as the columns that reports are made of."""
+"""Collects the results of simulated requests in the columns that reports are built from."""
 
 from collections.abc import Hashable
 from typing import TypeVar
@@ -41,14 +41,14 @@ STATUS = {
     "failed": "INTERNAL",
     "interrupted": INTERRUPTED,
 }
-"""Outcome -> the status that a client of the live cluster sees."""
+"""Outcome -> status that a client of the live cluster would see."""
 
 
 class OutcomeRecorder:
-    """Takes requests as they end, in any order, and keeps their figures only.
+    """Takes requests as they end, in any order, and keeps only their figures.
 
     Args:
-        start_ps: when the run began; all times count from there.
+        start_ps: start of the run, the origin of all times.
     """
 
     def __init__(self, start_ps: int = 0) -> None:
@@ -65,7 +65,7 @@ class OutcomeRecorder:
         return len(self._rows)
 
     def add(self, request: SimulatedRequest) -> None:
-        """Take note of one that has ended."""
+        """Record an ended request."""
         sequence, first_ps = request.sequence, request.first_token_ps
         left_ps = request.finished_ps if request.left_ps is None else request.left_ps
         phases = _NO_PHASES
@@ -93,7 +93,7 @@ class OutcomeRecorder:
         ))  # fmt: skip
 
     def table(self, itl_ms: Distribution) -> OutcomeTable:
-        """Return all, in order of index, and keep nothing; `itl_ms`: of the gaps between their tokens."""
+        """Return all rows in order of index, and drop them; `itl_ms`: distribution of the gaps between their tokens."""
         column = self._rows.take(sort_by="index")
         sent, first, last, end = (_seconds(column.pop(name), self._start_ps) for name in _TIMES)
         queue, load, prefill, decode = (_seconds(column.pop(name), 0) for name in _SPANS)
@@ -130,7 +130,7 @@ class OutcomeRecorder:
 
 
 class Codes(dict[T, int]):
-    """Numbers values in the order in which they are looked up first."""
+    """Numbers values in the order of their first lookup."""
 
     def __missing__(self, value: T) -> int:
         code = self[value] = len(self)
@@ -138,7 +138,7 @@ class Codes(dict[T, int]):
 
 
 def _seconds(column_ps: npt.NDArray[np.int64], start_ps: int) -> npt.NDArray[np.float64]:
-    """Turn a column into seconds from a start, NaN where there is none; in the same memory where it may be written."""
+    """Convert a column to seconds from a start, NaN for missing values; in place if the column is writeable."""
     if not column_ps.flags.writeable:  # all alike
         return np.broadcast_to(_seconds(column_ps[:1].copy(), start_ps), len(column_ps))
     seconds = column_ps.view(np.float64)
@@ -158,7 +158,7 @@ def _status(request: SimulatedRequest) -> str:
 
 def _last_token_ps(request: SimulatedRequest) -> int:
     if request.outcome != "finished":
-        return _NONE  # it is not known when its last token came
+        return _NONE  # the time of its last token is not known
     last_ps = request.finished_ps if request.last_token_ps is None else request.last_token_ps
     assert last_ps is not None
     return last_ps

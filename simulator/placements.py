@@ -1,7 +1,7 @@
-"""Derives where a live scheduler's placement sent a request, from the figures that it read and noted in its journal.
+"""Re-derives a live placement's choice from the figures that it read, as noted in the journal.
 
-What a scheduler knows of its workers at a moment depends on which messages have arrived by then, so the figures are
-given. The choice is not: it follows from them, from what the placement chose before, and from its seed.
+A scheduler's view of its workers depends on which messages have arrived, so the figures are inputs. The choice is
+derived: it follows from them, from the placement's earlier choices, and from its seed.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from lorrery.worker.device.pace import Pace
 
 
 class NotReadError(Exception):
-    """A placement asks for a figure that it had not read live."""
+    """A placement reads a figure that it did not read live."""
 
 
 class RecordedCandidate(Candidate):
-    """A worker's figures as a journal has them."""
+    """A worker's figures as recorded in a journal."""
 
     def __init__(self, name: str, figures: Figures) -> None:
         super().__init__(name)
@@ -103,12 +103,12 @@ def derive(placement: Placement, sequence: Sequence, figures: Mapping[str, Figur
     """Return the name of the worker that the placement chooses.
 
     Args:
-        placement: as it was left by the choice before.
-        sequence: the one that is placed.
+        placement: in its state after the previous choice.
+        sequence: to be placed.
         figures: of each candidate, by name in order of attaching.
 
     Raises:
-        NotReadError: it looks at something else than it did live.
+        NotReadError: it reads a figure that it did not read live.
         Exception: whatever the placement raises.
     """
     candidates: list[Candidate] = [RecordedCandidate(name, read) for name, read in figures.items()]

@@ -1,7 +1,7 @@
-"""What a deployment can serve, and how many replicas a rate needs: `lorrery.plan`, and what `lorrery plan` prints.
+"""`lorrery.plan`, and the figures of `lorrery plan`: what a deployment can serve, and how many replicas a rate needs.
 
-Arithmetic on step times (`worker.device.capacity` has the formulas) says what one replica does for streams in a closed
-loop: no bursts. How many replicas a rate needs the simulator says.
+Arithmetic on step times (`worker.device.capacity` has the formulas) gives one replica's figures for streams in a closed
+loop, without bursts. The number of replicas for a rate comes from simulation.
 """
 
 import math
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 __all__ = ["Claim", "ClaimAnswer", "Level", "Plan", "Sizing", "make_plan", "plan", "plan_registry"]
 
 FEWEST_REQUESTS = 100
-"""Of a trial, where somebody says how many."""
+"""Fewest requests of a trial, where the caller gives their number."""
 MOST_RATE = 1e6
-"""Requests per second: beyond it the replicas are more than a simulation can have."""
+"""Requests per second: a higher rate needs more replicas than a simulation can have."""
 LEAST_REQUESTS, MOST_REQUESTS = 1_000, 60_000
-"""Of a trial; the most take some seconds interpreted, and a plan makes two to ten trials."""
+"""Requests of a trial; the most take some seconds interpreted, and a plan makes two to ten trials."""
 SPANS, LEAST_SPANS = 10, 3
-"""A run of requests for so many E2E times: long enough for a queue that grows to be seen; and for so many at least."""
+"""A trial lasts SPANS E2E times, long enough to show a growing queue, and LEAST_SPANS at least."""
 LEAST_REPLICA_REQUESTS = 20
-"""Requests of a trial for each replica: with fewer, none of them has a queue."""
+"""Requests of a trial for each replica: with fewer, no replica has a queue."""
 
 WatchOf = Callable[[str], Watch]
-"""Deployment's name -> who is told of its simulated runs."""
+"""Deployment's name -> callback for its simulated runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A service level, in seconds, and what is to be served within it.
+    """A service level, in seconds, and the load to serve within it.
 
     Attributes:
-        rate: requests per second; None: how many replicas are needed is not asked.
-        num_requests: of each simulated run; None: as many as show whether a queue grows.
-        max_concurrency: streams per replica at most; None: what the settings allow.
+        rate: requests per second; None: do not compute the number of replicas.
+        num_requests: of each simulated run; None: enough to show whether a queue grows.
+        max_concurrency: most streams per replica; None: the settings' limit.
     """
 
     ttft: float | None
@@ -65,7 +65,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A seller's: prompt of so many tokens, first token within so many seconds, so many tokens per second."""
+    """A seller's claim: TTFT in seconds for a prompt of `prompt_tokens`, and tokens per second."""
 
     prompt_tokens: int
     ttft: float
@@ -74,10 +74,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
-    """Whether it holds, by its two readings: every stream gets the rate, or all streams together.
+    """Whether a claim holds, in both readings: each stream gets the rate, or all streams together.
 
     Attributes:
-        known_to: streams beyond which it is not known what all get together; None: it is known of all that may run.
+        known_to: most streams for which the total rate was computed; None: computed for all that may run.
     """
 
     unqueued_ttft: float
@@ -91,14 +91,14 @@ class ClaimAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What the simulator said.
+    """Result of sizing by simulation.
 
     Attributes:
         num_requests: of each trial.
         span_seconds: over which they arrive.
-        trials: in the order in which they were made.
+        trials: in the order in which they were run.
         num_replicas: the fewest that met the level; None if none did.
-        command: repeats the decisive trial on the command line; empty where nobody asked there.
+        command: repeats the decisive trial on the command line; empty outside the command line.
     """
 
     num_requests: int
@@ -110,22 +110,22 @@ class Sizing:
 
 @dataclass(slots=True)
 class Plan:
-    """One deployment's answers.
+    """The figures of one deployment.
 
     Attributes:
         name: of the deployment.
         num_gpus: of one replica.
-        refused: why there are no answers; None if there are.
+        refused: why there are no figures; None if there are.
         capacity: memory, and the arithmetic behind the points.
-        limit_name: the setting that says how many sequences run at once.
+        limit_name: the setting that limits the running sequences.
         points: one per concurrency.
-        peak: the most tokens per second.
-        best: the most streams within the service level; None if not even one is.
+        peak: the point with the most tokens per second.
+        best: the point with the most streams within the service level; None if not even one is.
         held_back_by: what keeps `best` from more streams.
         notes: what the figures leave out, and why.
         sizing: how many replicas the rate needs, by simulation.
         claim: whether a seller's claim holds.
-        made_of: settings and workload of `capacity`, which is made of them again where a plan is unpickled.
+        made_of: settings and workload of `capacity`, from which unpickling rebuilds it.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Plan:
     made_of: tuple[Settings, Workload] | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickle holds: figures as plain ones, since compiled records and step-time models have none."""
+        """Return the pickled state, with figures as tuples: compiled records and step-time models cannot be pickled."""
         state = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "capacity"}
         state["points"] = [_plain(point) for point in self.points]
         state |= {name: _plain(getattr(self, name)) for name in ("peak", "best")}
@@ -152,7 +152,7 @@ class Plan:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take such a state."""
+        """Restore such a state."""
         state = dict(state)
         state["points"] = [Point(*values) for values in state["points"]]
         for name in ("peak", "best"):
@@ -166,7 +166,7 @@ class Plan:
 
     @property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Every figure of `points` by name, each of shape (points,); times in seconds, rates per second."""
+        """All figures of `points` by name, each of shape (points,); times in seconds, rates per second."""
         names = [field.name for field in fields(Point) if field.name != "shares"]
         return {name: np.array([getattr(point, name) for point in self.points]) for name in names}
 
@@ -180,7 +180,7 @@ class Plan:
 
     @property
     def num_replicas(self) -> int | None:
-        """The fewest that serve the rate; None if that was not asked, or none do."""
+        """Fewest replicas that serve the rate; None if no rate was given, or no number suffices."""
         return None if self.sizing is None else self.sizing.num_replicas
 
 
@@ -199,24 +199,24 @@ def plan(
     claim: Claim | None = None,
     overrides: Overrides = (),
 ) -> Plan:
-    """Say what a worker of a cluster can serve: memory, latency and throughput over concurrency, replicas for a rate.
+    """Compute what a worker can serve: memory, latency and throughput over concurrency, and replicas for a rate.
 
     Args:
         settings: of the cluster, as for `simulate`; `worker` and `model` are the deployment.
         prompt_tokens: of each request.
         output_tokens: of each request, at least 2.
-        adapters: that requests name, each equally often; 0: the base model.
+        adapters: number of adapters, requested equally often; 0: the base model.
         ranks: adapter i has rank `ranks[i % len(ranks)]`.
-        ttft: service level: seconds to the first token, on average; None: as many as it takes.
-        tpot: service level: seconds per further token, stalls included, on average; None: as many as it takes.
-        rate: requests per second, whose number of replicas is found by simulation; None: not asked.
-        num_requests: of each of these simulations; None: as many as show whether a queue grows.
-        concurrency: streams at once to show; None: powers of two, and what fits.
-        claim: a seller's, to be judged.
-        overrides: single settings, which win over `settings`.
+        ttft: service level: mean seconds to the first token; None: no limit.
+        tpot: service level: mean seconds per further token, stalls included; None: no limit.
+        rate: requests per second, for which the number of replicas is found by simulation; None: not computed.
+        num_requests: of each of these simulations; None: enough to show whether a queue grows.
+        concurrency: numbers of concurrent streams to show; None: powers of two, and the most that fit.
+        claim: a seller's claim to check.
+        overrides: single settings, which override `settings`.
 
     Raises:
-        SettingsError: settings or figures that cannot be, or adapters that the cluster refuses.
+        SettingsError: invalid settings or figures, or adapters that the cluster refuses.
     """
     work = Workload(
         read_whole("prompt_tokens", prompt_tokens, 1),
@@ -257,18 +257,18 @@ def make_plan(
     streams: Sequence[int] | None = None,
     watch: WatchOf = lambda _name: lambda _num_replicas: None,
 ) -> Plan:
-    """Work out what a worker of these settings can serve.
+    """Compute what a worker of these settings can serve.
 
     Args:
         settings: of the cluster.
-        work: what every request asks.
-        level: to be kept, and the rate to be served within it.
-        claim: to be judged.
-        streams: concurrencies to show; None: powers of two, and what fits.
-        watch: given the deployment's name, is told of each simulated run.
+        work: shape of every request.
+        level: service level, and the rate to serve within it.
+        claim: to check.
+        streams: concurrencies to show; None: powers of two, and the most that fit.
+        watch: takes the deployment's name and returns a callback for its simulated runs.
 
     Raises:
-        SettingsError: names that are not known, or adapters that the cluster refuses.
+        SettingsError: unknown names, or adapters that the cluster refuses.
     """
     if work.num_adapters > MAX_ADAPTERS:
         raise SettingsError(f"--adapters is {work.num_adapters}; at most {MAX_ADAPTERS} can be planned for")
@@ -319,7 +319,7 @@ def _capacity(settings: Settings, work: Workload) -> Capacity:
     """Return the arithmetic behind a plan's points.
 
     Raises:
-        SettingsError: names that are not known.
+        SettingsError: unknown names.
         CatalogueError: the model does not fit.
     """
     deployment = deployment_of(settings)
@@ -339,10 +339,10 @@ def _plain(record: "Point | Workload | None") -> tuple[Any, ...] | None:
 def _size(
     settings: Settings, work: Workload, level: Level, rate: float, at_level: Point, most: int, watch: Watch
 ) -> Sizing:
-    """Find the fewest replicas with which a rate (requests per second, Poisson) meets the level at p99.
+    """Find the fewest replicas that serve a rate (requests per second, Poisson) within the level at p99.
 
-    What one busy replica ends gives the first guess. It knows no queue: what bursts, waiting and the policy's limits
-    cost is in the trials, each of which is a run of `lorrery simulate`.
+    The first guess is the throughput of one busy replica, which ignores queueing. The trials, each a run of
+    `lorrery simulate`, include the cost of bursts, waiting and the policy's limits.
     """
     if rate > MOST_RATE:
         raise SettingsError(f"--rate is {rate:g} requests/s; at most {MOST_RATE:g} can be planned for")
@@ -367,7 +367,7 @@ def _size(
 
 
 def _num_requests(rate: float, e2e: float) -> int:
-    """Return how many requests a trial has where nobody says.
+    """Return the default number of requests of a trial.
 
     Raises:
         SettingsError: more than can be simulated in reasonable time.
@@ -383,7 +383,7 @@ def _num_requests(rate: float, e2e: float) -> int:
 
 
 def _busy_rate(settings: Settings, options: LoadOptions, level: Level, at_level: Point, most: int) -> float:
-    """Return the requests per second of one busy replica: with all that fits, or with what arithmetic lets it have."""
+    """Return a busy replica's requests per second: with all streams that fit, or with as many as arithmetic allows."""
     found = 0.0
     for streams in dict.fromkeys((most, at_level.concurrency)):
         found, tpot = busy_rate(settings, options, streams)

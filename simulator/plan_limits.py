@@ -1,7 +1,4 @@
-"""What a plan does not count, and why: requests that the cluster refuses, streams that settings or memory rule out.
-
-And what its figures owe to one slow kernel.
-"""
+"""What a plan leaves out, and why: refused requests, streams beyond settings or memory, and notes on slow kernels."""
 
 from collections.abc import Sequence
 
@@ -12,7 +9,7 @@ __all__ = ["bound_of", "notes_on", "why_too_long"]
 
 
 def why_too_long(settings: Settings, work: Workload) -> str | None:
-    """Return why a cluster refuses such requests; None if it takes them."""
+    """Return why a cluster refuses such requests; None if it accepts them."""
     own, prompt, output = settings.scheduler, work.prompt_tokens, work.output_tokens
     if prompt > own.max_req_input_len:
         return (
@@ -28,12 +25,12 @@ def why_too_long(settings: Settings, work: Workload) -> str | None:
 
 
 def bound_of(capacity: Capacity, streams: int, *, own_limit: bool) -> str | None:
-    """Return what lets no more than these streams be computed; None if more can be.
+    """Return what limits the computed streams to this number; None if more can be computed.
 
     Args:
         capacity: of a replica.
         streams: at once.
-        own_limit: whether whoever plans said how many may run.
+        own_limit: whether the caller gave the limit on running streams.
     """
     if streams == capacity.fitting_streams:
         return "KV space"
@@ -45,11 +42,11 @@ def bound_of(capacity: Capacity, streams: int, *, own_limit: bool) -> str | None
 
 
 def notes_on(capacity: Capacity, left_out: Sequence[int], *, own_limit: bool) -> list[str]:
-    """Return what is not computed, and which kernel is slow, in words.
+    """Return notes on what is not computed, and on slow kernels.
 
     Args:
         capacity: of a replica.
-        left_out: concurrencies that were asked for, and are more than can be computed.
+        left_out: requested concurrencies above what can be computed.
         own_limit: as for `bound_of`.
     """
     notes = []

@@ -1,4 +1,4 @@
-"""What a plan's arithmetic takes from a replica's settings: how prompts share its steps, and what it holds."""
+"""Inputs of a plan's arithmetic from a replica's settings: how prompts share its steps, and how much it holds."""
 
 from collections.abc import Callable
 
@@ -28,14 +28,14 @@ TURNS: dict[str, Row] = {
     "static": lambda s, limits: PromptTurns(Turns.ROUNDS, limits.max_prompt_tokens),
     "llm_mock": lambda s, limits: PromptTurns(Turns.BESIDE, NEVER),
 }
-"""Ways to batch, as `scheduler.core.batchings` names them; one from outside the tree is taken for `continuous`."""
+"""Ways to batch, by their names in `scheduler.core.batchings`; one from a plug-in counts as `continuous`."""
 
 _NO_LOADS = Loads()
 _PAGED = {"paged", "no_evict"}
 
 
 def replica_of(settings: Settings, kv_pool_tokens: int) -> ReplicaSettings:
-    """Return what bounds the batches of a replica with such a pool."""
+    """Return the replica settings that bound its batches, with a given KV pool."""
     own = settings.scheduler
     return ReplicaSettings(
         policy=own.policy,
@@ -58,16 +58,16 @@ def turns_of(replica: ReplicaSettings) -> PromptTurns:
 
 
 def adapter_costs(settings: Settings, model: Model) -> AdapterCosts:
-    """Return what adapters of a model cost under these settings, live and simulated."""
+    """Return the costs of a model's adapters under these settings, the same live and simulated."""
     own = settings.adapters
     return AdapterCosts(model, own.target_modules, own.host_gb_per_second, own.disk_gb_per_second)
 
 
 def adapter_loads(settings: Settings, model: Model, work: Workload) -> tuple[int | None, Loads]:
-    """Return how many adapters have places on the GPU (None: all), and the loads of the others.
+    """Return the number of adapter places on the GPU (None: enough for all), and the load cost of the others.
 
-    Each is as likely to be asked for as any other, so that of N, with L places on the GPU and H in host memory, 1 - L/N
-    of the requests wait for a load, and 1 - H/N for one from disk.
+    All adapters are equally likely: of N adapters, with L places on the GPU and H in host memory, 1 - L/N of the
+    requests wait for a load, and 1 - H/N for one from disk.
     """
     own, num_adapters = settings.adapters, work.num_adapters
     if settings.scheduler.strict or own.max_loras is None or num_adapters <= own.max_loras:
@@ -89,7 +89,7 @@ def adapter_loads(settings: Settings, model: Model, work: Workload) -> tuple[int
 
 
 def room_of(replica: ReplicaSettings, adapter_places: int | None = None, loads: Loads = _NO_LOADS) -> Room:
-    """Return what it holds."""
+    """Return how much a replica holds."""
     return Room(
         replica.max_total_token_num,
         replica.block_size if replica.memory in _PAGED else None,

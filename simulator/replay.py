@@ -1,11 +1,10 @@
-"""Runs a journal's inputs through the same core and mock GPU under a virtual clock, and compares what comes out.
+"""Runs a journal's inputs through the same core and mock GPU under a virtual clock, and compares the results.
 
-The simulation is given what `simulator.journal` calls inputs, and follows the rule for when they take effect: at the
-first boundary at or after their stamp. It arrives by itself at every plan and every step; each is compared at once, to
-the picosecond, with what the journal says that the live cluster did. At the first difference it stops: what follows
-would differ because of it.
+The simulation takes the inputs named in `simulator.journal`, and applies each at the first boundary at or after its
+stamp. It computes every plan and step itself and compares each at once, to the picosecond, with the journal of the live
+cluster. It stops at the first difference, since later ones would follow from it.
 
-Workers meet only where a request moves from one to another, so each is run up to the time of its next input.
+Workers interact only where a request moves from one to another, so each is run up to the time of its next input.
 """
 
 from lorrery.chassis.faults import parse_fault
@@ -45,7 +44,7 @@ class _Replay:
         except DifferenceError as difference:
             self._result.differences = [(difference.line, what) for what in difference.whats]
         except (LookupError, ValueError, TypeError, AssertionError) as error:
-            # No run can have been like this: the core or the device refuses it.
+            # No live run can have had these inputs: the core or the device rejects them.
             self._result.differences = [(self._line, f"cannot be: {type(error).__name__}: {error}")]
         return self._result
 
@@ -87,7 +86,7 @@ class _Replay:
                 del self._adapters[content["adapter_id"]]
             case "refused" if "candidates" in content:
                 self._raise(line, self._requests[content["handle"]].sequence)
-            case _:  # what else is refused leaves no trace, and requests say themselves which version they have
+            case _:  # other refusals leave no trace, and requests state their adapter's version
                 pass
 
     def _adapter(self, request: Record) -> Adapter | None:
@@ -100,12 +99,12 @@ class _Replay:
         return self._adapters[request["adapter_id"]]
 
     def _place(self, line: Line, sequence: Sequence) -> None:
-        """Derive where a request goes, and among which workers there was a choice; a move is given."""
+        """Derive a request's worker and the candidates of the choice; the target of a move is an input."""
         content = line.content
         if "moved_from" in content:
             for worker in self._workers:
                 if worker.member.name == content["moved_from"]:
-                    worker.run_to_line(line.number)  # where it may have been preempted before it left
+                    worker.run_to_line(line.number)  # it may have been preempted before it left
         ready, fitting = self._fitting(sequence)
         if "moved_from" in content:
             name = self._worker(content).member.name
@@ -138,7 +137,7 @@ class _Replay:
             raise DifferenceError(line.number, f"refused: the placement chooses {name} simulated, raised live")
 
     def _fitting(self, sequence: Sequence) -> tuple[int, list[str]]:
-        """Return how many workers take new requests, and the names of those that could hold this one."""
+        """Return how many workers accept new requests, and the names of those that could hold this sequence."""
         ready = [worker.member for worker in self._workers if worker.is_ready]
         return len(ready), [member.name for member in ready if member.replica.never_fits_reason(sequence) is None]
 

@@ -1,4 +1,4 @@
-"""What a replay needs, from the settings that a journal carries."""
+"""Builds the parts of a replay from the settings in a journal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,19 +27,20 @@ _ENGINES_BEFORE_7 = {"present-day": "present-day-2025", "present-day-unified": "
 
 @dataclass(frozen=True, slots=True)
 class ReplayParts:
-    """What a replay is built from; made of the journal's settings as the live cluster's parts are of its own.
+    """Parts of a replay, made from the journal's settings as the live cluster's are from its own.
 
     Attributes:
-        make_replica: of a worker, given what it announced and when the first one attached; called as they attach.
-        make_gpu: the same for its device.
+        make_replica: builds a worker's replica from its hello and the time when the first worker attached; called in
+            order of attaching.
+        make_gpu: builds a worker's device from its hello.
         faults: of the scheduler.
-        planned: of the settings, given when the first worker attached.
+        planned: builds the rule book of the settings' faults, given when the first worker attached.
         spells: of a worker, given its faults and name.
         make_adapter: by name, rank and version.
-        adapters: those that the settings list.
-        placement: the scheduler's, as it was at first.
-        answers: what the workers answered.
-        has_phases: whether the journal says where the time of requests went.
+        adapters: those in the settings.
+        placement: the scheduler's, in its initial state.
+        answers: the workers' answers.
+        has_phases: whether the journal has the phases of requests' time.
     """
 
     make_replica: Callable[[Record, int], Replica]
@@ -55,11 +56,11 @@ class ReplayParts:
 
 
 def parts_of(journal: Journal, path: Path) -> ReplayParts:
-    """Build what a replay needs from the journal's settings.
+    """Build a replay's parts from the journal's settings.
 
     Raises:
-        FormatError: they are none that this version knows.
-        SettingsError: they cannot be met here.
+        FormatError: settings that this version does not know.
+        SettingsError: settings that cannot be met here.
     """
     content = journal.settings if journal.has_versions else _as_before_version_3(journal.settings)
     if not journal.has_modern_kernels:
@@ -110,14 +111,14 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
 
 
 def _as_before_version_3(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with what was so of every cluster then: no look-ahead, no overtaking, no bound unless set."""
+    """Add the fixed behaviour of clusters before version 3: no look-ahead, no overtaking, no bound unless set."""
     adapters = content["adapters"]
     unbounded = {"max_loras": 10**9} if adapters["max_loras"] is None else {}
     return content | {"adapters": adapters | {"look_ahead": 0, "max_overtakes": 0} | unbounded}
 
 
 def _as_before_version_7(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with what present-day engines were then: with the kernels of older ones."""
+    """Replace present-day engines by their versions before 7, with the kernels of that time."""
     worker = content["worker"]
     return content | {"worker": worker | {"engine": _ENGINES_BEFORE_7.get(worker["engine"], worker["engine"])}}
 

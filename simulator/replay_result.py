@@ -1,4 +1,4 @@
-"""What a replay compared, and the first difference that it found."""
+"""Results of a replay: what it compared, and the first difference."""
 
 from dataclasses import dataclass, field
 
@@ -7,14 +7,14 @@ from lorrery.scheduler.core.record import Record
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay compared, and what it found.
+    """Counts of what a replay compared, and its differences.
 
     Attributes:
-        differences: (line of the journal, what is different); empty if the runs are equal.
+        differences: (line of the journal, description); empty if the runs are equal.
         num_placed: times that a request went to a worker.
-        num_derived: those among them that follow from what the placement read, and its errors that do.
-        num_late: inputs that took effect late, whose boundaries were given.
-        num_gaps: times that a worker stood still between two steps, which were given.
+        num_derived: placements derived from the recorded figures, and placement errors derived from them.
+        num_late: inputs that took effect late, at boundaries from the journal.
+        num_gaps: gaps between steps of a worker, taken from the journal.
     """
 
     num_requests: int = 0
@@ -32,11 +32,11 @@ class Replayed:
 
 
 class DifferenceError(Exception):
-    """The simulation arrives at something else.
+    """The simulation differs from the journal.
 
     Args:
         line: of the journal.
-        whats: what is different.
+        whats: descriptions of the differences.
     """
 
     def __init__(self, line: int, *whats: str) -> None:
@@ -46,7 +46,7 @@ class DifferenceError(Exception):
 
 
 def compare(line: int, what: str, simulated: Record, live: Record) -> None:
-    """Compare what the simulation arrives at with what a line of the journal says.
+    """Compare simulated values with those of a line of the journal.
 
     Raises:
         DifferenceError: they differ.

@@ -1,4 +1,4 @@
-"""One worker of a replay: it is given inputs, plans and runs by itself, and each plan and step is compared at once."""
+"""One worker of a replay: takes inputs, plans and runs steps, and compares each plan and step at once."""
 
 from bisect import bisect_left
 from collections import deque
@@ -33,7 +33,7 @@ class ReplayWorker:
     Attributes:
         member: its batch and queue.
         is_ready: whether it has neither drained nor been lost.
-        due_ps: when to plan next, if no plan runs; None: when something comes.
+        due_ps: time of its next plan while no plan runs; None: at the next input.
         position_ps: the boundary before the next step.
         boundary_ps: the end of the last step.
     """
@@ -63,8 +63,8 @@ class ReplayWorker:
         self._steps_left = 0
         self._until_ps: int | None = None
         self._due_ps: int | None = None
-        self._was_idle = True  # at the last decision, or nobody has decided yet
-        self._nudges_ps: deque[int] = deque()  # where inputs came since, and nobody has decided
+        self._was_idle = True  # at the last decision, or before the first one
+        self._nudges_ps: deque[int] = deque()  # times of inputs since, not followed by a decision
         self._planned_ps = -1
         self._position_ps = 0
         self._boundary_ps = 0
@@ -72,7 +72,7 @@ class ReplayWorker:
     # --- what is given ----------------------------------------------------------------------------------------------
 
     def give(self, content: Record, request: ReplayedRequest | None) -> None:
-        """Take an arrival, or something else (`request` is None), at its time."""
+        """Apply an input at its time: an arrival, or something else if `request` is None."""
         late = self._lines.late.get(content["input"])
         if late is None and content.get("overdue"):
             late = Late(NEVER, None, 0)  # the journal ends before it takes effect
@@ -85,12 +85,12 @@ class ReplayWorker:
         self._deliver(content, request, content["at_ps"])
 
     def take_faults(self, faults: Iterable[Fault], from_ps: int, *, add: bool) -> None:
-        """Take an operator's faults from a time on, in place of the last ones or beside them."""
+        """Apply an operator's faults from a time on, replacing the previous ones or adding to them."""
         self._faults.take(faults, from_ps, add=add)
         self._spells = self._parts.spells(self._faults, self.member.name)
 
     def _deliver(self, content: Record, request: ReplayedRequest | None, nudge_ps: int | None) -> None:
-        """Put an input into the inbox, and let it be heeded from `nudge_ps` on; None: never."""
+        """Put an input into the inbox; it may cause a new plan from `nudge_ps` on (None: never)."""
         member, at_ps, heeded = self.member, content["at_ps"], True
         if content["type"] == "recall":
             member.recall(content["handle"], content["to"], at_ps)
@@ -114,12 +114,12 @@ class ReplayWorker:
             self._until_ps = at_ps if self._until_ps is None else min(self._until_ps, at_ps)
 
     def give_back(self, line: Line) -> None:
-        """Drain or be lost, after the plans and steps that the journal has before this line."""
+        """Drain or lose the worker, after the plans and steps that precede this line in the journal."""
         content = line.content
         self.run_to_stop()
         self._decide_without_trace(content["at_ps"])
         lost = line.type == "lost"
-        # What took effect before without a trace, and what never did.
+        # Inputs that took effect earlier without a trace, and those that never did.
         for inputs in (self._late, self._never):
             while inputs and (lost or inputs[0].late.line < line.number):
                 late = inputs.popleft()
@@ -147,14 +147,14 @@ class ReplayWorker:
         return self._stops[0] if self._stops else len(self._lines.expected)
 
     def run_to_stop(self) -> None:
-        """Run until all is seen that the journal has before this worker's next stop, or before its own end."""
+        """Run all plans and steps that the journal has before this worker's next stop, or before its own end."""
         self._run_to(self._num_wanted)
 
     def _decide_without_trace(self, before_ps: int) -> None:
-        """Decide where a plan was over, or inputs came to an idle worker, after all that the journal has of it.
+        """Make the decisions that left no trace: after the end of a plan, or on inputs to an idle worker.
 
-        Such a decision led to no other plan; who then waits for an adapter has waited for it. A load that ends by
-        itself is no input: nobody may have looked.
+        They led to no other plan, but count as waiting for an adapter. The end of an adapter load is not an input: no
+        decision need have followed it.
         """
         if self._plan is None and not self._was_idle and self._due_ps is not None and self._due_ps < before_ps:
             self._decide(self._due_ps)
@@ -162,7 +162,7 @@ class ReplayWorker:
             self._decide(self._nudges_ps[0])
 
     def run_to_line(self, line: int) -> None:
-        """Run until all is seen that the journal has before this line."""
+        """Run all plans and steps that the journal has before this line."""
         self._run_to(bisect_left(self._lines.expected, line, key=lambda expected: expected.line))
 
     def _run_to(self, num_wanted: int) -> None:
@@ -188,18 +188,18 @@ class ReplayWorker:
                 self._step(self._plan, next_ps)
 
     def _take_late(self) -> bool:
-        """Deliver the first late input, and those that took effect with it, if their boundary comes next."""
+        """Deliver the first late input, and others with the same boundary, if their boundary comes next."""
         first, next_ps = self._late[0].late, self._next_ps()
         boundary_ps = first.boundary_ps
         assert boundary_ps is not None
         reached = next_ps is None or next_ps >= boundary_ps
         if first.missed:
             if self._planned_ps < boundary_ps:
-                if reached:  # whatever planned there without them comes first
+                if reached:  # plans made there without them come first
                     self._heed(boundary_ps)
                 return False
             if self._plan is None and self._due_ps == boundary_ps:
-                return False  # and so do those that planned there again
+                return False  # further plans made there without them come first
             self._plan = None  # the step under way is dropped
         elif not reached:
             return False
@@ -233,7 +233,7 @@ class ReplayWorker:
         self._steps_left, self._until_ps = decision.max_steps, decision.until_ps
 
     def _next_ps(self) -> int | None:
-        """Return when the next plan is due or the next step ends; a gap before it is given."""
+        """Return when the next plan is due or the next step ends; gaps before steps come from the journal."""
         if self._plan is None:
             return self._due_ps
         wait_ps = self._plan.wait_ps if self._steps_left == self._plan.max_steps else 0

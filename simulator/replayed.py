@@ -1,4 +1,4 @@
-"""A request of a journal: as the core sees it, and as the device does when it joins."""
+"""A request of a journal, as the core and the device see it."""
 
 from array import array
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class ReplayedRequest:
     """One request.
 
     Attributes:
-        sequence: what the core knows.
-        sampling: what the device is asked for.
-        token_ids: its output so far, that from before a resumption included; the sequence sees it grow.
+        sequence: for the core.
+        sampling: parameters for the device.
+        token_ids: its output so far, including tokens from before a resumption; shared with the sequence.
     """
 
     sequence: Sequence
@@ -34,7 +34,7 @@ class ReplayedRequest:
 
         Args:
             line: its content.
-            adapter: that it has.
+            adapter: of the request.
         """
         said = line["sampling"]
         sampling = Sampling(
@@ -63,7 +63,7 @@ class ReplayedRequest:
         return cls(sequence, sampling, token_ids)
 
     def device(self, answers: Answers) -> DeviceSequence:
-        """Return it as it joins a batch, with what it has produced before."""
+        """Return the device's view of it as it joins a batch, with its earlier output."""
         sequence, adapter = self.sequence, self.sequence.adapter
         name, key, rank = ("", "", 0) if adapter is None else (adapter.adapter_id, adapter.key, adapter.rank)
         prompt = np.array(sequence.prompt_token_ids, np.uint32)

@@ -1,4 +1,4 @@
-"""One request in a simulation: what the core knows of it, its hidden end, and what became of it."""
+"""One request in a simulation: its sequence, its hidden end, and its outcome."""
 
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ from lorrery.worker.device.rows import DeviceSequence
 @mypyc_attr(acyclic=True)
 @dataclass(slots=True, eq=False, init=False)
 class SimulatedRequest:
-    """A request. The core gets its sequence, and nothing that leads from there to this object: no policy sees its end.
+    """A request. The core gets only its sequence, which has no reference back: policies cannot see its end.
 
     Attributes:
         handle: the sequence's.
-        sequence: what the core knows.
-        ending: where the device ends it. It never depends on tokens, since no stop sequences are simulated.
-        outcome: a key of `outcomes.STATUS`; None while it lives.
+        sequence: the core's view.
+        ending: where the device ends it. It never depends on tokens, since stop sequences are not simulated.
+        outcome: a key of `outcomes.STATUS`; None until it ends.
         detail: why it was refused or dropped.
         reason: why it finished.
         refusal: why its scheduler withdrew it from a worker's queue; None: it did not.
         finished_ps: its end, of whatever kind.
-        left_ps: when its scheduler had done with it, if its client saw its end later (a stall).
-        last_token_ps: when its last token came, if that was before its end: it was held (static batching), or its last
-            step gave none (llm-mock).
-        output_tokens: tokens that its client has got in the end.
-        shard: index of the scheduler that has it.
-        worker: who ran it last; empty if nobody did.
-        faults: on request; what it is to meet.
+        left_ps: when its scheduler was done with it, if its client saw its end later (a stall).
+        last_token_ps: time of its last token, if before its end: it was held (static batching), or its last step gave
+            no token (llm-mock).
+        output_tokens: tokens that its client received in total.
+        shard: index of its scheduler.
+        worker: that ran it last; empty if none did.
+        faults: injected into it.
     """
 
     handle: int
@@ -79,22 +79,22 @@ class SimulatedRequest:
 
     @property
     def max_new_tokens(self) -> int:
-        """What it asks for at most."""
+        """Its limit on output tokens."""
         return self.sequence.max_new_tokens
 
     @property
     def adapter(self) -> Adapter | None:
-        """The adapter that it names; None: the base model."""
+        """Its adapter; None: the base model."""
         return self.sequence.adapter
 
     @property
     def tenant_id(self) -> str:
-        """Whose it is; may be empty."""
+        """Its tenant; may be empty."""
         return self.sequence.tenant_id
 
     @property
     def arrived_ps(self) -> int:
-        """When it arrives; may be set until it has."""
+        """Time of its arrival; may be set until then."""
         return self.sequence.arrived_ps
 
     @arrived_ps.setter
@@ -103,7 +103,7 @@ class SimulatedRequest:
 
     @property
     def sent_ps(self) -> int:
-        """When its client sent it; it arrives later if a fault delays it."""
+        """Time when its client sent it; it arrives later if a fault delays it."""
         return self.sequence.arrived_ps - self.faults.delay_ps
 
     @property
@@ -118,27 +118,27 @@ class SimulatedRequest:
 
     @property
     def first_cached_tokens(self) -> int:
-        """Prompt tokens that were cached then."""
+        """Prompt tokens found in the prefix cache at its first admission."""
         return self.sequence.first_cached_tokens
 
     @property
     def first_token_ps(self) -> int | None:
-        """When its first token came, if its client was still there."""
+        """Time of its first token, if its client was still there."""
         first_ps, end_ps = self.sequence.first_token_ps, self.finished_ps
         return None if first_ps is not None and end_ps is not None and first_ps > end_ps else first_ps
 
     @property
     def produced_tokens(self) -> int:
-        """Output made before it was last queued."""
+        """Output tokens made before it was last queued."""
         return self.sequence.produced_tokens
 
     @property
     def num_requeues(self) -> int:
-        """How often it lost its place in a batch."""
+        """Times that it lost its place in a batch."""
         return self.sequence.num_requeues
 
     def device(self) -> DeviceSequence:
-        """Return it as the device sees it when it joins, with what it has produced before."""
+        """Return the device's view of it as it joins a batch, with its earlier output."""
         sequence = self.sequence
         key, rank = ("", 0) if sequence.adapter is None else (sequence.adapter.key, sequence.adapter.rank)
         return DeviceSequence(

@@ -1,9 +1,8 @@
-"""Faults on request as simulated requests meet them: the rules that a router follows live (`chassis.faults`).
+"""Request faults in a simulation, by the rules that a router follows live (`chassis.faults`).
 
-A refusal and a delay come before the scheduler hears of a request. A cut lets its output end early, so that the
-scheduler gets it back as it gets back what a router cancels. A stall changes nothing in the cluster: the client hears
-later. It needs the time of one token, which is found among the spans of steps as they are told; gaps between tokens
-(ITL) leave stalls out.
+Refusals and delays apply before the scheduler receives a request. A cut ends the output early, so the scheduler sees
+the same as when a router cancels. A stall changes nothing in the cluster, only when the client receives tokens. It
+needs the time of one token, found from the spans of steps; gaps between tokens (ITL) leave stalls out.
 """
 
 from collections.abc import Iterable
@@ -17,20 +16,20 @@ from lorrery.worker.device.output import Ending
 
 
 class Hold(NamedTuple):
-    """A stall of one request: what comes after its first `after` tokens is held back until a time."""
+    """A stall of one request: output after its first `after` tokens is held back until a time."""
 
     after: int
     until_ps: int
 
 
 class RequestFaultInjector:
-    """Chooses what goes wrong with each request, and tells until when a stall holds its output back.
+    """Chooses each request's faults, and computes until when stalls hold its output back.
 
-    An observer of the simulation, if there are stalls.
+    Observes the simulation, if there are stalls.
 
     Args:
-        faults: of any kind; those of requests count.
-        begin_ps: since when their times count.
+        faults: of any kind; only those of requests apply.
+        begin_ps: origin of their times.
     """
 
     def __init__(self, faults: Iterable[Fault], begin_ps: int) -> None:
@@ -38,17 +37,17 @@ class RequestFaultInjector:
         self._begin_ps = begin_ps
         self._decoding: dict[str, dict[int, SimulatedRequest]] = {}  # worker -> handle
         self._num_tokens: dict[int, int] = {}  # handle -> output so far
-        self._stalls: dict[int, list[Fault]] = {}  # handle -> those that are still to come
+        self._stalls: dict[int, list[Fault]] = {}  # handle -> stalls still to come
         self._stalled: dict[int, SimulatedRequest] = {}
         self._holds: dict[int, list[Hold]] = {}  # by handle, in order
 
     @property
     def has_rules(self) -> bool:
-        """Whether any request can meet a fault."""
+        """Whether any request can have a fault."""
         return bool(self._rules.faults)
 
     def choose(self, request: SimulatedRequest, at_ps: int) -> RequestFaults:
-        """Return what goes wrong with a request that its client sends now, and prepare it for that."""
+        """Choose the faults of a request that its client sends now, and apply those that change its end."""
         adapter_id = "" if request.adapter is None else request.adapter.adapter_id
         faults = together(self._rules.choose(request.tenant_id, adapter_id, at_ps - self._begin_ps))
         if faults is NO_FAULTS:
@@ -63,7 +62,7 @@ class RequestFaultInjector:
         return faults
 
     def take_holds(self, request: SimulatedRequest) -> list[Hold]:
-        """Return, once, how stalls have held back the output of a request that has ended, in order."""
+        """Return, once, the stalls that held back the output of an ended request, in order."""
         handle = request.handle
         self._stalls.pop(handle, None)
         self._num_tokens.pop(handle, None)
@@ -75,10 +74,10 @@ class RequestFaultInjector:
     # --- observing --------------------------------------------------------------------------------------------------
 
     def begin(self, start_ps: int) -> None:
-        """Do nothing: the times of faults count from the run's begin already."""
+        """Do nothing: the times of faults already count from the start of the run."""
 
     def ran(self, span: StepSpan) -> None:
-        """Find the time of the tokens after which stalls begin."""
+        """Find the times of the tokens after which stalls begin."""
         if not self._stalled:
             return
         decoding = self._decoding.setdefault(span.worker, {})
@@ -101,7 +100,7 @@ class RequestFaultInjector:
         while stalls and stalls[0].after <= before + num_tokens:
             fault = stalls.pop(0)
             if fault.after >= self._stalled[handle].ending.output_tokens:
-                continue  # the stream is over then
+                continue  # the stream has ended by then
             steps = fault.after - before
             token_ps = span.start_ps + steps * span.first_ps + span.slope_ps * (steps * (steps - 1) // 2)
             holds = self._holds.setdefault(handle, [])
@@ -109,7 +108,7 @@ class RequestFaultInjector:
             holds.append(Hold(fault.after, begin_ps + fault.duration_ps))
 
     def left(self, worker: str, handle: int) -> None:
-        """Forget one that is over."""
+        """Drop an ended sequence."""
         self._decoding.get(worker, {}).pop(handle, None)
 
     def requeued(self, worker: str, request: SimulatedRequest) -> None:
@@ -117,5 +116,5 @@ class RequestFaultInjector:
         self._decoding.get(worker, {}).pop(request.handle, None)
 
     def lost(self, worker: str) -> None:
-        """Forget a worker's batch."""
+        """Drop a worker's batch."""
         self._decoding.pop(worker, None)

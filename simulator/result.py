@@ -1,4 +1,4 @@
-"""What a simulation gives to Python: counts, a summary, and one column per quantity of its requests."""
+"""The Python result of a simulation: counts, a summary, and columns with one row per request."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -32,26 +32,26 @@ class RequestColumns:
     """One row per request, in order of `index`; every array has shape (requests,). Times are device seconds.
 
     Attributes:
-        index: position in the workload; the row, of requests of one's own.
+        index: position in the workload; for your own requests, the row.
         status: what a client of the live cluster would see: `OK`, `RESOURCE_EXHAUSTED`, ...
         adapter_id: empty for the base model.
-        tenant_id: empty if nobody's.
+        tenant_id: empty if it has none.
         worker_id: the worker of the last token; empty if there was none.
         finish_reason: `length`, `eos`, ...; empty if it did not finish.
         detail: why a request failed; empty otherwise.
-        output_tokens: tokens that came out.
-        cached_tokens: of the prompt, found in a prefix cache at first admission.
+        output_tokens: tokens generated.
+        cached_tokens: prompt tokens found in a prefix cache at first admission.
         num_requeues: how often a lost worker or a preemption sent it back to the queue.
         arrival_seconds: from the start of the run, after the warm-up.
         queue_seconds: arrival to first admission, less `adapter_load_seconds`. It and the next three add up to the
             request's time in the scheduler, and are NaN if it was never admitted.
-        adapter_load_seconds: before its first token, while it lacked nothing but its adapter.
+        adapter_load_seconds: time before its first token in which it waited only for its adapter.
         prefill_seconds: first admission to first token, less `adapter_load_seconds`.
         decode_seconds: first token to end.
-        ttft_seconds: first token - arrival; NaN if none came.
+        ttft_seconds: first token - arrival; NaN without a first token.
         tpot_seconds: (E2E - TTFT) / (output tokens - 1); NaN below 2 tokens.
         e2e_seconds: last token - arrival; NaN unless it finished.
-        end_seconds: when it ended, however it did.
+        end_seconds: when it ended, for whatever reason.
     """
 
     index: Ints
@@ -80,7 +80,7 @@ class RequestColumns:
 
     @property
     def completed(self) -> npt.NDArray[np.bool_]:
-        """Shape (requests,): which finished with all they asked for."""
+        """Shape (requests,): whether each finished with its full output."""
         completed: npt.NDArray[np.bool_] = self.status == OK
         return completed
 
@@ -90,7 +90,7 @@ class RequestColumns:
 
     @classmethod
     def of(cls, table: OutcomeTable) -> "RequestColumns":
-        """Take them from what a report is made of."""
+        """Build the columns from a report's table."""
         arrival, first, last = table.intended_seconds, table.first_token_seconds, table.last_token_seconds
         tokens = table.output_tokens
         tpot = np.divide(last - first, tokens - 1, out=np.full(len(table), np.nan), where=tokens > 1)
@@ -123,7 +123,7 @@ class SimulationResult:
     """A finished simulation.
 
     Attributes:
-        report: the whole, as `lorrery simulate` prints and writes it.
+        report: the full report, as `lorrery simulate` prints and writes it.
     """
 
     report: LoadReport
@@ -140,7 +140,7 @@ class SimulationResult:
 
     @cached_property
     def columns(self) -> RequestColumns:
-        """Every request's figures, as numpy arrays."""
+        """Figures of every request, as NumPy arrays."""
         return RequestColumns.of(self.report.outcomes)
 
     @property
@@ -150,14 +150,14 @@ class SimulationResult:
 
     @property
     def cost(self) -> SimulationCost:
-        """What the simulation itself took: CPU seconds, steps, plans."""
+        """Cost of the simulation itself: CPU seconds, steps, plans."""
         cost = self.report.simulation
         assert cost is not None
         return cost
 
     @property
     def counts(self) -> dict[str, int]:
-        """Requests by what became of them, tokens, requeues, steps and plans."""
+        """Requests by outcome, tokens, requeues, steps and plans."""
         summary, cost = self.summary, self.cost
         return {
             "num_requests": summary.num_requests,
@@ -175,7 +175,7 @@ class SimulationResult:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a reader of the figures must know."""
+        """Remarks that the figures must be read with."""
         return self.report.warnings
 
     def to_pandas(self) -> "pd.DataFrame":
@@ -188,7 +188,7 @@ class SimulationResult:
 
     @property
     def scaling(self) -> Scaling | None:
-        """What the autoscaler did, decision by decision, and GPU hours; None: workers did not come and go."""
+        """The autoscaler's decisions and the GPU hours; None: the number of workers was fixed."""
         return self.report.scaling
 
     def write(self, folder: str | Path) -> tuple[Path, ...]:

@@ -1,7 +1,7 @@
-"""Rows of whole numbers that come one by one, and are wanted as columns in the end, each of a type of its own.
+"""Rows of integers that arrive one by one and are read as columns in the end, each of its own type.
 
-Until then they wait in a file once there are many (`simulator.spilled_rows`): columns that grow side by side leave
-holes in a process's memory, half as large as they are.
+Until then they spill to a file once there are many (`simulator.spilled_rows`): columns that grow side by side
+fragment a process's memory, by half of their size.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Column = npt.NDArray[Any]
 
 
 class RowColumns:
-    """Takes rows, and gives columns.
+    """Takes rows and returns columns.
 
     Args:
         kinds: type of each column, in the order of a row.
@@ -31,17 +31,17 @@ class RowColumns:
         return self._num_rows
 
     def add(self, row: tuple[int, ...]) -> None:
-        """Take a row."""
+        """Add a row."""
         self._rows.add(row)
         self._num_rows += 1
 
     def take(self, *, sort_by: str) -> dict[str, Column]:
-        """Return all columns, the rows in order of one of them, and forget them; read-only where all rows are alike.
+        """Return all columns with rows sorted by one of them, and drop them; read-only where all rows are equal.
 
-        Takes memory for one column more; such a column takes none.
+        Needs memory for one extra column; a column of equal values takes none.
 
         Raises:
-            OverflowError: a value is beyond its column's type.
+            OverflowError: a value exceeds its column's type.
         """
         columns = {name: np.empty(self._num_rows, kind) for name, kind in self._kinds.items()}
         begin = 0

@@ -1,6 +1,6 @@
-"""From settings and load options to a simulated run and its report.
+"""Turns settings and load options into a simulated run and its report.
 
-Workloads (`loadgen.source`) and reports (`loadgen.report`) are those of the live cluster; only the clock is another.
+Workloads (`loadgen.source`) and reports (`loadgen.report`) are the live cluster's; only the clock differs.
 """
 
 import time
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 __all__ = ["Playing", "Progress", "SimulatedRun", "SimulationOptions", "Watch"]
 
 Watch = Callable[["Progress"], None]
-"""Told now and then how far a run is."""
+"""Called now and then with a run's progress."""
 
 _LOOK_EVERY = 256
-"""Ended requests between two looks at the wall clock."""
+"""Ended requests between two reads of the wall clock."""
 _LOOK_SECONDS = 0.2
 _SHOWN_SETTINGS = {"model", "time_scale", "worker", "workers", "scheduler", "adapters", "autoscaler"}
-"""Sections that a report shows: what a simulation reads of a cluster's settings, and no key or certificate."""
+"""Sections shown in a report: the settings that a simulation reads, without keys and certificates."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is."""
+    """Progress of a run."""
 
     num_requests: int
     num_ended: int = 0
@@ -58,17 +58,17 @@ class Progress:
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """A run that can be watched and looked into.
+    """A run that can be watched and inspected.
 
     Attributes:
-        requests: of the caller's own, for the workload `given`.
-        observers: further ones, of its steps.
-        on_end: told of each request as it ends.
-        watch: told now and then how far it is.
-        record: file to write what a watcher would have seen; None: none.
-        record_every: device seconds between two of its frames; None: so that there are 2,000 at most.
-        notices: what a reader of its figures must know of how it was asked for.
-        devices: of its workers, once it runs.
+        requests: the caller's own requests, for the workload `given`.
+        observers: additional observers of its steps.
+        on_end: called with each request as it ends.
+        watch: called now and then with its progress.
+        record: file for the frames that a watcher would have seen; None: no record.
+        record_every: device seconds between two frames; None: an interval that gives at most 2,000 frames.
+        notices: remarks on the options for the reader of the report.
+        devices: of its workers, set when it begins.
         gaps: between tokens, so far.
     """
 
@@ -88,16 +88,16 @@ class SimulatedRun:
     _simulation: Simulation | None = field(default=None, init=False)
 
     def stop(self) -> None:
-        """End the run early; what has ended by then is reported. For a signal handler."""
+        """End the run early; requests that have ended by then are reported. For a signal handler."""
         self._stopped = True
         if self._simulation is not None:
             self._simulation.stop()
 
     def run(self) -> LoadReport:
-        """Simulate, and return the report.
+        """Simulate and return the report.
 
         Raises:
-            LorreryError: settings or options that cannot be, a trace that cannot be read.
+            LorreryError: invalid settings or options, or an unreadable trace.
         """
         with collected_seldom():
             playing = self.begin()
@@ -105,10 +105,10 @@ class SimulatedRun:
         return playing.report(interrupted=interrupted)
 
     def begin(self, *, scaled_by_caller: bool = False) -> "Playing":
-        """Make the cluster and its workload, run the warm-up, and let nothing of the workload happen yet.
+        """Build the cluster and its workload and run the warm-up; start none of the workload yet.
 
         Args:
-            scaled_by_caller: workers come and go as the caller says, not by a rule.
+            scaled_by_caller: the caller scales the workers, not a rule.
 
         Raises:
             LorreryError: as `run`.
@@ -176,13 +176,13 @@ class SimulatedRun:
 
 @dataclass(slots=True)
 class Playing:
-    """A run under way: its parts, and what has become of its requests so far.
+    """A run in progress: its parts, and the outcomes of its requests so far.
 
     Attributes:
-        scaled: what lets its workers come and go; None: they stay.
-        arriving: runs it on, and yields requests as they end.
+        scaled: scales its workers; None: their number is fixed.
+        arriving: advances the run and yields requests as they end.
         before: steps and plans of the warm-up.
-        cpu_began: when it began, in CPU seconds of this process.
+        cpu_began: CPU seconds of this process at the start.
     """
 
     run: SimulatedRun
@@ -199,7 +199,7 @@ class Playing:
     cpu_began: float
 
     def ended(self, request: SimulatedRequest) -> None:
-        """Take note of a request that has ended."""
+        """Record an ended request."""
         self.outcomes.add(request)
         if self.scaled is not None:
             self.scaled.ended(request)
@@ -207,7 +207,7 @@ class Playing:
             self.run.on_end(request)
 
     def report(self, *, interrupted: bool) -> LoadReport:
-        """End what is still open, and return the report."""
+        """Close the simulation, count open requests as interrupted, and return the report."""
         run, cluster = self.run, self.cluster
         for request in cluster.simulation.close():
             self.outcomes.add(request)
@@ -250,12 +250,12 @@ class Playing:
 
 
 def _extrapolated(devices: Iterable[Device]) -> list[str]:
-    """Return what of the run was outside the rows of worker.profile, once of each log."""
+    """Return where step times were extrapolated beyond the rows of worker.profile, once per profile."""
     found = dict.fromkeys(device.extrapolated for device in devices)
     return [f"step times are extrapolated beyond worker.profile: {text}" for text in found if text]
 
 
 def _count(workers: Iterable[SimulatedWorker]) -> tuple[int, int]:
-    """Return the steps and plans so far."""
+    """Return the numbers of steps and plans so far."""
     totals = [worker.totals for worker in workers]
     return sum(one.num_steps for one in totals), sum(one.num_plans for one in totals)

@@ -1,4 +1,4 @@
-"""One scheduler under the virtual clock: carries out what its core decides, as `scheduler.cluster` does live."""
+"""One scheduler under the virtual clock: carries out its core's decisions, as `scheduler.cluster` does live."""
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
@@ -12,11 +12,13 @@ from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import (
+    Admitted,
     Cancelled,
     Dropped,
     Event,
     Failed,
     Finished,
+    FirstToken,
     Preempted,
     Raised,
     Recalled,
@@ -31,24 +33,24 @@ from lorrery.simulator.weakly import Answers, weakly
 from lorrery.simulator.worker import SimulatedWorker
 
 Nudge = Callable[[SimulatedWorker, bool], None]
-"""Lets a worker know that it has something new, and whether that may change the plan that it runs."""
+"""Notify a worker of new input; the flag says whether that may change its running plan."""
 
 
 class SimulatedScheduler:
     """See the module.
 
     Args:
-        placement: who gets a request.
-        rules: what it lets in, and how long a request waits while it has no worker.
+        placement: chooses the worker of a request.
+        rules: admission rules, and how long a request waits while there is no worker.
         clock: of the simulation.
         requests: of the simulation.
-        nudge: see there.
-        finish: ends a request that meets faults.
+        nudge: see `Nudge`.
+        finish: ends a request that has injected faults.
 
     Attributes:
-        core: decides.
-        history: what has happened; None: nobody wants to know.
-        raised: what policies raised: how often each message came.
+        core: makes the decisions.
+        history: events so far; None: not recorded.
+        raised: errors raised by policies: occurrences by message.
     """
 
     def __init__(
@@ -71,19 +73,19 @@ class SimulatedScheduler:
         self.history: History | None = None
         self.raised: dict[str, int] = {}
         self._looks_for_moves = False
-        self._waits_until_ps: int | None = None  # what the clock looks at already
+        self._waits_until_ps: int | None = None  # time already scheduled for `_wait_is_over`
 
     # --- history ----------------------------------------------------------------------------------------------------
 
     def keep_history(self) -> History:
-        """Note from now on what happens; return where."""
+        """Start recording a history and return it."""
         self.history = History()
         for member in self.core.members.values():
             member.replica.adapters.log = AdapterLog()
         return self.history
 
     def note_decision(self, worker: SimulatedWorker, events: Iterable[Event], at_ps: int) -> None:
-        """Note what a boundary of a worker has brought, but for ends."""
+        """Record the events and adapter changes of a worker's boundary, except finishes."""
         assert self.history is not None
         self.history.decided(worker.member, events, at_ps)
         log = worker.replica.adapters.log
@@ -101,7 +103,7 @@ class SimulatedScheduler:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, request: SimulatedRequest) -> None:
-        """Take in a request, or refuse it on the spot."""
+        """Submit a request; it may be refused at once."""
         self._requests.by_handle[request.handle] = request
         timeout_ps = self._requests.timeout_ps
         if timeout_ps is not None:
@@ -119,18 +121,18 @@ class SimulatedScheduler:
             self._wait_for_worker()
 
     def cancel(self, request: SimulatedRequest) -> None:
-        """Withdraw a request."""
+        """Cancel a request."""
         self._carry_out(self.core.cancel(request.sequence, self._clock.now_ps))
 
     def withdraw(self, request: SimulatedRequest) -> None:
-        """End a request whose client does not wait for it any more."""
+        """End a request whose client no longer waits for it."""
         if request.faults is NO_FAULTS:
             self._requests.withdraw(request.handle)
         else:
             self._finish(request)
 
     def _carry_out(self, events: Iterable[ClusterEvent]) -> None:
-        """Let the workers know what the core has decided, and the clients who was refused."""
+        """Apply the core's decisions: notify workers, and end requests that were refused or withdrawn."""
         for event in events:
             if isinstance(event, Placed):
                 if self.history is not None and event.moved_from:
@@ -159,7 +161,7 @@ class SimulatedScheduler:
             self.core.ended(sequence, output_tokens, self._clock.now_ps)
 
     def _let_client_go(self, sequence: Sequence, worker: SimulatedWorker | None) -> None:
-        """End a request for its client; the core lets go of it at the next boundary."""
+        """End a request for its client; the core releases it at the next boundary."""
         request, now_ps = self._requests.by_handle[sequence.handle], self._clock.now_ps
         if request.finished_ps is None:
             request.finished_ps = now_ps
@@ -175,7 +177,7 @@ class SimulatedScheduler:
     # --- waits and moves --------------------------------------------------------------------------------------------
 
     def _wait_for_worker(self) -> None:
-        """Look again at the requests without a worker when the first of their waits is over."""
+        """Schedule the next expiry of requests that wait without a worker."""
         until_ps = self.core.until_ps
         if until_ps is not None and until_ps != self._waits_until_ps:
             self._waits_until_ps = until_ps
@@ -188,7 +190,7 @@ class SimulatedScheduler:
         self._wait_for_worker()
 
     def _place(self, events: Iterable[ClusterEvent]) -> None:
-        """Carry out what was decided of workers, and place whatever else there is to place again."""
+        """Carry out decisions about workers, then place requests again until none is left to place."""
         self._carry_out(events)
         while self.core.is_placing:
             self._carry_out(self.core.place_again(self._clock.now_ps))
@@ -196,7 +198,7 @@ class SimulatedScheduler:
         self.look_for_moves()
 
     def look_for_moves(self) -> None:
-        """Balance what waits once all that happens at this moment has happened."""
+        """Schedule a balancing of waiting requests after everything else that happens at this time."""
         if len(self._workers) > 1 and not self._looks_for_moves and self.core.may_move:
             self._looks_for_moves = True
             self._clock.at(self._clock.now_ps + 1, self._balance)
@@ -209,7 +211,7 @@ class SimulatedScheduler:
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def introduce(self, worker: SimulatedWorker) -> list[ClusterEvent]:
-        """Take in a worker, and return what was decided of requests that waited for one."""
+        """Attach a worker; return the decisions about requests that waited for one."""
         worker.attached, self._workers[worker.member] = True, worker
         if self.history is not None:
             worker.replica.adapters.log = AdapterLog()
@@ -217,11 +219,11 @@ class SimulatedScheduler:
         return self.core.attach(worker.member, self._clock.now_ps)
 
     def attach(self, worker: SimulatedWorker) -> None:
-        """Take in a worker; it gets what waits for one."""
+        """Attach a worker and place the requests that waited for one."""
         self._place(self.introduce(worker))
 
     def drain(self, worker: SimulatedWorker) -> None:
-        """Give a worker nothing new, and place elsewhere what waits for its batch."""
+        """Give a worker no new requests, and place its waiting requests elsewhere."""
         gave_back, events = self.core.drain(worker.member, self._clock.now_ps)
         if self.history is not None:
             self.history.draining(worker.member, self._clock.now_ps)
@@ -229,7 +231,7 @@ class SimulatedScheduler:
         self._place(events)
 
     def lose(self, worker: SimulatedWorker) -> None:
-        """Queue again elsewhere what a worker has that is gone."""
+        """Queue the requests of a lost worker again elsewhere."""
         member = worker.member
         gave_back, events = self.core.lose(member, self._clock.now_ps, worker.boundary_ps)
         del self._workers[member]
@@ -245,9 +247,9 @@ class SimulatedScheduler:
             worker.observer.lost(worker.name)
 
     def handle(self, worker: SimulatedWorker, events: Iterable[Event]) -> None:
-        """Carry out what a worker's replica tells of its sequences."""
+        """Carry out the events of a worker's replica."""
         requests, observer = self._requests, worker.observer
-        for event in events:  # of a first token and an admission the sequence tells
+        for event in events:  # first tokens and admissions are read from the sequence
             if isinstance(event, Finished):
                 if self._tells_ends:
                     self._ended(event.sequence, event.output_tokens)
@@ -256,7 +258,7 @@ class SimulatedScheduler:
                     self.history.ended(event.sequence, worker.name, reason, tokens, event.at_ps)
                 request = requests.by_handle[event.sequence.handle]
                 if request.finished_ps is not None:
-                    request.worker = worker.name  # its client had gone when the step ended
+                    request.worker = worker.name  # its client had left before the step ended
                     self.withdraw(request)
                     continue
                 del requests.by_handle[request.handle]
@@ -266,6 +268,8 @@ class SimulatedScheduler:
                     requests.ended.append(request)
                 else:
                     self._finish(request)
+            elif isinstance(event, (Admitted, FirstToken)):
+                continue
             elif isinstance(event, Recalled):
                 self._carry_out(self.core.take_recalled(event, worker.member, self._clock.now_ps))
             elif isinstance(event, Preempted):

@@ -1,7 +1,7 @@
-"""What one would scrape of a simulated cluster: vLLM's series, with vLLM's buckets, at a moment.
+"""Samples of a simulated cluster as a scrape would see it: vLLM's series with vLLM's buckets.
 
-A time to the first token counts when that token comes, a request and its time in the queue when it ends, as on a
-worker's `/metrics`. Where there are groups of workers each has a scraper, which sees the series of the group's own.
+TTFT counts when the first token is produced; a request and its queue time count when it ends, as on a worker's
+`/metrics`. With several groups of workers each has its own scraper, limited to the group's series.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Scraper:
     Args:
         simulation: of the cluster.
         fleet: its workers, or those of a group.
-        start_ps: from which times count.
+        start_ps: origin of times.
     """
 
     def __init__(self, simulation: Simulation, fleet: Fleet, start_ps: int) -> None:
@@ -37,10 +37,10 @@ class Scraper:
         self._num_ended = self._prompt_tokens = self._generation_tokens = 0
 
     def begin(self, start_ps: int) -> None:
-        """Nothing: it counts from the beginning."""
+        """Do nothing: counting starts at construction."""
 
     def ran(self, span: StepSpan) -> None:
-        """Count tokens, and first tokens."""
+        """Count tokens and first tokens."""
         if self._only is not None and span.worker not in self._only:
             return
         self._generation_tokens += span.num_steps * span.num_decodes - len(span.silent)
@@ -55,16 +55,16 @@ class Scraper:
                 self._histograms["time_to_first_token_seconds"].observe(waited_ps / PS_PER_SECOND)
 
     def left(self, worker: str, handle: int) -> None:
-        """Nothing: `ended` has who ended."""
+        """Do nothing: `ended` counts it."""
 
     def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Nothing: it has not ended."""
+        """Do nothing: it has not ended."""
 
     def lost(self, worker: str) -> None:
-        """Nothing: what a worker has counted stays, as Prometheus adds up increases."""
+        """Do nothing: a worker's counts remain, as Prometheus adds up increases."""
 
     def ended(self, request: SimulatedRequest) -> None:
-        """Count a request that has ended."""
+        """Count an ended request."""
         if request.outcome == "finished" and (self._only is None or request.worker in self._only):
             self._num_ended += 1
             admitted_ps = request.first_admitted_ps
@@ -73,7 +73,7 @@ class Scraper:
             self._histograms["request_queue_time_seconds"].observe(queued_ps / PS_PER_SECOND)
 
     def sample(self, at_ps: int) -> Sample:
-        """Return what a scrape shows now; steps that have ended are committed."""
+        """Return what a scrape shows now; ended steps must be committed."""
         fleet, serving = self._fleet, self._fleet.serving()
         read = {name: histogram.read() for name, histogram in self._histograms.items()}
         cores = self._simulation.cores
@@ -98,7 +98,7 @@ class Scraper:
 
 
 def _kv_usage(workers: Sequence[SimulatedWorker]) -> float:
-    """Return the shares of the workers' KV pools that are in use, added up."""
+    """Return the sum of the used shares of the workers' KV pools."""
     total = 0.0
     for worker in workers:
         use = worker.replica.memory.block_use(worker.replica.running)

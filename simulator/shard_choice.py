@@ -1,9 +1,9 @@
-"""Which scheduler a request goes to, where there are several: as routers choose, each with what it knows.
+"""Chooses a request's scheduler, where there are several, as routers do, each with its own knowledge.
 
-Routers do not talk to one another. Each scheduler says ten times a second how many requests it has open; to that a
-router adds the requests that it has sent there since, and as many for each of the other routers. What is said is true
-of the last arrival before it, so it is never newer than it would be live; ends since then are heard of with the next,
-those of the router's own requests too. Requests come to the routers in turn.
+Routers do not communicate. Each scheduler reports its number of open requests ten times a second; a router adds the
+requests that it has sent there since, times the number of routers. A report shows the state at the last arrival before
+it, so it is never newer than it would be live; later ends, of the router's own requests too, appear in the next report.
+Requests go to the routers in turn.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 REPORT_SECONDS = 0.1
-"""Between two reports of a scheduler, wall time."""
+"""Wall time between two reports of a scheduler."""
 
 
 class ShardChoice:
@@ -27,7 +27,7 @@ class ShardChoice:
         time_scale: wall seconds in a device second.
 
     Attributes:
-        cores: what decides at each scheduler; to be set before the first choice.
+        cores: of the schedulers; to be set before the first choice.
     """
 
     def __init__(self, addresses: Sequence[str], bound: float, num_routers: int, time_scale: float) -> None:
@@ -37,11 +37,11 @@ class ShardChoice:
         self._report = -1  # number of the last one
         self._said = [0] * len(addresses)
         self._seen = [0] * len(addresses)  # at the last arrival
-        self._sent = [[0] * len(addresses) for _ in range(num_routers)]  # since then
+        self._sent = [[0] * len(addresses) for _ in range(num_routers)]  # since the last report
         self._router = -1
 
     def choose(self, request: SimulatedRequest) -> int:
-        """Return the index of the scheduler that gets a request which has just arrived."""
+        """Return the index of the scheduler for a request that has just arrived."""
         sent = self._hear(request.arrived_ps)
         key = request.adapter.adapter_id if request.adapter is not None else str(request.handle)
         sizes = [len(core.members) for core in self.cores]
@@ -60,7 +60,7 @@ class ShardChoice:
         return chosen
 
     def _hear(self, at_ps: int) -> list[int]:
-        """Take in a report that has come since the last arrival; return what the router whose turn it is has sent."""
+        """Apply a report due since the last arrival; return the counts sent by the router whose turn it is."""
         report = at_ps // self._report_ps
         if report != self._report:
             self._report, self._said = report, self._seen

@@ -1,10 +1,9 @@
-"""How few replicas serve a workload within a service level.
+"""Finds the fewest replicas that serve a workload within a service level.
 
-Each trial is a whole simulated run, so few are made. The first guess is what one replica ends a second while it is
-kept busy, which is simulated too, and costs little: requests of one replica, not of all. From there on in steps of 1,
-2, 4 ... (of many replicas: from a sixteenth of the guess on) until one number meets the level and one misses it, then
-halfway between the two until they are neighbours. This takes for granted that a number above one that meets the level
-meets it too.
+Each trial is a whole simulated run, so few are made. The first guess is the throughput of one replica kept busy; it is
+simulated too, and cheap, with the requests of one replica instead of all. From there the search goes in steps of 1, 2,
+4 ... (with many replicas: from a sixteenth of the guess on) until one number meets the level and one misses it, then by
+bisection until the two are neighbours. It assumes that any number above one that meets the level meets it too.
 """
 
 from collections.abc import Callable
@@ -19,19 +18,19 @@ from lorrery.vocabulary.units import LAST_SECONDS
 __all__ = ["Trial", "Watch", "busy_rate", "fewest", "search", "try_replicas"]
 
 BUSY_STREAMS = 1_000
-"""That keep a replica busy: more would only make the run longer."""
+"""Streams that keep a replica busy: more would only make the run longer."""
 BUSY_ROUNDS, BUSY_REQUESTS = 4, 200
-"""Requests of such a run: so many for each stream, and at least so many."""
+"""Requests of such a run: per stream, and in total at least."""
 LETS_ALL_WAIT: dict[str, object] = {
     "scheduler.max_waiting_requests_per_tenant": None,
     "scheduler.deadline_admission": False,
     "scheduler.start_within_seconds": None,
     "scheduler.first_token_slo_seconds": LONGEST_SECONDS,
 }
-"""Of a run that begins with all its streams at once: what would refuse or drop some of them would leave it few."""
+"""For a run that begins with all its streams at once: no request may be refused or dropped."""
 
 Watch = Callable[[int], None]
-"""Told the number of replicas of each trial before it runs."""
+"""Called with the number of replicas of each trial before it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Trial:
         ttft_p99: seconds from arrival to first token, waiting included.
         tpot_p99: seconds per further token.
         num_failed: requests that were refused, dropped or timed out.
-        met: whether it met the level; with a failed request it did not.
+        met: whether it met the level; a failed request counts as a miss.
     """
 
     num_replicas: int
@@ -54,14 +53,14 @@ class Trial:
 
 
 def busy_rate(settings: Settings, options: LoadOptions, streams: int) -> tuple[float, float]:
-    """Simulate a replica that is never idle; return the requests that it ends per second, and their TPOT p99, seconds.
+    """Simulate a replica that is never idle; return its requests per second and their TPOT p99 in seconds.
 
-    No bound on how many wait, or for how long, holds in this run.
+    Limits on the number of waiting requests and on waiting time are lifted for this run.
 
     Args:
         settings: of the cluster.
-        options: the workload; its rate and number of requests do not count.
-        streams: requests under way at once, at most; `BUSY_STREAMS` are enough.
+        options: the workload; its rate and number of requests are ignored.
+        streams: most concurrent requests; `BUSY_STREAMS` are enough.
 
     Raises:
         LorreryError: as `SimulatedRun.run`.
@@ -86,20 +85,20 @@ def try_replicas(
     guess: int,
     watch: Watch = lambda _num_replicas: None,
 ) -> list[Trial]:
-    """Simulate a workload on clusters of several sizes, until the smallest is known that meets a level at p99.
+    """Simulate a workload on clusters of several sizes, until the smallest that meets a level at p99 is known.
 
     Args:
         settings: of the cluster.
         options: the workload.
-        ttft: seconds from arrival to first token; None: as many as it takes.
-        tpot: seconds per further token; None: as many as it takes.
+        ttft: seconds from arrival to first token; None: no limit.
+        tpot: seconds per further token; None: no limit.
         guess: replicas to begin with; the search ends at four times as many, or 16 more.
-        watch: told of each trial.
+        watch: called before each trial.
 
     Raises:
         LorreryError: as `SimulatedRun.run`.
     """
-    settings = changed(settings, {"worker.gpus": 1})  # a worker process for each replica
+    settings = changed(settings, {"worker.gpus": 1})  # one worker process per replica
 
     def run(num_replicas: int) -> Trial:
         watch(num_replicas)
@@ -110,7 +109,7 @@ def try_replicas(
         )
         return Trial(num_replicas, first, further, summary.num_failed, met)
 
-    least = len(settings.router.schedulers)  # each has a worker at least
+    least = len(settings.router.schedulers)  # each scheduler needs a worker
     guess = max(guess, least)
     return search(run, guess, least, max(4 * guess, guess + 16))
 
@@ -119,10 +118,10 @@ def search(run: Callable[[int], Trial], first: int, least: int, most: int) -> li
     """Try numbers of replicas until the smallest that meets the level is known; return the trials in order.
 
     Args:
-        run: makes a trial with so many replicas.
+        run: runs a trial with a number of replicas.
         first: where to begin, from `least` to `most`.
-        least: the smallest number that can be.
-        most: the largest number worth trying. If it misses, nothing met the level.
+        least: the smallest possible number.
+        most: the largest number to try. If it misses, no number meets the level.
     """
     trials = [run(first)]
     met = first if trials[0].met else most + 1

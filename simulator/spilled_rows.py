@@ -1,7 +1,7 @@
-"""Rows of whole numbers that grow with a run: in memory while they are few, then in a file without a name.
+"""Rows of integers that grow with a run: in memory while they are few, then in an unnamed file.
 
-Such a file is gone with the process, however it ends. Where none can be written, rows stay in memory. It is in the
-folder that `TMPDIR` names, else in `/tmp`; where that is memory itself (tmpfs), a file saves none: name one on a disk.
+The file disappears with the process, however it ends. If none can be written, rows stay in memory. It is in the folder
+named by `TMPDIR`, else in `/tmp`; if that is in memory (tmpfs), the file saves none: name a folder on a disk.
 """
 
 import os
@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 CHUNK_ROWS = 16_384
-"""Rows that are written and read at once."""
+"""Rows per write and read."""
 CHUNKS_IN_MEMORY = 1
-"""Before anything is written; then each chunk is written as it fills. At most two of a simulation's rows are 5 MB."""
+"""Chunks kept before the first write; after it each chunk is written as it fills. Two of a simulation's are 5 MB."""
 
 
 class SpilledRows:
-    """Takes rows, and gives them back in order as often as they are asked for.
+    """Takes rows, and yields them in order any number of times.
 
     Args:
         width: numbers in a row, of 8 bytes each.
@@ -37,7 +37,7 @@ class SpilledRows:
         self._can_write = True
 
     def add(self, row: tuple[int, ...]) -> None:
-        """Take a row."""
+        """Add a row."""
         self._open.extend(row)
         if len(self._open) == self._full:
             self._kept.append(self._open)
@@ -46,7 +46,7 @@ class SpilledRows:
                 self._write()
 
     def chunks(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield all rows in order, in arrays of shape (rows, width), `CHUNK_ROWS` at most each."""
+        """Yield all rows in order, in arrays of shape (rows, width) with at most `CHUNK_ROWS` rows each."""
         size = self._full * self._open.itemsize
         for number in range(self._num_written):
             assert self._file is not None
@@ -57,7 +57,7 @@ class SpilledRows:
     def _write(self) -> None:
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="lorrery-", buffering=0)  # noqa: SIM115  # open while this is
+                self._file = tempfile.TemporaryFile(prefix="lorrery-", buffering=0)  # noqa: SIM115  # kept open
                 weakref.finalize(self, self._file.close)
             while self._kept:
                 content = memoryview(self._kept[0]).cast("B")
@@ -67,5 +67,5 @@ class SpilledRows:
                 self._num_written += 1
                 content.release()
                 del self._kept[0]
-        except OSError:  # no room, or nowhere to write
+        except OSError:  # no space, or no writable folder
             self._can_write = False

@@ -1,4 +1,4 @@
-"""What observers of a simulation are told: spans of steps, each of one plan on one worker."""
+"""What observers of a simulation receive: spans of steps, each of one plan on one worker."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ class StepSpan:
     """Consecutive steps of one plan; only the first has the plan's prefills.
 
     Attributes:
-        worker: who ran them.
-        plan: what they belong to.
+        worker: that ran them.
+        plan: of these steps.
         start_ps: when the first began, after any wait for adapters.
-        num_steps: how many.
-        first_ps: how long the first took.
-        slope_ps: how much longer each further one took than the one before.
+        num_steps: number of steps.
+        first_ps: duration of the first.
+        slope_ps: increase of the duration from each step to the next.
         end_ps: when the last ended.
-        num_decodes: sequences that each step gives a token, newcomers of the first left out.
+        num_decodes: sequences that get a token in each step, without the first step's newcomers.
         kv_tokens: in the cache before the first, of all sequences.
         num_waiting: sequences in the worker's queue.
-        newcomers: whose prompt ended with the first step and that go on to decode.
+        newcomers: sequences whose prompt ended with the first step and that go on to decode.
         silent: sequences that end with the last step and get no token from it.
     """
 
@@ -42,28 +42,28 @@ class StepSpan:
 
 
 class Observer(Protocol):
-    """Told of what runs, in order of time for each worker.
+    """Receives what runs, in order of time for each worker.
 
-    One with an attribute `reads_prompts` that is false does not read of spans what is computed of prompts, nor who
-    waits: then pieces of one long prompt may run in one go, each still told of by itself.
+    An observer whose attribute `reads_prompts` is false uses neither the prefills nor the waiting count of spans: then
+    several chunks of one long prompt may run in one jump, each still reported as its own span.
     """
 
     def begin(self, start_ps: int) -> None:
-        """Take note that the run begins; its times count from here."""
+        """Receive the start of the run, the origin of its times."""
         ...
 
     def ran(self, span: StepSpan) -> None:
-        """Take note of steps that have ended."""
+        """Receive steps that have ended."""
         ...
 
     def left(self, worker: str, handle: int) -> None:
-        """Take note that a sequence left a worker other than by a step that ended it."""
+        """Receive a sequence that left a worker other than at the end of a step that finished it."""
         ...
 
     def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Take note that a sequence lost its place in a worker's batch and waits again."""
+        """Receive a sequence that lost its place in a worker's batch and waits again."""
         ...
 
     def lost(self, worker: str) -> None:
-        """Take note that a worker has lost all that it had; its sequences have been told of before."""
+        """Receive the loss of a worker; its sequences were reported before."""
         ...

@@ -1,4 +1,4 @@
-"""Every step of a simulation, one line each, as CSV; times in whole picoseconds."""
+"""Every step of a simulation as CSV, one line each; times in whole picoseconds."""
 
 import csv
 from typing import TextIO
@@ -34,7 +34,7 @@ class StepWriter:
         self._start_ps = 0
 
     def begin(self, start_ps: int) -> None:
-        """Count times from here."""
+        """Set the origin of times."""
         self._start_ps = start_ps
 
     def ran(self, span: StepSpan) -> None:
@@ -44,7 +44,7 @@ class StepWriter:
         prefill_tokens = sum(chunk.new_tokens for chunk in span.plan.prefills)
         at_ps, step_ps, kv_tokens = span.start_ps - self._start_ps, span.first_ps, span.kv_tokens
         for index in range(span.num_steps):
-            # Only the first step of a plan has its prefills, and only then is it the only one of its span.
+            # Only the first step of a plan has its prefills, and it is then the only one of its span.
             prefills = len(span.plan.prefills) if index == 0 else 0
             self._writer.writerow(
                 (
@@ -64,10 +64,10 @@ class StepWriter:
             step_ps += span.slope_ps
 
     def left(self, worker: str, handle: int) -> None:
-        """Nothing is written of who leaves."""
+        """Do nothing: leaves are not written."""
 
     def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Nothing is written of who waits again."""
+        """Do nothing: requeues are not written."""
 
     def lost(self, worker: str) -> None:
-        """Nothing is written of workers that are lost."""
+        """Do nothing: lost workers are not written."""

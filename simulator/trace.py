@@ -1,8 +1,8 @@
-"""A simulation as a trace to look at: Chrome's trace event format, which Perfetto reads too (ui.perfetto.dev).
+"""A simulation as a trace in Chrome's trace event format, which Perfetto reads too (ui.perfetto.dev).
 
-One process a worker: its batches (a slice for each prefill step, one for each span of decode steps), and counters of
-running and waiting sequences and of KV tokens. One process "requests": for each request how long it waited, was in
-prefill, and decoded. Times in microseconds of device time.
+One process per worker: its batches (a slice for each prefill step, one for each span of decode steps), and counters of
+running and waiting sequences and of KV tokens. One process "requests": each request's wait, prefill and decode. Times
+in microseconds of device time.
 
 Format: "Trace Event Format" (Google), JSON array form: ph X a slice, C a counter, b and e the ends of an async slice,
 i an instant, M a name.
@@ -36,7 +36,7 @@ class TraceWriter:
         self._write({"ph": "M", "pid": _REQUESTS, "name": "process_name", "args": {"name": "requests"}})
 
     def begin(self, start_ps: int) -> None:
-        """Count times from here."""
+        """Set the origin of times."""
         self._start_ps = start_ps
 
     def close(self) -> None:
@@ -103,13 +103,13 @@ class TraceWriter:
         self._write({"ph": "e", **common, "name": name, "ts": end_us})
 
     def left(self, worker: str, handle: int) -> None:
-        """Nothing is written of who leaves: `ended` tells it."""
+        """Do nothing: `ended` writes it."""
 
     def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Nothing is written of who waits again."""
+        """Do nothing: requeues are not written."""
 
     def lost(self, worker: str) -> None:
-        """Nothing is written: its batches end."""
+        """Do nothing: the worker's batches simply end."""
 
     def _pid(self, worker: str) -> int:
         pid = self._pids.get(worker)

@@ -1,6 +1,6 @@
-"""A prompt of which nobody has read the tokens yet.
+"""A prompt whose tokens are made on first access.
 
-Where caches compare hash ids, nothing in a simulation reads tokens; a policy of one's own may.
+Where caches compare hash ids, nothing in a simulation reads tokens; a plug-in policy may.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from lorrery.loadgen.workload.request import WorkloadRequest
 
 
 class UnreadPrompt(Sequence[int]):
-    """The token ids of a prompt, made when somebody reads them."""
+    """The token ids of a prompt, made on first access."""
 
     def __init__(self, request: WorkloadRequest, seed: int) -> None:
         self._request = request
@@ -25,7 +25,7 @@ class UnreadPrompt(Sequence[int]):
         return self._token_ids
 
     def __len__(self) -> int:
-        """Return how many there are, without making them."""
+        """Return the number of tokens, without making them."""
         return self._request.prompt_tokens
 
     @overload
@@ -33,9 +33,9 @@ class UnreadPrompt(Sequence[int]):
     @overload
     def __getitem__(self, index: slice) -> "array[int]": ...
     def __getitem__(self, index: int | slice) -> "int | array[int]":
-        """Return one, or some."""
+        """Return one token id or a slice."""
         return self._made()[index]
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over them."""
+        """Iterate over the token ids."""
         return iter(self._made())

@@ -1,7 +1,7 @@
-"""`lorrery.VirtualCluster`: a simulation in lock step with a program that looks at it and scales it.
+"""`lorrery.VirtualCluster`: a simulation in lock step with a program that observes and scales it.
 
-For an autoscaler of one's own: it sees what it would scrape of a live cluster, says how many workers there should be,
-and lets virtual time pass. Between two calls nothing happens, however long the program thinks.
+For testing an autoscaler: it reads what it would scrape from a live cluster, sets the number of workers, and advances
+virtual time. Nothing happens between two calls, however long the program takes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,22 +26,22 @@ __all__ = ["Observation", "RunIsOverError", "VirtualCluster"]
 
 
 class RunIsOverError(LorreryError):
-    """The run is over: nothing can be scaled any more and, once `result` was called, nothing be asked of it."""
+    """The run has ended: it cannot be scaled any more and, after `result` was called, not observed either."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one sees of a cluster at a moment.
+    """State of a cluster at one time.
 
     Attributes:
         at_seconds: device seconds since the start.
         num_ready: worker processes that serve.
-        num_starting: that load their weights.
-        num_draining: that end what they have, and then leave.
-        metrics: by name as in `[autoscaler]`: gauges and rates of the whole cluster (of the KV cache the mean use),
-            percentiles in seconds. Rates and percentiles are of the last `autoscaler.window_seconds`; before anything
-            has been seen twice they are not there.
-        done: every request has ended, and none will come.
+        num_starting: worker processes that load their weights.
+        num_draining: worker processes that finish their requests and then leave.
+        metrics: by name as in `[autoscaler]`: gauges and rates of the whole cluster (for the KV cache the mean use),
+            percentiles in seconds. Rates and percentiles cover the last `autoscaler.window_seconds`; they are absent
+            until there are two samples.
+        done: every request has ended, and none will arrive.
     """
 
     at_seconds: float
@@ -53,23 +53,23 @@ class Observation:
 
 
 class VirtualCluster:
-    """A simulated cluster whose workers come and go as its caller says.
+    """A simulated cluster that its caller scales.
 
     Args:
-        settings: as for `lorrery.simulate`; of `[autoscaler]` the time of a start, the window and the service level
-            hold, and no rule scales; each look scrapes, so that a scrape interval is refused.
-        workload: as there.
-        requests: as there.
-        overrides: as there.
-        workers: worker processes at first.
+        settings: as for `lorrery.simulate`. Of `[autoscaler]` the start-up time, the window and the service level
+            apply, and no scaling rule; each observation scrapes, so a scrape interval is refused.
+        workload: as for `lorrery.simulate`.
+        requests: as for `lorrery.simulate`.
+        overrides: as for `lorrery.simulate`.
+        workers: initial number of worker processes.
         shards: schedulers.
-        faults: as there; a process that one takes away is replaced at once, by one that starts.
+        faults: as for `lorrery.simulate`; a lost process is replaced at once by one that starts.
         seed: of every draw.
-        one_step: plan before every step: slow, equal.
-        run: that was prepared and has not begun; in place of all of these.
+        one_step: plan before every step: slow, same result.
+        run: a prepared run that has not begun; replaces all other arguments.
 
     Raises:
-        LorreryError: settings or options that cannot be.
+        LorreryError: invalid settings or options.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class VirtualCluster:
         self._look()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled or copied, as a run under way cannot be."""
+        """Raise: a run in progress cannot be pickled or copied."""
         raise TypeError(
             "a VirtualCluster cannot be pickled or copied; send its settings, workload and seed to the other process"
             " and make it there, or send what result() or observe() returns"
@@ -118,11 +118,11 @@ class VirtualCluster:
 
     @property
     def done(self) -> bool:
-        """Whether every request has ended, and none will come."""
+        """Whether every request has ended and none will arrive."""
         return self._done
 
     def observe(self) -> Observation:
-        """Return what one sees now; the same until time passes or something is scaled."""
+        """Return the current state; unchanged until time advances or the cluster is scaled."""
         self._check_goes_on()
         sample = self._scraper.sample(self._now_ps)
         metrics = {name: reading.value for name, reading in self._window.read_all(METRICS).items()}
@@ -133,16 +133,16 @@ class VirtualCluster:
         )
 
     def metrics(self) -> str:
-        """Return the same as Prometheus' text, as the cluster's `/metrics` would have it under vLLM's names."""
+        """Return the current metrics as Prometheus text under vLLM's names, as the cluster's `/metrics` would."""
         self._check_goes_on()
         return exposition(self._scraper.sample(self._now_ps), self._run.settings.served_model_names[0])
 
     def scale(self, num_replicas: int) -> None:
-        """Let there be so many worker processes: more start, which takes its time, or some drain.
+        """Set the number of worker processes: more start, which takes the start-up time, or some drain.
 
         Raises:
-            SettingsError: fewer than there are schedulers, where there are several, or a number that cannot be.
-            RunIsOverError: every request has ended and none will come, or `result` was called.
+            SettingsError: a number out of range, or below the number of schedulers where there are several.
+            RunIsOverError: every request has ended and none will arrive, or `result` was called.
         """
         self._check_goes_on()
         if self._done:
@@ -162,10 +162,10 @@ class VirtualCluster:
             fleet.scale(num_replicas)
 
     def advance(self, seconds: float) -> Observation:
-        """Let device time pass, and return what one sees then.
+        """Advance device time and return the state afterwards.
 
         Raises:
-            SettingsError: not a time, or none that passes.
+            SettingsError: not a finite, positive time, or beyond the longest simulation.
             RunIsOverError: `result` was called.
         """
         self._check_goes_on()
@@ -186,7 +186,7 @@ class VirtualCluster:
         return self.observe()
 
     def result(self) -> SimulationResult:
-        """End the run, and return what it came to; requests that are still open count as interrupted."""
+        """End the run and return its result; requests that are still open count as interrupted."""
         if self._result is None:
             self._result = SimulationResult(self._playing.report(interrupted=not self._done))
         return self._result

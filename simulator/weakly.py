@@ -1,8 +1,8 @@
-"""A call that does not lead to who answers it.
+"""A callable that does not hold a reference to its target.
 
-A placement reads figures of candidates, which ask the simulation to bring them up to date. What it reads from must not
-lead it to the simulation, where the true lengths are; nor is a cycle of references needed to be asked. Not compiled:
-objects of compiled classes cannot be referred to weakly.
+A placement reads figures of candidates, which ask the simulation to update them. The candidate must not lead a policy
+to the simulation, which holds the true lengths; it also avoids a reference cycle. Not compiled: objects of compiled
+classes cannot be weakly referenced.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ P = ParamSpec("P")
 
 
 class Answers(Generic[P]):
-    """Whoever keeps this answers.
+    """Holds the target of weak calls; they work while this object is alive.
 
     Args:
         answer: called for each call of `weakly`.
@@ -26,7 +26,7 @@ class Answers(Generic[P]):
 
 
 def weakly(answers: Answers[P]) -> Callable[P, None]:
-    """Return a call that is answered for as long as somebody keeps `answers`, and is without effect afterwards."""
+    """Return a callable that calls `answers.answer` while `answers` is alive, and does nothing afterwards."""
     kept = ref(answers)
 
     def call(*arguments: P.args, **named: P.kwargs) -> None:

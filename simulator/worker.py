@@ -1,7 +1,8 @@
-"""One worker under the virtual clock: its replica, its GPU, and the plan that runs.
+"""One worker under the virtual clock: its replica, its GPU, and the running plan.
 
-A plan runs in one jump to its last step, or to the first boundary at or after an event that it heeds. What is known of
-the steps (when they end, who ends with them) is known when the plan starts; it is committed when the clock gets there.
+A plan runs in one jump to its last step, or to the first boundary at or after an event that can change it. When the
+plan starts, the end times of its steps and the sequences that finish are known; they are committed when the clock
+reaches them.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from lorrery.worker.device.steptime import StepTimeModel
 
 @dataclass(slots=True)
 class Totals:
-    """What a run counted."""
+    """Counters of a run."""
 
     num_steps: int = 0
     num_plans: int = 0
@@ -35,23 +36,23 @@ class SimulatedWorker:
 
     Args:
         name: its id.
-        make_replica: makes its replica, anew after the worker was lost.
-        step_time: of its device.
+        make_replica: builds its replica, again each time the worker returns after a loss.
+        step_time: step-time model of its device.
         shard: index of the scheduler it belongs to.
-        pool_tokens: its KV pool, for the check on a request's length; by default no request is too long for it.
-        pace: what its steps take, as it announces; None: it does not.
+        pool_tokens: size of its KV pool, for the check of a request's length; by default any length fits.
+        pace: the step times it announces; None: it announces none.
 
     Attributes:
-        member: what its scheduler has of it, or had when it was lost.
-        attached: whether it has it now.
-        order: of attaching; decides who comes first at one time.
-        clock: the simulation's.
-        step_time: its device's, if nothing slows it down.
+        member: its scheduler's record of it, kept after a loss until the worker returns.
+        attached: whether it is attached to its scheduler.
+        order: position in order of attaching; breaks ties between boundaries at one time.
+        clock: the simulation's clock.
+        step_time: model of its device without a slow-down.
         boundary_ps: the last boundary at which it planned.
-        frozen_until_ps: before which it begins no step.
-        runs_chunks: whether steps that compute pieces of one prompt run in one go; not where somebody looks at each.
-        end_ps: its next boundary, or the one that is now; `NEVER`: it has none.
-        life: counts the ends of its process, so that one that comes back by itself is of the same.
+        frozen_until_ps: no step begins before this time.
+        runs_chunks: whether consecutive chunks of one prompt run in one jump; False if an observer reads each of them.
+        end_ps: its next boundary, or the current one; `NEVER`: it has none.
+        life: number of times its process has ended; a delayed return applies only within the same life.
     """
 
     __slots__ = (
@@ -114,23 +115,23 @@ class SimulatedWorker:
         self.member = Member(name, self.replica, pool_tokens, pace)
 
     def use(self, step_time: StepTimeModel) -> None:
-        """Take another model's times from now on; call it at a boundary."""
+        """Use another step-time model from now on; call it at a boundary only."""
         self.gpu.use(step_time)
 
     def renew(self, at_ps: int) -> None:
-        """Come back with nothing, after it was lost."""
+        """Return after a loss, with an empty replica."""
         self.replica = self._make_replica()
         self.member = Member(self.name, self.replica, self.pool_tokens, self.pace)
         self.boundary_ps = at_ps
 
     def start(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest], *, one_step: bool) -> int:
-        """Begin to run a plan; return when it hands back if nothing interrupts it.
+        """Start running a plan; return when it ends if nothing interrupts it.
 
         Args:
-            plan: the replica's.
+            plan: from the replica.
             at_ps: now.
             requests: the simulation's, by handle.
-            one_step: hand back after every step.
+            one_step: end the plan after every step.
         """
         gpu = self.gpu
         if plan.joins:
@@ -151,14 +152,14 @@ class SimulatedWorker:
         return start_ps + total_ps
 
     def interrupt(self, at_ps: int) -> int | None:
-        """Cut the plan at its next boundary; return that boundary, None if it stays."""
+        """Cut the plan at its next boundary; return that boundary, or None if the plan already ends there."""
         if self.steps == 1 or self.end_ps <= at_ps:
             return None
         self.steps = self._steps_until_next(at_ps)
         return self.start_ps + self.gpu.total_ps(self.steps)
 
     def finish(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest]) -> list[Event]:
-        """End the plan at this boundary: run and commit what is left of its steps."""
+        """End the plan at this boundary: run and commit its remaining steps."""
         steps = self.steps
         span = None if self.observer is None else self._span(plan, steps, at_ps)
         before_ps = self._last_boundary_before(plan, at_ps) if self._may_be_silent else 0
@@ -184,15 +185,15 @@ class SimulatedWorker:
         return self.member.commit(plan, ran)
 
     def _last_boundary_before(self, plan: Plan, at_ps: int) -> int:
-        """Return the boundary before the last step of the plan, which ends now."""
+        """Return the start of the plan's last step, which ends now."""
         if self.steps > 1:
             return at_ps - self.gpu.total_ps(self.steps) + self.gpu.total_ps(self.steps - 1)
         return plan.at_ps if self.start_ps == plan.at_ps + plan.wait_ps else self.start_ps
 
     def show(self, at_ps: int) -> None:
-        """Let placements see the state of now: the steps of the running plan that have ended count.
+        """Update the placement's view of this worker to now: count the ended steps of the running plan.
 
-        A prefix cache changes with the steps, so with one they are committed.
+        With a prefix cache the steps are committed instead, because the cache changes with them.
         """
         if self.plan is None or self.steps == 1:
             self.member.candidate.uncommitted_steps = 0
@@ -203,7 +204,7 @@ class SimulatedWorker:
             self.member.candidate.uncommitted_steps = self._steps_ended(at_ps) if self.plan.decode else 0
 
     def tokens_given(self, request: SimulatedRequest, at_ps: int) -> int:
-        """Return how many tokens a request of this worker has got by now, those of earlier batches included."""
+        """Return the tokens that a request of this worker has received so far, those of earlier batches included."""
         running = self.replica.running
         if running.get(request.handle) is None:
             return request.produced_tokens
@@ -219,15 +220,15 @@ class SimulatedWorker:
         return self._steps_until_next(at_ps) - 1
 
     def _steps_until_next(self, at_ps: int) -> int:
-        """Return how many of the plan's steps end before its next boundary, that one's included.
+        """Return how many of the plan's steps end at or before its next boundary.
 
-        Run step by step, a boundary of this time would have been handled, or not yet, by the order of workers.
+        A boundary at exactly this time counts as passed or not by the order of workers, as if run step by step.
         """
         passed = self.clock.has_passed(at_ps, self.order)
         return self.gpu.steps_to_cover(at_ps + passed - self.start_ps, self.steps)
 
     def catch_up(self, at_ps: int) -> None:
-        """Commit the steps of the running plan that have ended before now, and begin the next."""
+        """Commit the steps of the running plan that ended before now; the rest of the plan goes on."""
         plan = self.plan
         if plan is None or not (done := self._steps_ended(at_ps)):
             return
@@ -247,7 +248,7 @@ class SimulatedWorker:
         self.replica.make_room()
 
     def _span(self, plan: Plan, num_steps: int, end_ps: int) -> StepSpan:
-        """Return the span of these steps; where each has a piece of one prompt, of the last: the others are told of."""
+        """Return the span of these steps; with chunks of one prompt, report all but the last and return the last's."""
         gpu = self.gpu
         num_decodes = gpu.num_decoding if plan.decode else 0
         start_ps, first_ps, slope_ps = self.start_ps, gpu.step_ps(), 0
@@ -271,7 +272,7 @@ class SimulatedWorker:
         )
 
     def _tell_chunks(self, plan: Plan, num_steps: int, num_decodes: int) -> int:
-        """Tell of steps with pieces of one prompt, each by itself, as they have no slope; return when they end."""
+        """Report steps with chunks of one prompt one by one, as they have no constant slope; return when they end."""
         assert self.observer is not None
         begin_ps = self.start_ps
         for step in range(1, num_steps + 1):

@@ -20,11 +20,11 @@ STUDIES = {
     "intervals": "do the intervals of `lorrery report A B` hold? equal runs, and slower ones (10 min)",
     "fair_tenants": "one tenant at ten times its share: what the others notice, by policy (25 s)",
 }
-"""Name -> what it answers, and about how long it takes on one core. docs/studies.md shows them all."""
+"""Name -> the question it answers, and its approximate duration on one core. docs/studies.md shows all of them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """List the studies, or run some."""
+    """List the studies, or run the named ones."""
     parser = argparse.ArgumentParser(prog="python -m studies", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="a study, or all")
     parser.add_argument("--out", default=str(DEFAULT_FOLDER), help="folder for figures and tables")

@@ -48,7 +48,7 @@ _CHUNKED = {"policy": "fcfs", "batching": "chunked", "memory": "paged", "max_num
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is compared: its name in the figure, and the settings that make it."""
+    """A policy to compare: its name in the figure, and its settings."""
 
     legend: str
     scheduler: Mapping[str, Any]
@@ -77,7 +77,7 @@ POLICIES = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run: what was asked, what came out, and what was measured of the same, if anything."""
+    """One run: its parameters, its results, and the measured results of the same workload, if any."""
 
     sweep: str
     setting: str
@@ -94,7 +94,7 @@ class Point:
 
 
 def measure(point: Point, duration: float) -> Point:
-    """Run a point; return it with its figures, which are S-LoRA's (seconds, means over completed requests)."""
+    """Run a point; return it with S-LoRA's figures (seconds, means over completed requests)."""
     ranks = RANKS[point.setting]
     policy = POLICIES[point.policy]
     each = point.num_adapters // len(ranks) + 1
@@ -151,7 +151,7 @@ Published = dict[Key, tuple[float, float]]
 def read_published() -> Published:
     """Return measured runs: (setting, adapters, rate, alpha, cv) -> (throughput, mean first-token time).
 
-    Of several runs of the same, the one that its authors do not call a backup, and of those the first.
+    Of several runs with the same key, one that its authors do not call a backup, and of those the first.
     """
     text = (resources.files("studies") / "data" / "slora_a10g.csv").read_text(encoding="utf-8")
     lines = list(csv.DictReader(text.splitlines()))
@@ -220,7 +220,7 @@ def _short(value: float) -> str:
 
 
 def draw_policies(points: Sequence[Point]) -> "Figure":
-    """Draw throughput and first-token time over the number of adapters, a line for each policy."""
+    """Draw throughput and first-token time over the number of adapters, one line per policy."""
     drawn, axes = figure.canvas(1, 2, 4.4)
     for index, (name, policy) in enumerate(POLICIES.items()):
         of_policy = [p for p in points if p.policy == name and p.sweep == "adapters" and p.setting == "S2"]

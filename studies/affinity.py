@@ -39,8 +39,8 @@ class Row:
     """One run; times in milliseconds.
 
     Attributes:
-        loading_share: of requests: those whose first token waited for the load of an adapter.
-        fullest: requests of the worker with the most, beside the mean.
+        loading_share: share of requests whose first token waited for an adapter load.
+        fullest: requests of the worker with the most, relative to the mean.
     """
 
     placement: str

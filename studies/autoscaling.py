@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NAME = "autoscaling"
 DAY_SECONDS = 21_600.0
-"""A whole day pressed into six hours."""
+"""A whole day compressed into six hours."""
 PEAK_TO_VALLEY = 3.3
 MEAN_RATE = 1.0
 BURST_EVERY, BURST_SECONDS, BURST_FACTOR = 3600.0, 60.0, 2.0
@@ -41,7 +41,7 @@ MOST = 16
 
 @dataclass(frozen=True, slots=True)
 class RuleOfStudy:
-    """A rule, and the targets that it is tried with; empty: a number of workers that stays."""
+    """A rule and its targets to try; without a metric: fixed numbers of workers."""
 
     name: str
     metric: str
@@ -58,7 +58,7 @@ RULES = (
     RuleOfStudy("tokens/s", "generation_tokens_per_second", (50, 80, 130)),
 )
 _LOOKS = (6, 0, 1, 2, 3, 5)
-"""Of each rule: a series whose colour no other has."""
+"""Plot series of each rule: no two rules share a colour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Row:
 
 
 def rate_at(seconds: "np.typing.NDArray[np.float64]", day_seconds: float) -> "np.typing.NDArray[np.float64]":
-    """Return requests per second over the time of day: least at midnight, most at noon, and the bursts."""
+    """Return requests per second over the time of day: minimum at midnight, maximum at noon, plus the bursts."""
     swing = (PEAK_TO_VALLEY - 1) / (PEAK_TO_VALLEY + 1)
     wave = 1 - swing * np.cos(2 * np.pi * seconds / day_seconds)
     in_burst = (seconds % BURST_EVERY) >= BURST_EVERY - BURST_SECONDS
@@ -85,7 +85,7 @@ def rate_at(seconds: "np.typing.NDArray[np.float64]", day_seconds: float) -> "np
 
 
 def workload(seconds: float, seed: int = 1) -> lorrery.Requests:
-    """Draw the requests of a day that takes so long, by thinning."""
+    """Draw the requests of a day of `seconds`, by thinning."""
     rng = np.random.default_rng(seed)
     most = 2 * BURST_FACTOR * MEAN_RATE
     at = np.sort(rng.uniform(0, seconds, int(rng.poisson(most * seconds))))
@@ -139,7 +139,7 @@ def study(seconds: float = DAY_SECONDS, rules: Sequence[RuleOfStudy] = RULES) ->
 
 
 def draw(rows: Sequence[Row]) -> "Figure":
-    """Draw good requests and the first token's p99 over GPU hours, a line for each rule."""
+    """Draw good requests and the first token's p99 over GPU hours, one line per rule."""
     drawn, axes = figure.canvas(1, 2, 4.4)
     good, first = axes
     for index, rule in enumerate(RULES):

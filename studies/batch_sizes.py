@@ -42,7 +42,7 @@ class Row:
 
     @property
     def throughput(self) -> float:
-        """Tokens per second, as the document has it."""
+        """Tokens per second, as defined in the document."""
         return self.batch_size * OUTPUT / self.duration_s
 
     @property
@@ -103,7 +103,7 @@ def _sizes(axes: "Axes", sizes: Sequence[int], label: str) -> None:
 
 
 def draw(rows: Sequence[Row]) -> "Figure":
-    """Draw throughput, latency, and what is left without the prefill."""
+    """Draw throughput, latency, and the latency without the prefill."""
     drawn, axes = figure.canvas(1, 3, 3.9)
     sizes = sorted({row.batch_size for row in rows})
     panels = (

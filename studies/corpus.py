@@ -1,13 +1,13 @@
-"""Prompts that stand for ShareGPT's, which cannot be shipped: of them only lengths and shared openings matter here.
+"""Synthetic prompts in place of ShareGPT's, which cannot be shipped: only lengths and shared openings matter here.
 
 * Length: lognormal, median 100 tokens and sigma 1.3, drawn again unless within 4 ... 1,024 (the bounds of the
   benchmark). Mean 167, p90 430, p99 890; the vLLM paper (SOSP 2023, figure 11) gives ShareGPT's prompts a mean of 161.
 * Shared openings: each of the first 8 tokens follows Zipf's law with exponent 1.2 over 1,905 words, independently; the
-  others are uniform. So some openings are common ("Write a ..."), and nothing is shared further in. The exponent is
-  chosen so that llm-mock's cache finds about as many tokens as its chart says (1.3, 1.4 and 1.6 of a prompt at 500,
+  others are uniform. So some openings are common ("Write a ..."), and nothing is shared after them. The exponent is
+  chosen so that llm-mock's cache finds about as many tokens as its chart shows (1.3, 1.4 and 1.6 of a prompt at 500,
   1,000 and 5,000 entries; the chart has 1.47, 1.47 and 1.66).
 
-A system prompt that all share can be put in front, which ShareGPT does not have.
+A system prompt shared by all prompts can be prepended, which ShareGPT does not have.
 """
 
 import numpy as np
@@ -26,9 +26,9 @@ def draw_prompts(count: int, rng: np.random.Generator, system_tokens: int = 0) -
     """Draw prompts as token ids.
 
     Args:
-        count: how many.
+        count: number of prompts.
         rng: of lengths and tokens.
-        system_tokens: length of what all begin with, the same whatever the generator; it comes on top.
+        system_tokens: length of the shared beginning, which does not depend on `rng`; added to the drawn length.
     """
     system = [FIRST_WORD_ID + position % _NUM_WORDS for position in range(system_tokens)]
     return [system + _prompt(rng) for _ in range(count)]

@@ -44,7 +44,7 @@ POLICIES: dict[str, dict[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One run: how much the greedy tenant sent, and how the others fared."""
+    """One run: the greedy tenant's load, and the resulting figures."""
 
     policy: str
     times_its_share: int
@@ -96,7 +96,7 @@ def measure(policy: str, times: int, seconds: float) -> Row:
 
 
 def _jain_index(columns: lorrery.RequestColumns, seconds: float) -> float:
-    """Jain's index of the tokens that tenants got while all were sending."""
+    """Return Jain's index of the tokens that tenants received while all were sending."""
     within = columns.end_seconds <= seconds
     tokens = columns.prompt_tokens + columns.output_tokens
     return jain_index(
@@ -110,7 +110,7 @@ def study(seconds: float = SECONDS) -> list[Row]:
 
 
 def draw(rows: Sequence[Row]) -> "Figure":
-    """Draw the others' TTFT, and how much it moves."""
+    """Draw the other tenants' TTFT, absolute and relative to that at one share."""
     drawn, axes = figure.canvas(1, 2, 4.2)
     axes[0].set_title("The nine others: p99 TTFT")
     axes[1].set_title("The same, over that at one share")

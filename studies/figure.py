@@ -1,8 +1,8 @@
-"""How a study is drawn, and what it leaves behind: NAME.png and NAME.svg, and NAME.csv with what is drawn, in a folder.
+"""Draws a study's figure, and writes its output: NAME.png, NAME.svg, and NAME.csv with the drawn values, in a folder.
 
-The look is that of all plots (`lorrery.plots.style`); here is the meaning of each style: a full line or a filled bar is
-ours, a hollow mark is somebody else's published figure. The caption under a figure says where foreign figures come from
-and what not to read into ours.
+The look is that of all plots (`lorrery.plots.style`); this module defines the meaning of each style: a solid line or a
+filled bar is ours, a hollow mark is a figure published by others. The caption under a figure names the source of such
+figures and the limits of ours.
 """
 
 import argparse
@@ -31,7 +31,7 @@ DEFAULT_FOLDER = Path("docs/figures")
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Begin a study's command line: its module's text, and where to write."""
+    """Return a parser for a study's command line: its module's docstring, and the output folder."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--out", type=Path, default=DEFAULT_FOLDER, help="folder for figure and table")
     return made
@@ -40,7 +40,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 def published(
     axes: "Axes", x: Sequence[float], y: Sequence[float], look: style.Series, label: str, size_points: float = 7
 ) -> None:
-    """Draw somebody else's figures: the hollow marks of a series; NaN draws nothing."""
+    """Draw figures published by others: the hollow marks of a series; NaN draws nothing."""
     axes.plot(
         x,
         y,
@@ -60,10 +60,10 @@ class Bars:
     """A group of bars, one for each place.
 
     Attributes:
-        legend: what they are.
-        colour: of all of them.
-        values: their lengths.
-        marks: figures that they are to be compared with, drawn as strokes across; NaN where there is none.
+        legend: text of the legend.
+        colour: of all bars.
+        values: lengths of the bars.
+        marks: values to compare them with, drawn as strokes across; NaN where there is none.
     """
 
     legend: str
@@ -73,14 +73,14 @@ class Bars:
 
 
 def bars(axes: "Axes", names: Sequence[str], groups: Sequence[Bars], form: str, marks_legend: str = "") -> None:
-    """Draw groups of horizontal bars, the first name on top, each with its value beside it.
+    """Draw groups of horizontal bars, the first name on top, each with its value next to it.
 
     Args:
-        axes: where.
+        axes: axes to draw on.
         names: one for each place.
         groups: the bars of each place, the first on top.
-        form: of the values, as `format` takes it.
-        marks_legend: what the marks are.
+        form: format of the values, for `format`.
+        marks_legend: legend of the marks.
     """
     places = np.arange(len(names))
     thickness = 0.8 / len(groups)
@@ -113,7 +113,7 @@ def save(draw: "Callable[[], Figure]", folder: Path, name: str, caption: str) ->
     """Draw a figure, and write it with its caption as NAME.png and NAME.svg.
 
     Raises:
-        SystemExit: matplotlib is not installed, or a file cannot be written; it says which and what to do.
+        SystemExit: matplotlib is not installed, or a file cannot be written; the message says which and what to do.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def save(draw: "Callable[[], Figure]", folder: Path, name: str, caption: str) ->
 
 
 def write_table(folder: Path, name: str, rows: Iterable[Mapping[str, object]]) -> Path:
-    """Write NAME.csv, a line for each row, columns as the first has them; return its path."""
+    """Write NAME.csv, one line per row, with the columns of the first row; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.csv"
     lines = [{column: _cell(value) for column, value in row.items()} for row in rows]
@@ -139,7 +139,7 @@ def write_table(folder: Path, name: str, rows: Iterable[Mapping[str, object]]) -
 
 
 def _cell(value: object) -> object:
-    """Keep six figures of a number: what a reader needs, and the same on every machine; nothing for NaN."""
+    """Round a number to six significant digits: enough for a reader, and the same on every machine; empty for NaN."""
     if not isinstance(value, float):
         return value
     return "" if math.isnan(value) else f"{value:.6g}"

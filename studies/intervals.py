@@ -36,13 +36,13 @@ PARTNERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is played.
+    """A load.
 
     Attributes:
         options: of the workload.
-        slowdown: of the steps, to be told.
-        seconds_factor: how much longer than the others it lasts.
-        clients_rate: of a closed loop, requests for each second that is asked for.
+        slowdown: factor on the step times, to be detected.
+        seconds_factor: duration relative to the other loads.
+        clients_rate: of a closed loop, number of requests per second of requested duration.
         num_workers: of the cluster.
     """
 
@@ -67,16 +67,16 @@ LOADS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure under a load; its values in the report's unit.
+    """A figure under a load; its values are in the report's unit.
 
     Attributes:
-        num_pairs: of equal runs that were compared.
-        num_told: of them with an interval.
+        num_pairs: pairs of equal runs that were compared.
+        num_told: how many of them have an interval.
         true_half: 1.96 standard deviations of the difference, over these pairs.
-        mean_half: half of the interval, on average.
-        missed_percent: of the intervals, which have no 0 in them.
-        found_percent: of the slowdowns, which the report tells.
-        pair_missed_percent: of their intervals, which do not have the mean difference over all slowdowns in them.
+        mean_half: mean half width of the intervals.
+        missed_percent: intervals that do not contain 0.
+        found_percent: slowdowns that the report detects.
+        pair_missed_percent: slowdown intervals that do not contain the mean difference over all slowdowns.
     """
 
     load: str
@@ -92,12 +92,12 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Mean half width over the true one; NaN where all runs have the same value."""
+        """Mean half width over the true one; NaN if all runs have the same value."""
         return self.mean_half / self.true_half if self.true_half > 0 else float("nan")
 
 
 def simulate(load: Load, seed: int, seconds: float, slowdown: float = 1.0) -> Requests:
-    """Simulate a run, and read its files."""
+    """Simulate a run, and read its output files."""
     length = (
         {"num_requests": round(load.clients_rate * seconds)}
         if "concurrency" in load.options
@@ -117,7 +117,7 @@ def simulate(load: Load, seed: int, seconds: float, slowdown: float = 1.0) -> Re
 
 
 def measure(load: Load, seeds: int, seconds: float) -> list[Row]:
-    """Compare equal runs, and a third of them with slower ones."""
+    """Compare equal runs, and a third of the runs with slower ones."""
     runs = [simulate(load, seed, seconds) for seed in range(seeds)]
     equal = _compared((runs[at], runs[(at + by) % seeds]) for by in range(1, PARTNERS + 1) for at in range(seeds))
     slower = _compared(
@@ -149,7 +149,7 @@ def measure(load: Load, seeds: int, seconds: float) -> list[Row]:
 def _compared(
     pairs: Iterable[tuple[Requests, Requests]],
 ) -> dict[str, "np.ndarray[tuple[int, int], np.dtype[np.float64]]"]:
-    """Compare pairs: of each figure, rows of the first value, the difference, and its interval."""
+    """Compare pairs; for each figure return rows of the first value, the difference, and its interval."""
     found: dict[str, list[tuple[float, ...]]] = {}
     for base, other in pairs:
         for one in compare(base, other).differences:
@@ -158,7 +158,7 @@ def _compared(
 
 
 def draw(rows: Sequence[Row]) -> "Figure":
-    """Draw how many intervals miss 0, and how wide they are."""
+    """Draw the share of intervals that miss 0, and their width."""
     drawn, axes = figure.canvas(1, 2, 11.0)
     names = list(dict.fromkeys(row.figure for row in rows))
     colours = (figure.BLUE, figure.SKY, figure.GREEN, figure.VERMILLION, figure.GREY, figure.BLACK)

@@ -45,7 +45,7 @@ NAME = "llm_mock"
 
 
 def read_original() -> dict[tuple[str, int, int], float]:
-    """Return what the original's charts show: (series, batch size, cache entries) -> value, in the chart's unit."""
+    """Return the values of the original's charts: (series, batch size, cache entries) -> value, in the chart's unit."""
     text = (resources.files("studies") / "data" / "llmmock_readme_charts.csv").read_text(encoding="utf-8")
     return {
         (line["series"], int(line["batch_size"]), int(line["cache_entries"])): float(line["value"])
@@ -76,7 +76,7 @@ def _cache_axis(axes: "Axes", label: str, title: str) -> None:
 
 
 def draw_cache(points: Sequence[Point], original: Original) -> "Figure":
-    """Draw the first chart: throughput, hit length, TTFT and TPOT over the cache's size, batch size 10."""
+    """Draw the first chart: throughput, hit length, TTFT and TPOT over cache size, batch size 10."""
     drawn, axes = figure.canvas(2, 2, 6.4)
     chosen = _of(points, 10)
     panels: list[tuple[str, str, Callable[[Metrics], float], str, float]] = [
@@ -103,7 +103,7 @@ def draw_cache(points: Sequence[Point], original: Original) -> "Figure":
 
 
 def draw_batch(points: Sequence[Point], original: Original) -> "Figure":
-    """Draw the second chart: TTFT and TPOT of two batch sizes, the cache's gain in each, and what explains it."""
+    """Draw the second chart: TTFT and TPOT of two batch sizes, the cache's gain in each, and its explanation."""
     drawn, axes = figure.canvas(3, 2, 8.8)
     x = range(len(CACHE_SIZES))
     for index, batch_size in enumerate(BATCH_SIZES):
@@ -139,7 +139,7 @@ def draw_batch(points: Sequence[Point], original: Original) -> "Figure":
 
 
 def _batch_ratio(points: Sequence[Point]) -> Floats:
-    """Return P99 TTFT of b = 20 over that of b = 10, of each draw, without a cache."""
+    """Return the P99 TTFT of b = 20 over that of b = 10, for each draw, without a cache."""
     ten, twenty = _of(points, 10)[0], _of(points, 20)[0]
     return twenty.values(ttft) / ten.values(ttft)
 
@@ -197,7 +197,7 @@ to 131 s), and its TPOT panel repeats the TTFT curves. Ours is {worse:.0f} % wor
 
 
 def captions(points: Sequence[Point]) -> tuple[str, str]:
-    """Return the two figures' captions, with what the runs gave."""
+    """Return the two figures' captions, filled in with results."""
     ten = _of(points, 10)
     ratio = 100 * (_batch_ratio(points) - 1)
     values = {
@@ -211,7 +211,7 @@ def captions(points: Sequence[Point]) -> tuple[str, str]:
 
 
 def table(points: Sequence[Point], original: Original) -> list[dict[str, object]]:
-    """Lay out every setting: medians and the middle 80 % of the draws, and the charts' values beside them."""
+    """Return a row for every setting: medians and the middle 80 % of the draws, with the charts' values."""
     rows: list[dict[str, object]] = []
     for point in points:
         row: dict[str, object] = {

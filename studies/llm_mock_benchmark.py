@@ -1,7 +1,7 @@
 """llm-mock's benchmark, simulated: 50 prompts at once through its engine, with a cache built from other prompts.
 
-Its engine's parts are all in this tree: batching `llm_mock`, step time `llm-mock`, the static trie, and its rule of how
-long an output is. Prompts: `studies.corpus`.
+All parts of its engine are in this repository: batching `llm_mock`, step time `llm-mock`, the static trie, and its rule
+for output lengths. Prompts: `studies.corpus`.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """One run of the benchmark; percentiles interpolate, as the original's."""
+    """One run of the benchmark; percentiles interpolate, as in the original."""
 
     throughput: float
     hit_tokens: float
@@ -56,7 +56,7 @@ def play(prompts: Sequence[Sequence[int]], cache: StaticTrie, batch_size: int) -
         min_computed_tokens=0,
     )
     workers = build_workers(1, settings, LlmMock(), lambda chosen: build_replica(chosen, cache))
-    # The engine ends an output by its own rule; what a request asks for only has to be more.
+    # The engine ends an output by its own rule; the requested length only has to be larger.
     workload = [WorkloadRequest(index, 0.0, len(prompt), 1_024) for index, prompt in enumerate(prompts)]
     arrivals = []
     for at_ps, request in build_requests(workload, "llm-mock", {}, natural_length=LlmMockLength()):
@@ -81,7 +81,7 @@ def _p99(values: Floats) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One setting over all draws; `runs` and `uncached` (the same draws without a cache) go together."""
+    """One setting over all draws; `runs` and `uncached` (the same draws without a cache) correspond by index."""
 
     system_tokens: int
     batch_size: int
@@ -90,33 +90,33 @@ class Point:
     uncached: Sequence[Metrics]
 
     def values(self, of: Callable[[Metrics], float]) -> Floats:
-        """Return a figure of each draw."""
+        """Return a figure for each draw."""
         return np.array([of(run) for run in self.runs])
 
     def gains(self, of: Callable[[Metrics], float]) -> Floats:
-        """Return by which share each draw's figure is less than without a cache."""
+        """Return by which share each draw's figure is below that without a cache."""
         before = np.array([of(run) for run in self.uncached])
         gains: Floats = (before - self.values(of)) / before
         return gains
 
 
 def ttft(run: Metrics) -> float:
-    """P99 TTFT, seconds."""
+    """Return the P99 TTFT in seconds."""
     return run.ttft_p99_s
 
 
 def tpot_gpt2(run: Metrics) -> float:
-    """P99 TPOT of the original's kind, milliseconds."""
+    """Return the P99 TPOT as the original defines it, in milliseconds."""
     return run.tpot_gpt2_p99_ms
 
 
 def tpot(run: Metrics) -> float:
-    """P99 TPOT, milliseconds."""
+    """Return the P99 TPOT in milliseconds."""
     return run.tpot_p99_ms
 
 
 def study(draws: int = DRAWS, corpus_prompts: int = CORPUS_PROMPTS) -> list[Point]:
-    """Run every setting of the two charts, and the first's largest cache with ever longer system prompts."""
+    """Run every setting of the two charts, and the first's largest cache with increasingly long system prompts."""
     rngs = np.random.SeedSequence(1).spawn(draws + 1)
     points: list[Point] = []
     for system_tokens in SYSTEM_TOKENS:

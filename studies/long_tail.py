@@ -49,16 +49,16 @@ SHORT_PROMPT, LONG_PROMPT, FULL_PROMPT = 32, 8_000, 8_190
 MAX_BATCH_TOKENS, CHUNK_TOKENS = 8_200, 512
 SHORT_OUTPUT, LONG_OUTPUT, PROBE_OUTPUT = 20, 600, 4
 RUNNING_OUTPUT, RUNNING_BEFORE = 150, 20
-"""The stream that runs: its tokens, and how many it has when the others come."""
+"""Tokens of the running stream, and how many it has when the other requests arrive."""
 _AFTER_SECONDS = 0.002
-"""How long after a token they come: amid a step, where no tie decides anything."""
+"""Delay of the arrivals after a token: within a step, so that no tie matters."""
 _BEHIND_SECONDS = 0.001
-"""By how much the short request comes after the long one, as from one client."""
+"""Delay of the short request after the long one, as from one client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question to one way to batch, in milliseconds: without and with the long request."""
+    """One question for one way to batch, in milliseconds: without and with the long request."""
 
     way: str
     question: str
@@ -67,7 +67,7 @@ class Row:
 
 
 def sections(way: str) -> dict[str, Any]:
-    """Return the settings of a cluster that batches this way."""
+    """Return the settings of a cluster that uses this way to batch."""
     policy, batching = WAYS[way]
     return {
         "model": "Llama-3-8B",
@@ -86,35 +86,35 @@ def sections(way: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class DecodeTimes:
-    """When decode steps ended, in picoseconds; an observer of a simulation that runs step by step."""
+    """End times of decode steps, in picoseconds; an observer of a simulation that runs step by step."""
 
     ends_ps: list[int] = field(default_factory=list)
 
     def begin(self, start_ps: int) -> None:
-        """Nothing runs before the run."""
+        """Do nothing: no step runs before the start."""
 
     def ran(self, span: StepSpan) -> None:
-        """Take note of one step."""
+        """Record one step."""
         if span.plan.decode:
             self.ends_ps.append(span.end_ps)
 
     def left(self, worker: str, handle: int) -> None:
-        """Nobody leaves before its end here."""
+        """Do nothing: no request leaves before its end here."""
 
     def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Nobody is preempted here."""
+        """Do nothing: no request is preempted here."""
 
     def lost(self, worker: str) -> None:
-        """No worker is lost here."""
+        """Do nothing: no worker is lost here."""
 
 
 class Scene:
-    """Asks the simulated cluster of one way to batch."""
+    """Measures the simulated cluster of one way to batch."""
 
     def __init__(self, way: str) -> None:
         self._settings = sections(way)
         _, times = self._run([(0.0, SHORT_PROMPT, RUNNING_OUTPUT)])
-        # The first token comes out of the prefill, the others out of one decode step each.
+        # The first token comes from the prefill, each of the others from one decode step.
         self._come_seconds = times.ends_ps[RUNNING_BEFORE - 2] / PS_PER_SECOND + _AFTER_SECONDS
 
     def _run(self, asked: Sequence[tuple[float, int, int]]) -> tuple[lorrery.RequestColumns, DecodeTimes]:
@@ -146,7 +146,7 @@ class Scene:
 
 
 def measure(way: str) -> list[Row]:
-    """Put every question to one way to batch, simulated."""
+    """Measure every question for one way to batch, simulated."""
     scene = Scene(way)
     ttft_ms, gap_ms = scene.prefill_ms(None)
     full_ttft_ms, _ = scene.prefill_ms(FULL_PROMPT)
@@ -160,7 +160,7 @@ def measure(way: str) -> list[Row]:
 
 
 def read_table(path: Path) -> list[Row]:
-    """Read what an earlier run wrote; nothing where there was none."""
+    """Read the table of an earlier run; empty if there is none."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -171,7 +171,7 @@ def read_table(path: Path) -> list[Row]:
 
 
 def draw(rows: Sequence[Row], live: Sequence[Row]) -> "Figure":
-    """Draw a panel for each question, with the live cluster's answers as marks."""
+    """Draw a panel for each question, with the live cluster's results as marks."""
     drawn, axes = figure.canvas(2, 2, 6.0)
     ways = list(WAYS)
     for one, (question, title) in zip(axes, QUESTIONS.items(), strict=True):

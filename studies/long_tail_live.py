@@ -1,4 +1,4 @@
-"""The questions of `studies.long_tail`, put to the live cluster: real processes and streams, by the wall clock."""
+"""The measurements of `studies.long_tail` on a live cluster: real processes and streams, on the wall clock."""
 
 import asyncio
 import time
@@ -32,11 +32,11 @@ _OWN = {
     "router": {"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0", "http": "127.0.0.1:0"},
     "log": {"level": "warning"},
 }
-"""Settings that a live cluster needs beside those of the study: ports of its own, and quiet."""
+"""Settings that a live cluster needs in addition to the study's: its own ports, and little logging."""
 
 
 class _Client:
-    """Sends requests and keeps when their tokens came."""
+    """Sends requests and records when their tokens arrive."""
 
     def __init__(self, router: RouterClient) -> None:
         self._router = router
@@ -84,7 +84,7 @@ class _Client:
 
 
 def measure_live(way: str, repetitions: int) -> list[Row]:
-    """Put every question to one way to batch, on a cluster of its own."""
+    """Measure every question for one way to batch, on its own cluster."""
     return asyncio.run(_measure(way, repetitions))
 
 
@@ -111,7 +111,7 @@ async def _measure(way: str, repetitions: int) -> list[Row]:
 
 
 def overrides(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Spell settings as `--set` takes them."""
+    """Yield settings in the form that `--set` takes."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from (f"{key}.{inner}" for inner in overrides(value))

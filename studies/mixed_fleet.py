@@ -57,30 +57,30 @@ class Row:
 
 
 class Busy:
-    """Adds up the time that workers spend in steps."""
+    """Sums the time that workers spend in steps."""
 
     def __init__(self) -> None:
         self.ps: defaultdict[str, int] = defaultdict(int)
 
     def begin(self, start_ps: int) -> None:
-        """Begin."""
+        """Do nothing."""
 
     def ran(self, span: StepSpan) -> None:
-        """Count some steps."""
+        """Add the time of these steps."""
         self.ps[span.worker] += span.end_ps - span.start_ps
 
     def left(self, worker: str, handle: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def requeued(self, worker: str, request: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def lost(self, worker: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def workload(rate: float, seconds: float, seed: int = 1) -> lorrery.Requests:
-    """Draw the requests of a rate."""
+    """Draw the requests for a rate."""
     rng = np.random.default_rng(seed)
     count = max(int(rng.poisson(rate * seconds)), 1)
     with TRACES["azure"].open(encoding="utf-8") as file:
@@ -145,7 +145,7 @@ def study(seconds: float = SECONDS, rates: Sequence[float] = RATES) -> list[Row]
 
 
 def draw(rows: Sequence[Row]) -> "Figure":
-    """Draw first-token time, time per token, goodput and the use of the GPUs over the rate."""
+    """Draw TTFT, TPOT, goodput and the GPUs' use over the rate."""
     drawn, axes = figure.canvas(2, 2, 7.0)
     first, each, good, use = axes
     for index, placement in enumerate(PLACEMENTS):

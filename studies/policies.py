@@ -55,12 +55,12 @@ class Setup:
 
     @property
     def deployment(self) -> Deployment:
-        """Each worker's device."""
+        """Device of each worker."""
         gpu, model = CATALOGUE.gpu(self.gpu), CATALOGUE.model(self.model)
         return Deployment(gpu, model, engine=CATALOGUE.engine("present-day", gpu))
 
     def replica_settings(self, **changes: object) -> ReplicaSettings:
-        """Return the settings of its replicas."""
+        """Return the settings of each replica."""
         pool = self.deployment.kv_pool_tokens()
         base = ReplicaSettings("req_queue", pool, 9_216, max_num_batched_tokens=9_216, batch_max_tokens=9_216)
         return replace(base, **changes)  # type: ignore[arg-type]
@@ -89,14 +89,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a load."""
+    """Outcome of a load."""
 
     requests: list[SimulatedRequest]
     num_loads: int
 
     @property
     def finished(self) -> list[SimulatedRequest]:
-        """Requests that got all they asked for."""
+        """Requests that received all requested tokens."""
         return [request for request in self.requests if request.outcome == "finished"]
 
     def ttft_ms(self, quantile: float, of: Callable[[SimulatedRequest], bool] = lambda request: True) -> float:
@@ -126,7 +126,7 @@ class Result:
 
     @property
     def hit_ratio(self) -> float:
-        """Cached over all prompt tokens."""
+        """Cached prompt tokens / all prompt tokens."""
         return sum(r.sequence.cached_tokens for r in self.finished) / sum(r.prompt_tokens for r in self.finished)
 
 
@@ -143,7 +143,7 @@ COMMON: Columns = {
 
 
 def slora_setup(rate: float, num_workers: int = 1, *, alpha: float = 0.3) -> Setup:
-    """S-LoRA's workload on A10Gs: Llama-2-7B, 32 adapters of ranks 64, 32, 16 and 8, few of them popular."""
+    """Return S-LoRA's workload on A10Gs: Llama-2-7B, 32 adapters of ranks 64, 32, 16 and 8, few of them popular."""
     ranks = {"r64": 64, "r32": 32, "r16": 16, "r8": 8}
     draws = draw(
         num_adapters=32, alpha=alpha, req_rate=rate, cv=1.0, duration=300, input_range=(8, 512), output_range=(8, 512)
@@ -155,20 +155,20 @@ def slora_setup(rate: float, num_workers: int = 1, *, alpha: float = 0.3) -> Set
 
 
 def azure_setup(speed_up: float) -> Setup:
-    """The committed excerpt of Azure's conversation trace, faster, on one H100 with Llama-3-8B."""
+    """Return the committed excerpt of Azure's conversation trace, sped up, on one H100 with Llama-3-8B."""
     lines = (TRACES / "azure_llm_2023_conv_excerpt.csv").read_text(encoding="utf-8").splitlines()
     return Setup("H100-SXM", "Llama-3-8B", 1, list(scale(read_azure(lines), speed_up)), {})
 
 
 def mooncake_setup(num_workers: int) -> Setup:
-    """The committed excerpt of Mooncake's conversation trace: long prompts with shared prefixes."""
+    """Return the committed excerpt of Mooncake's conversation trace: long prompts with shared prefixes."""
     lines = (TRACES / "mooncake_conversation_excerpt.jsonl").read_text(encoding="utf-8").splitlines()
     workload = [request for request in read_mooncake(lines) if request.prompt_tokens <= 8_192]
     return Setup("H100-SXM", "Llama-3-8B", num_workers, workload, {}, with_prompts=True)
 
 
 def skewed_setup() -> Setup:
-    """Four A10Gs, 64 adapters of rank 32 by power law."""
+    """Return a load on four A10Gs, 64 adapters of rank 32 with power-law popularity."""
     base = slora_setup(4.0, 4)
     names = [f"lora-{n}" for n in range(64)]
     rng = np.random.default_rng(3)

@@ -46,7 +46,7 @@ class Row:
     Attributes:
         number: of routers, and of schedulers.
         bound: `router.max_shard_load`.
-        worst_ttft_regret: of the seeds; `worst_e2e_regret` likewise.
+        worst_ttft_regret: largest over the seeds, as is `worst_e2e_regret`.
     """
 
     number: int
@@ -110,7 +110,7 @@ def study(seconds: float = SECONDS, seeds: int = SEEDS, rates: Sequence[float] =
 
 
 def draw(rows: Sequence[Row]) -> "Figure":
-    """Draw the regret in the time to the first token, its 99th percentile and the time to the last, over the rate."""
+    """Draw the regret of the TTFT, its 99th percentile and the time to the last token, over the rate."""
     drawn, axes = figure.canvas(1, 3, 3.4)
     titles = ("Time to first token, mean", "Time to first token, p99", "Time to last token, mean")
     for axis, measured, title in zip(axes, MEASURES, titles, strict=True):

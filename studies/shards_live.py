@@ -1,9 +1,9 @@
-"""The question of `studies.shards`, put to live clusters: real processes and streams, by the wall clock.
+"""The measurement of `studies.shards` on live clusters: real processes and streams, on the wall clock.
 
-One router and one scheduler, and two of each, with the same GPUs and the same requests, run at the same time: what else
-the machine does slows both. Device time passes `TIME_SCALE` times as slowly as the wall clock, since some 25,000
-tokens/s would be too many for a small machine. The schedulers' reports, ten a second, are that much fresher in device
-time; so they are in the simulation of the same requests that stands beside.
+One router and one scheduler, and two of each, with the same GPUs and the same requests, run at the same time, so that
+other load on the machine slows both. Device time runs `TIME_SCALE` times slower than the wall clock, since about 25,000
+tokens/s would be too many for a small machine. The schedulers' ten reports per second are therefore fresher in device
+time; the simulation of the same requests, shown for comparison, accounts for that.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ async def _measure(requests: lorrery.Requests) -> dict[int, list[float]]:
 
 @contextlib.asynccontextmanager
 async def _cluster(number: int, fork_server: ForkServer) -> AsyncIterator[list[str]]:
-    """Run so many schedulers and routers that share the GPUs evenly; with the routers' addresses."""
+    """Run `number` schedulers and routers that share the GPUs evenly; yield the routers' addresses."""
     wanted = {**shards.settings(shards.BOUND), "time_scale": TIME_SCALE, "log": {"level": "warning"}}
     wanted["adapters"] = {"registry": f"[{{id='a', rank=16, count={NUM_ADAPTERS}}}]"}
     wanted["worker"] = {**wanted["worker"], "gpus": shards.NUM_WORKERS // number}
@@ -89,7 +89,7 @@ async def _cluster(number: int, fork_server: ForkServer) -> AsyncIterator[list[s
 
 
 async def _send(routers: Sequence[str], requests: lorrery.Requests) -> list[float]:
-    """Send the requests to the routers in turn; return what `shards.measure` does."""
+    """Send the requests to the routers in turn; return the same figures as `shards.measure`."""
     adapters = requests.adapter_id
     assert not isinstance(adapters, str | None)
     prompts, outputs = np.asarray(requests.prompt_tokens), np.asarray(requests.output_tokens)

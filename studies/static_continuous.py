@@ -36,7 +36,7 @@ WAYS = ("static", "continuous")
 
 
 def workload() -> lorrery.Requests:
-    """Make the seed's queue: every eighth request is a long one, the first included."""
+    """Return the seed's queue: every eighth request is long, the first included."""
     outputs = np.full(NUM_REQUESTS, SHORT_OUTPUT)
     outputs[::EVERY] = LONG_OUTPUT
     return lorrery.Requests(np.zeros(NUM_REQUESTS), np.full(NUM_REQUESTS, PROMPT), outputs)
@@ -47,9 +47,9 @@ class Passes:
     """Every pass through the model; an observer of a simulation that runs step by step.
 
     Attributes:
-        decodes: sequences that got a token, of each decode pass.
-        kinds: of each pass, "prefill" or "decode".
-        ends_ps: when each ended.
+        decodes: number of sequences that got a token, for each decode pass.
+        kinds: "prefill" or "decode", for each pass.
+        ends_ps: end time of each pass.
         joined_at: the pass in which each request was prefilled.
     """
 
@@ -59,10 +59,10 @@ class Passes:
     joined_at: dict[int, int] = field(default_factory=dict)
 
     def begin(self, start_ps: int) -> None:
-        """Nothing runs before the run."""
+        """Do nothing: no pass runs before the start."""
 
     def ran(self, span: StepSpan) -> None:
-        """Take note of one pass."""
+        """Record one pass."""
         assert span.num_steps == 1
         for chunk in span.plan.prefills:
             self.joined_at[chunk.sequence.handle] = len(self.kinds)
@@ -72,21 +72,21 @@ class Passes:
         self.ends_ps.append(span.end_ps)
 
     def left(self, worker: str, handle: int) -> None:
-        """Nobody leaves before its end here."""
+        """Do nothing: no request leaves before its end here."""
 
     def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Nobody is preempted here."""
+        """Do nothing: no request is preempted here."""
 
     def lost(self, worker: str) -> None:
-        """No worker is lost here."""
+        """Do nothing: no worker is lost here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One way to batch: its passes, and for each request the passes from which to which it had a place and a use of it.
+    """One way to batch: its passes, and the range of passes in which each request held a place and used it.
 
     Attributes:
-        spans: (first pass, one past the last that gave it a token, one past the last that it had a place in).
+        spans: (first pass, one past the last that gave it a token, one past the last in which it held a place).
     """
 
     way: str
@@ -96,7 +96,7 @@ class Outcome:
 
     @property
     def row(self) -> dict[str, object]:
-        """The counts."""
+        """The counts as a table row."""
         decode_passes = [number for number, kind in enumerate(self.passes.kinds) if kind == "decode"]
         taken = [sum(first <= number < left for first, _, left in self.spans) for number in decode_passes]
         return {
@@ -136,7 +136,7 @@ def _span(request: SimulatedRequest, passes: Passes) -> tuple[int, int, int]:
 
 
 def _places(spans: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Give each request the lowest place that is free; the scheduler counts places and does not number them."""
+    """Assign each request the lowest free place; the scheduler counts places and does not number them."""
     free_from = [0] * NUM_PLACES
     chosen = []
     for first, _, left in spans:
@@ -169,7 +169,7 @@ def _draw_passes(axes: "Axes", outcome: Outcome) -> None:
 
 
 def draw(outcomes: Sequence[Outcome]) -> "Figure":
-    """Draw who has which place in which pass."""
+    """Draw which request holds which place in each pass."""
     drawn, axes = figure.canvas(len(outcomes), 1, 5.6)
     most = max(len(outcome.passes.kinds) for outcome in outcomes)
     for one, outcome in zip(axes, outcomes, strict=True):

@@ -1,8 +1,8 @@
-"""`lorrery simulate --sweep`: one simulation for each combination of some values, over all cores or a cluster's.
+"""`lorrery simulate --sweep`: one simulation per combination of values, over all cores or a cluster's.
 
-`axes` reads what is swept, `points` makes settings and options of each combination, `outcome` runs one, `processes` and
-`backends` run many, `store` keeps what is done, `claims` and `share` divide points among sweeps of one folder, `table`
-and `plot` show it, and `run` is the whole. docs/simulator.md, "Sweeps", says how to use it.
+`axes` parses the swept keys, `points` builds settings and options of each combination, `outcome` runs one, `processes`
+and `backends` run many, `store` keeps finished points, `claims` and `share` divide points among sweeps of one folder,
+`table` and `plot` show the result, and `run` does it all. docs/simulator.md, "Sweeps", describes its use.
 """
 
 if __name__ != "lorrery.sweeps":

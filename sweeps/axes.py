@@ -1,10 +1,10 @@
-"""What is swept: keys, the values of each, and their cross product.
+"""The axes of a sweep: keys, the values of each, and their cross product.
 
     rate=1,2,4              values between commas
     workers=1..8            whole numbers from 1 to 8;  2..16..2 takes every second (as bash's {2..16..2})
     adapters=["all","a,b"]  a TOML (or JSON) array, for values that have commas
 
-A value is what would stand on the command line after `--set KEY=` or after the option.
+A value is written as on the command line after `--set KEY=` or after the option.
 """
 
 import itertools
@@ -22,10 +22,10 @@ from lorrery.chassis.toml import parse_toml
 __all__ = ["MOST_POINTS", "Axis", "Value", "combinations", "parse_axes"]
 
 Value = int | float | str
-"""As a table has it."""
+"""A value in a table."""
 
 MOST_POINTS = 100_000
-"""That one sweep may have: beyond, a range has one digit too many."""
+"""In one sweep: more means that a range has one digit too many."""
 
 _MAX_DIGITS = 18
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(\d+))?")
@@ -36,8 +36,8 @@ class Axis:
     """One swept key.
 
     Attributes:
-        texts: its values as on the command line, in order, none twice.
-        values: the same as numbers, where all are.
+        texts: its values as on the command line, in order, without duplicates.
+        values: the values as numbers, if all are numbers.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Axis:
 
 
 def parse_axes(sweeps: Iterable[str]) -> tuple[Axis, ...]:
-    """Read the `KEY=VALUES` of a command line.
+    """Parse the `KEY=VALUES` of a command line.
 
     Raises:
         SettingsError: not of that form, a key or a value twice, or too many points; names the key.

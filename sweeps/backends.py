@@ -1,8 +1,7 @@
-"""Where the points of a sweep run: in processes of this machine, on a Dask cluster, on a Ray cluster.
+"""Runs the points of a sweep: in processes of this machine, on a Dask cluster, on a Ray cluster.
 
-Clusters are reached through joblib, whose backend for each of them hands out points and brings outcomes back as they
-end. What is added here is only what a sweep needs and they lack: that a point which kills its process is that point's
-failure, and nobody else's.
+Clusters are reached through joblib, whose backends distribute points and return outcomes as they end. This module adds
+what a sweep needs and they lack: a point that kills its process fails alone.
 """
 
 import importlib
@@ -26,25 +25,25 @@ __all__ = ["BACKENDS", "Run", "count", "open_backend"]
 
 _CONNECT_SECONDS = 10.0
 _WORKERS_SECONDS = 60
-"""How long a cluster without workers may take to get one, for clusters that grow when something is asked of them."""
+"""Seconds a cluster may take to get its first worker, for clusters that grow on demand."""
 
 
 Points = Iterable[Point]
 Run = Callable[[Points], Generator[Outcome]]
-"""Runs points, of which it takes the next when it can; yields outcomes as they end. Closing it ends what runs."""
+"""Runs points, pulling the next one when it can; yields outcomes as they end. Closing it ends running points."""
 
 
 @contextmanager
 def open_backend(where: Where, num_points: int) -> Iterator[tuple[Run, str]]:
-    """Open a backend; give what runs points there, and where that is, for the terminal.
+    """Open a backend; yield a function that runs points there, and a description of the place for the terminal.
 
     Args:
-        where: they run.
-        num_points: that there may be; a machine of its own has no more processes.
+        where: to run.
+        num_points: most points; a local backend starts no more processes than that.
 
     Raises:
-        SettingsError: no such backend.
-        LorreryError: what it needs is not installed, or no cluster is there.
+        SettingsError: unknown backend.
+        LorreryError: a missing package, or no cluster.
     """
     if where.backend not in BACKENDS:
         raise SettingsError(f"--backend {where.backend}: expected one of {', '.join(BACKENDS)}")
@@ -66,8 +65,8 @@ class _Pool:
 
     Attributes:
         backend: joblib's.
-        num_jobs: as joblib has it; -1: all that there are.
-        pre_dispatch: how many points are handed over at a time, as joblib has it.
+        num_jobs: joblib's `n_jobs`; -1: all cores.
+        pre_dispatch: joblib's: number of points dispatched in advance.
     """
 
     backend: Any
@@ -75,7 +74,7 @@ class _Pool:
     pre_dispatch: str | int
 
     def run(self, points: Points) -> Generator[Outcome]:
-        """Run points there, if it has the same program as this machine."""
+        """Run points there, if its workers have the same program as this machine."""
         parallel_class = importlib.import_module("joblib").Parallel
         waiting = iter(points)
         handed_out: dict[str, Point] = {}
@@ -90,7 +89,7 @@ class _Pool:
             parallel: Any = parallel_class(
                 n_jobs=self.num_jobs,
                 backend=self.backend,
-                batch_size=1,  # points take long, and each is to be stored as soon as it is done
+                batch_size=1,  # points take long, and each must be stored as soon as it is done
                 pre_dispatch=self.pre_dispatch,
                 return_as="generator_unordered",
             )
@@ -100,7 +99,7 @@ class _Pool:
                     yield outcome
                 return
             except Exception as error:
-                # The backend itself broke; what it was at is lost, and the rest begins anew.
+                # The backend itself broke; the dispatched points are lost, and the rest starts anew.
                 if not handed_out:
                     raise LorreryError(f"the sweep cannot run: {_first_sentence(error)}") from error
                 why = f"its process was lost: {_first_sentence(error)}"
@@ -119,7 +118,7 @@ def _dask(address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
         raise LorreryError("--backend dask needs distributed: pip install 'lorrery[dask]'") from None
 
     class Backend(DaskDistributedBackend):  # type: ignore[misc]  # joblib has no types
-        """joblib's, which would wait for ever for a point that the cluster has given up."""
+        """joblib's backend, which would wait forever for a point that the cluster has given up."""
 
         def submit(self, func: Any, callback: Any = None) -> Any:  # noqa: ANN401  as joblib's
             (point,) = func.items[0][1]
@@ -133,7 +132,7 @@ def _dask(address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
             return future
 
         def effective_n_jobs(self, n_jobs: int) -> int:
-            # With one job joblib would run the points here, and not on the cluster.
+            # With one job joblib would run the points here, not on the cluster.
             return max(2, int(super().effective_n_jobs(n_jobs)))
 
     address = address or config.get("scheduler-address", None)
@@ -148,14 +147,14 @@ def _dask(address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
             raise LorreryError(f"--backend dask: no scheduler at {address}: {error}") from None
         backend = Backend(client=client, wait_for_workers_timeout=_WORKERS_SECONDS)
         num_there = sum(client.ncores().values())
-        # All at once, so that a cluster that grows sees how much there is to do.
+        # All at once, so that an elastic cluster sees the whole amount of work.
         pool = _Pool(backend, -1, jobs)
         yield pool.run, f"{count(num_there, 'core')} of the Dask cluster at {client.scheduler.address}"
 
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Let processes that are started meanwhile not hear Ctrl-C, which a terminal sends to all: this one ends them."""
+    """Make child processes ignore Ctrl-C, which a terminal sends to the whole group: this process ends them."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -170,7 +169,7 @@ def _ray(address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
         ray_backend: Any = importlib.import_module("ray.util.joblib.ray_backend").RayBackend
     except ImportError:
         raise LorreryError("--backend ray needs ray: pip install 'lorrery[ray]'") from None
-    # Ray's backend brings outcomes back one by one as well as others do; it only does not say so.
+    # Ray's backend returns outcomes one by one like others; it only does not declare so.
     backend: Any = type("Backend", (ray_backend,), {"supports_return_generator": True})
     address = address or os.environ.get("RAY_ADDRESS")
     own = {} if address else {"num_cpus": min(jobs, num_cores()), "include_dashboard": False}
@@ -191,7 +190,7 @@ BACKENDS: dict[str, Callable[[str | None, int], AbstractContextManager[tuple[Run
     "dask": _dask,
     "ray": _ray,
 }
-"""By the name for --backend: what opens it, from an address and the most points at a time."""
+"""--backend name -> opens it, from an address and the most concurrent points."""
 
 
 def _first_sentence(error: BaseException) -> str:
@@ -199,6 +198,6 @@ def _first_sentence(error: BaseException) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Say how many, as `1 process` or `2,000 processes`."""
+    """Return a count with its noun, as `1 process` or `2,000 processes`."""
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"

@@ -1,19 +1,20 @@
-"""Who runs which point, among sweeps that share a folder: of this machine or of others, at once or one after another.
+"""Claims to points, among sweeps that share a folder: on this machine or others, at the same time or in sequence.
 
-Files say it, and creating one is all that a file system must do at once, over NFS too (open(2), O_EXCL):
+Claims are files; the only atomic operation required of the file system is their creation, over NFS too (open(2),
+O_EXCL):
 
-    points/.claims/sweep-ID    one for each sweep that runs: where it runs; touched every `LEASE_SECONDS` / 6
-    points/.claims/KEY.0       a claim to a point: the ID of the sweep that has it
-    points/.claims/KEY.1       the claim of who found the holder of KEY.0 gone, and so on
-    points/.claims/KEY.failed  why a point failed, and in which sweep, for those that wait for it
+    points/.claims/sweep-ID    one for each running sweep: where it runs; touched every `LEASE_SECONDS` / 6
+    points/.claims/KEY.0       a claim to a point: the ID of its sweep
+    points/.claims/KEY.1       a later claim, made when the holder of KEY.0 was gone, and so on
+    points/.claims/KEY.failed  why a point failed, and in which sweep, for sweeps that wait for it
 
-A sweep on the same machine is gone when its process is, so a sweep that was killed goes on at once. One elsewhere is
-gone when its file has not been touched for `LEASE_SECONDS`, by the clock of the file system, which both files have
-their times from. A machine that was asleep for longer may find that another has run its point: then two have written
-the same figures, each file whole; its own file, if another has removed it, it writes again.
+A sweep on the same machine is gone when its process is, so a killed sweep can be continued at once. A remote one is
+gone when its file has not been touched for `LEASE_SECONDS`, by the clock of the file system, from which both files have
+their times. A machine that slept for longer may find its point run by another: then both have written the same figures,
+each file whole; if another sweep removed its own file, it writes it again.
 
-Releasing a claim removes KEY.0 first. So KEY.1 counts only if KEY.0 is still there, of one who is gone, once KEY.1 is:
-else it was released in between, and may have been claimed anew.
+Releasing a claim removes KEY.0 first. So KEY.1 counts only if KEY.0, with a holder that is gone, still exists after
+KEY.1 does: otherwise KEY.0 was released in between, and may have been claimed anew.
 """
 
 import json
@@ -31,14 +32,14 @@ from lorrery.sweeps.store import replace_file
 __all__ = ["LEASE_SECONDS", "Claims", "open_claims"]
 
 LEASE_SECONDS = 60.0
-"""Longer than NFS clients keep a file's times (`acregmax`)."""
+"""Longer than NFS clients cache a file's times (`acregmax`)."""
 
 CLAIMS_FOLDER = ".claims"
 
 
 @contextmanager
 def open_claims(folder: Path) -> Iterator["Claims"]:
-    """Take part in the sweeps of a folder of points; at the end give up all that is claimed and not released.
+    """Join the sweeps of a folder of points; at the end release all claims that are still held.
 
     Raises:
         LorreryError: the folder cannot be written.
@@ -56,10 +57,10 @@ def open_claims(folder: Path) -> Iterator["Claims"]:
 
 
 class Claims:
-    """One sweep's share of the points.
+    """One sweep's claims.
 
     Args:
-        folder: of claims; it is made.
+        folder: of claims; created if needed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +79,7 @@ class Claims:
                 other.unlink(missing_ok=True)
 
     def claim(self, key: str) -> bool:
-        """Take a point, unless another sweep that runs has it.
+        """Claim a point, unless another running sweep holds it.
 
         Raises:
             LorreryError: the folder cannot be written.
@@ -109,10 +110,10 @@ class Claims:
                 number = 0
 
     def release(self, key: str, error: str = "") -> None:
-        """Give up a claim.
+        """Release a claim.
 
         Args:
-            key: of a point that is claimed.
+            key: of a claimed point.
             error: why it failed; empty if it did not.
 
         Raises:
@@ -131,7 +132,7 @@ class Claims:
         del self._held[key]
 
     def failure(self, key: str) -> str | None:
-        """Return why a point failed in the sweep that was last seen to have it; None: it did not."""
+        """Return why a point failed in the sweep last seen to hold it; None: it did not."""
         if key not in self._seen:
             return None
         with suppress(OSError, ValueError):
@@ -141,23 +142,23 @@ class Claims:
         return None
 
     def others(self) -> list[str]:
-        """Return where the sweeps run that have had points which this one wanted."""
+        """Return where the sweeps run that were found holding points wanted here."""
         places = (_read_place(self._folder / f"sweep-{one}") for one in dict.fromkeys(self._seen.values()))
         return [f"{place['host']} (pid {place['pid']})" for place in places if place]
 
     def stay(self, over: Event) -> None:
-        """Say that this sweep runs, until it is over."""
+        """Renew the lease until the sweep is over."""
         while not over.wait(LEASE_SECONDS / 6):
             with suppress(OSError):
                 self._touch_own()
 
     def leave(self) -> None:
-        """Give up all claims."""
+        """Release all claims."""
         with suppress(OSError, LorreryError):
             for key in list(self._held):
                 self.release(key)
             self._own.unlink(missing_ok=True)
-            self._folder.rmdir()  # if no other is there
+            self._folder.rmdir()  # if no other sweep uses it
 
     def _write_own(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -166,18 +167,18 @@ class Claims:
     def _touch_own(self) -> None:
         try:
             os.utime(self._own)
-        except FileNotFoundError:  # another has taken this sweep for gone
+        except FileNotFoundError:  # another sweep took this one for gone
             self._write_own()
 
     def _are_gone(self, key: str, number: int) -> bool:
-        """Tell whether all claims to a point below this one are there, of sweeps that are gone."""
+        """Return whether all claims to a point below this one exist, and their sweeps are gone."""
         try:
             return all(self._holder(self._folder / f"{key}.{lower}") is None for lower in range(number))
         except FileNotFoundError:
             return False
 
     def _holder(self, path: Path) -> str | None:
-        """Return who has a claim; None: who had it is gone.
+        """Return the holder of a claim; None: it is gone.
 
         Raises:
             FileNotFoundError: there is no such claim.
@@ -197,17 +198,17 @@ class Claims:
         return self._is_fresh(own)
 
     def _is_fresh(self, path: Path) -> bool:
-        """Tell whether a file was touched within the lease, as the file system's clock has it."""
+        """Return whether a file was touched within the lease, by the file system's clock."""
         self._touch_own()
         try:
-            with path.open("rb") as file:  # an NFS client asks for a file's times when it opens it
+            with path.open("rb") as file:  # an NFS client refreshes a file's times when it opens it
                 return self._own.stat().st_mtime - os.fstat(file.fileno()).st_mtime < LEASE_SECONDS
         except FileNotFoundError:
             return False
 
 
 def _place() -> dict[str, str]:
-    """Say where this process runs; processes of the same `machine` see each other's pids."""
+    """Describe where this process runs; processes with equal `machine` see each other's pids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     machine = f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"
     pid = os.getpid()
@@ -229,7 +230,7 @@ def _is_running(pid: int, started: str) -> bool:
 def _started(pid: int) -> str | None:
     """Return when a process was started, in ticks since boot; None: there is no such process, or it has ended."""
     try:
-        # proc_pid_stat(5): the name, field 2, may have any character; field 3 is the state, field 22 the start.
+        # proc_pid_stat(5): the name, field 2, may contain any character; field 3 is the state, field 22 the start.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""The options of `lorrery simulate` that make a sweep of it, and those of its options that can be swept."""
+"""The options of `lorrery simulate` that make it a sweep, and the options that can be swept."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -51,7 +51,7 @@ class Where:
 
     Attributes:
         address: of a cluster; None: one on this machine.
-        jobs: points at a time; None: as many as there are cores.
+        jobs: concurrent points; None: as many as there are cores.
     """
 
     backend: str
@@ -69,11 +69,11 @@ _OF_SIMULATION = {
 _OF_LOAD = {field.name.replace("_", "-"): field.name for field in fields(LoadOptions) if field.name not in OF_TARGET}
 CONFIG = "config"
 UNSET = "none"
-"""In place of a value: the option is not given, where it need not be."""
+"""Value that stands for an optional option not given."""
 
 
 class SweptFlags:
-    """The options that can be swept, read as the command line reads them."""
+    """The options that can be swept, parsed as on the command line."""
 
     def __init__(self, context: typer.Context) -> None:
         sweepable = {CONFIG, *_OF_SIMULATION, *_OF_LOAD}
@@ -86,12 +86,12 @@ class SweptFlags:
                     self._options[name] = parameter
 
     def name_of(self, key: str) -> str | None:
-        """Return the option that a swept key means; None: it is no option, so a setting."""
+        """Return the option that a swept key names; None: it is a setting."""
         name = key.removeprefix("--").replace("_", "-")
         return name if name in self._options else None
 
     def read(self, name: str, text: str) -> tuple[str, Any]:
-        """Read a value; give the field of `LoadOptions` or `SimulationOptions` and what it becomes.
+        """Parse a value; return the field of `LoadOptions` or `SimulationOptions`, and the field's value.
 
         Raises:
             SettingsError: a value that the command line would refuse.
@@ -113,7 +113,7 @@ class SweptFlags:
 
     @staticmethod
     def is_of_load(name: str) -> bool:
-        """Tell whether it is an option of the workload, not of the simulation."""
+        """Return whether it is an option of the workload, not of the simulation."""
         return name in _OF_LOAD
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""What a point's figures follow from beside settings and options: the content of files, and the code of plug-ins.
+"""Inputs of a point besides settings and options: the content of files, and the code of plug-ins.
 
-A sweep knows its points by what these hold when it begins. They are read again when a point runs, hours later or on
-another machine, so a point that has run says whether they still are what it is known by.
+A sweep identifies its points by the content of these files at its start. They are read again when a point runs, hours
+later or on another machine, so each run checks that they are still the same.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ __all__ = ["Inputs", "digest", "named_files"]
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The files of one run, as they are now.
+    """The input files of one run, in their current state.
 
     Attributes:
-        files: digests by path; None: it cannot be read.
-        modules: digests and paths of the modules that its plug-ins are made of, by name.
+        files: digests by path; None: unreadable.
+        modules: digests and paths of its plug-ins' modules, by name.
     """
 
     files: Mapping[str, str | None]
@@ -31,14 +31,14 @@ class Inputs:
 
     @classmethod
     def of(cls, files: Iterator[Path], modules: Mapping[str, Path | None]) -> "Inputs":
-        """Look at files, and at modules, of which this process may have imported some."""
+        """Read files and modules; this process may have imported some of the modules."""
         found = {name: (digest(path), str(path)) for name, path in modules.items() if path is not None}
         for name, (code, _) in found.items():
             _note_imported(name, code)
         return cls({str(path): digest(path) for path in files}, found)
 
     def check_unchanged(self) -> str | None:
-        """Say what this process has read, or imported, that is not what it was; None: nothing."""
+        """Return what this process has read or imported in a changed version; None: nothing."""
         for name, known in self.files.items():
             if digest(Path(name)) != known:
                 return f"{name} is not the file that it was when the sweep began; the same command runs it as it is now"
@@ -52,11 +52,11 @@ class Inputs:
 
 
 _imported: dict[str, tuple[ModuleType, str | None]] = {}
-"""Modules of plug-ins in this process, with the digest that their file had when they were first seen here."""
+"""Plug-in modules in this process, with the digest of their file when first seen here."""
 
 
 def _note_imported(name: str, code: str | None) -> str | None:
-    """Return the digest of what this process has imported under a name; as given, if it was not seen before."""
+    """Return the digest of the imported version of a module; as given, if it was not seen before."""
     module = sys.modules.get(name)
     if module is None:
         return code
@@ -67,7 +67,7 @@ def _note_imported(name: str, code: str | None) -> str | None:
 
 
 def named_files(options: object) -> Iterator[Path]:
-    """Yield the files that a plug-in's options name: texts that are paths of files there are."""
+    """Yield the files that a plug-in's options name: texts that are paths of existing files."""
     if isinstance(options, Mapping):
         options = list(options.values())
     if isinstance(options, list | tuple):
@@ -82,7 +82,7 @@ def named_files(options: object) -> Iterator[Path]:
 
 
 def digest(path: Path) -> str | None:
-    """Return a hash of a file's content, or of the JSON files in a folder; None: it cannot be read."""
+    """Return a hash of a file's content, or of the JSON files in a folder; None: unreadable."""
     try:
         if path.is_dir():
             names = sorted(inner.name for inner in path.glob("*.json"))
@@ -90,7 +90,7 @@ def digest(path: Path) -> str | None:
             return hashlib.sha256(repr(contents).encode()).hexdigest()
         state = path.stat()
         if not S_ISREG(state.st_mode):
-            return None  # reading a pipe would empty it
+            return None  # reading a pipe would consume it
         return _content_digest(path, state.st_size, state.st_mtime_ns, state.st_ino)
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""Runs one point, and gives its figures or what went wrong; nothing that happens to it is an exception."""
+"""Runs one point, and returns its figures or its error; it never raises."""
 
 import math
 import traceback
@@ -42,7 +42,7 @@ SCALING = (
     "num_scale_downs",
     "good_ratio",
 )
-"""What an autoscaled run has besides; `autoscaler.summary` says what they are."""
+"""Additional figures of an autoscaled run; `autoscaler.summary` defines them."""
 _LATENCIES = ("ttft", "tpot", "itl", "e2e", "norm_tpot")
 FIGURES = (
     *(name for name in COUNTS if name not in SCALING),
@@ -57,18 +57,18 @@ FIGURES = (
     CPU_SECONDS,
     *SCALING,
 )
-"""Columns of the table, in order; without an autoscaler the last ones are not there."""
+"""Columns of the table, in order; the last ones only with an autoscaler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a point.
+    """The outcome of a point.
 
     Attributes:
         key: the point's.
         figures: by name; None if it failed.
-        error: what went wrong.
-        warnings: what a reader of the figures must know.
+        error: message of the failure.
+        warnings: remarks that the figures must be read with.
     """
 
     key: str
@@ -88,7 +88,7 @@ def run_point(point: Point) -> Outcome:
         return Outcome(point.key, _figures(report), warnings=report.warnings)
     except LorreryError as error:
         return Outcome(point.key, error=str(error))
-    except Exception as error:  # a fault of ours, or of a plugin, ends this point alone
+    except Exception as error:  # an internal error, or a plug-in's, fails this point alone
         where = traceback.extract_tb(error.__traceback__)[-1]
         return Outcome(
             point.key, error=f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"

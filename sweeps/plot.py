@@ -1,11 +1,12 @@
-"""The plots of a sweep: throughput and latencies over what was swept.
+"""Plots of a sweep: throughput and latencies over the swept keys.
 
-The first key with numbers is the x axis, of lines; where no key has numbers the first is, of bars. The next key is one
-line (or bar) for each of its values, and each combination of further keys a figure of its own. Points that differ in
-`seed` alone are one mark, their mean, with a bar from the least to the most.
+The first numeric key is the x axis, with lines; without a numeric key it is the first key, with bars. The next key
+gives one line (or bar) per value, and each combination of further keys a separate figure. Points that differ only in
+`seed` are one mark, their mean, with a bar from the least to the most.
 
-Lines that coincide stay visible: the first is the widest, each has its marker, and p99 is dashed with hollow markers;
-bars have hatches. A caption names what all points share. The look is that of all plots (`lorrery.plots.style`).
+Lines that coincide stay visible: the first is the widest, each has its own marker, and p99 is dashed with hollow
+markers; bars have hatches. A caption names what all points share. The look is that of all plots
+(`lorrery.plots.style`).
 """
 
 import itertools
@@ -31,32 +32,32 @@ SEED = "seed"
 _MOST_FIGURES = 24
 _MOST_TICKS = 9
 _MANY = 7
-"""Lines that differ in colour; of more, none is wider than the others."""
+"""Lines of different colours; with more, none is wider than the others."""
 _P99_ALPHA = 0.45
 _WIDTHS = 1.3, 3.6
-"""Of the last line and of the first, in points."""
+"""Of the last and of the first line, in points."""
 _UNITS = {"rate": "requests/s", "concurrency": "clients", "duration": "s", "jitter": "s", "timeout": "s"}
-"""Of options; a setting has its unit in its name."""
+"""Units of options; a setting has its unit in its name."""
 _SUFFIXES = {
     "_seconds": "s", "_us": "microseconds", "_gb_per_second": "GB/s", "_tokens": "tokens", "_token_num": "tokens",
     "_len": "tokens", "block_size": "tokens", "_ratio": "share",
 }  # fmt: skip
 _LEGEND_CHARACTERS = 110
-"""That fit beside each other above the figure."""
+"""That fit in one row above the figure."""
 _LOG_X, _LOG_Y = 16, 50
-"""Ratio of the largest to the smallest from which an axis is logarithmic, if that spaces x more evenly."""
+"""Ratio of the largest to the smallest value from which an axis is logarithmic, if that spaces x more evenly."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """One figure, and maybe a second one that is drawn with it."""
+    """One figure, optionally with a second one in the same panel."""
 
     title: str
     label: str
     main: str
     second: str | None = None
     of: str | None = None
-    """Divide by this figure, and show per cent."""
+    """Divide by this figure, and show percent."""
     scale: float = 1.0
 
 
@@ -76,7 +77,7 @@ _IF_ANY = (
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """One line or group of bars: rows by their index on the x axis; several where seeds were swept."""
+    """One line or group of bars: rows by their index on the x axis; several with swept seeds."""
 
     label: str
     look: style.Series
@@ -85,7 +86,7 @@ class _Series:
 
 
 def draw(folder: Path, axes: Sequence[Axis], rows: Sequence[Row]) -> list[Path] | None:
-    """Draw what has figures, as PNG and SVG; give the files. None without matplotlib; empty if there is nothing to see.
+    """Draw all figures, as PNG and SVG; return the files. None without matplotlib; empty if there is nothing to draw.
 
     Raises:
         LorreryError: a file cannot be written.
@@ -175,14 +176,14 @@ def _draw_panel(place: "Axes", panel: _Panel, x: Axis, x_name: str, series: Sequ
             place.set_ylim(bottom=10 ** math.floor(math.log10(least)))
     else:
         place.set_ylim(bottom=0)
-        if drawn:  # values that hardly differ would lie on the upper edge
+        if drawn:  # nearly equal values would lie on the upper edge
             place.set_ylim(top=max(place.get_ylim()[1], 1.05 * max(drawn) or 1.0))
     place.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     _set_x(place, x)
 
 
 def _marks(series: _Series, name: str, panel: _Panel) -> list[tuple[int, float, float, float]]:
-    """Give index on the x axis, mean, least and most of a figure; of one seed these are the same."""
+    """Return index on the x axis, mean, least and most of a figure; with one seed the last three are equal."""
     found = []
     for index, rows in series.rows.items():
         values = []
@@ -234,7 +235,7 @@ def _draw_bars(
 
 
 def _draw_legend(figure: "Figure", x: Axis, series: Sequence[_Series], title: str) -> None:
-    """Name the lines (or bars), and how p50 and p99 are told apart."""
+    """Name the lines (or bars), and show the styles of p50 and p99."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -261,7 +262,7 @@ def _draw_legend(figure: "Figure", x: Axis, series: Sequence[_Series], title: st
 
 
 def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: Mapping[str, str]) -> str:
-    """Say which cluster and which load the figures are of: what is swept is left to axis, legend and first line."""
+    """Describe the cluster and the load of the figures; swept keys are left to axis, legend and first line."""
     assert row.point.run is not None
     settings, options, simulation = row.point.run.settings, row.point.run.options, row.point.run.simulation
     swept = {axis.key.replace("_", "-") for axis in axes}
@@ -272,7 +273,7 @@ def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: 
     gpu = f"{settings.worker.tensor_parallel} x {settings.worker.gpu}"
     gpu = unless("worker.gpu", unless("worker.tensor_parallel", f" of {gpu}"))
     num_workers = simulation.num_workers
-    assert num_workers is not None  # as points say it
+    assert num_workers is not None  # set in every point
     in_all = sum(count for _, count in settings.kinds(num_workers))
     at_first = " at first" if settings.is_autoscaled else ""
     workers = unless("workers", (f"{in_all} worker" if in_all == 1 else f"{in_all} workers") + at_first)

@@ -1,8 +1,8 @@
-"""The files that a plug-in is made of: its module, and the modules of one's own that it imports, and they import.
+"""The source files of a plug-in: its module, and the user's own modules that it imports, recursively.
 
-They are read, not run, so an import whose name is computed (`importlib.import_module(name)`) is not seen. What is
-installed, the standard library and lorrery itself are left out: they have versions. A plug-in's own package counts, be
-it installed or not.
+They are read, not run, so an import with a computed name (`importlib.import_module(name)`) is not seen. Installed
+packages, the standard library and lorrery itself are left out: they have versions. A plug-in's own package counts,
+installed or not.
 """
 
 import ast
@@ -20,10 +20,10 @@ __all__ = ["plugin_files"]
 
 
 def plugin_files(module: str) -> dict[str, Path | None]:
-    """Return the files of a plug-in by dotted name, its own first; None: not to be found.
+    """Return the files of a plug-in by dotted name, its own first; None: not found.
 
     Args:
-        module: the plug-in's, as settings name it.
+        module: the plug-in's, as named in the settings.
     """
     found: dict[str, Path | None] = {module: _origin(module)}
     waiting = [module]
@@ -42,9 +42,9 @@ def plugin_files(module: str) -> dict[str, Path | None]:
 
 
 def _origin(module: str) -> Path | None:
-    """Return the source file of a module without importing anything; None: it has none, or is not to be found.
+    """Return the source file of a module without importing anything; None: it has none, or is not found.
 
-    Of one in an archive that is the archive.
+    For a module in an archive that is the archive.
     """
     spec: ModuleSpec | None = None
     places: list[str] | None = None
@@ -64,14 +64,14 @@ def _origin(module: str) -> Path | None:
 
 
 def _find_spec(name: str, places: list[str] | None) -> ModuleSpec | None:
-    """Ask the finders that an import would ask, among them those of editable installs; None: none of them finds it.
+    """Query the finders that an import would use, including those of editable installs; None: not found.
 
     Args:
         name: of a module.
-        places: where its package looks for modules; None: it is in no package.
+        places: search locations of its package; None: it is in no package.
     """
     for finder in sys.meta_path:
-        # A KeyError: a folder without __init__.py in another, of which the finder asks for what has been imported.
+        # A KeyError: a folder without __init__.py in another, whose finder looks up what has been imported.
         with suppress(ImportError, ValueError, KeyError):
             spec = finder.find_spec(name, places)
             if spec is not None:
@@ -80,7 +80,7 @@ def _find_spec(name: str, places: list[str] | None) -> ModuleSpec | None:
 
 
 def _imported(module: str, path: Path) -> Iterator[str]:
-    """Yield the modules that a file may import, packages of theirs included; nothing of one that cannot be read."""
+    """Yield the modules that a file may import, with their packages; nothing for an unreadable file."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -104,7 +104,7 @@ def _imported(module: str, path: Path) -> Iterator[str]:
 
 
 def _above(package: str, level: int) -> str:
-    """Return the package that so many leading dots name; "": they name none."""
+    """Return the package that `level` leading dots name; "": none."""
     parts = package.split(".")
     return ".".join(parts[: len(parts) - level + 1]) if level else ""
 

@@ -1,7 +1,7 @@
-"""The points of a sweep: settings and options of each combination, and the key under which its figures are kept.
+"""The points of a sweep: settings and options of each combination, and the key under which its figures are stored.
 
-A value that no point can have (no such key, not a number, an unknown policy) is an error before anything runs. Where
-only some combinations cannot be, those points fail, and the others run.
+A value that no point can have (unknown key, not a number, unknown policy) is an error before anything runs. If only
+some combinations are invalid, those points fail, and the others run.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ ROOMS_OF_A_SIMULATION = (
     "vocabulary",
     "worker",
 )
-"""Packages that a simulation has code or catalogues from."""
+"""Packages whose code or catalogues a simulation uses."""
 _NO_MATTER: dict[str, bool | set[str]] = {
     "log": True,
     "server_tls": True,
@@ -51,18 +51,18 @@ _NO_MATTER: dict[str, bool | set[str]] = {
     "router": {"keys", "http_tls"},
     "scheduler": {"journal", "adapters_file"},
 }
-"""Settings that no simulation reads, among them files that a running cluster writes."""
+"""Settings that a simulation does not read, including files that a running cluster writes."""
 _OF_DEVICE = {"catalogue", "model", "worker", "workers", "adapters"}
 """Settings that `deployment_of` reads."""
 
 
 Asked = tuple[Path | None, tuple[str, ...], LoadOptions, SimulationOptions]
-"""What the command line asks of every point: settings file, `--set`s, options. The sweep's values change it."""
+"""Base of every point from the command line: settings file, `--set`s, options. The sweep's values change it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All that a simulation needs; travels to the process that runs it."""
+    """Everything a simulation needs; sent to the process that runs it."""
 
     settings: Settings
     options: LoadOptions
@@ -78,8 +78,8 @@ class Point:
         key: a hash of all that determines its figures; empty if it cannot be run.
         run: None if it cannot be run.
         refused: why it cannot.
-        determined_by: what the key is a hash of.
-        inputs: the files among that; None if it cannot be run.
+        determined_by: the content hashed by the key.
+        inputs: the files in that content; None if it cannot be run.
     """
 
     values: dict[str, Value]
@@ -96,10 +96,10 @@ class Point:
 
 
 def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[Point]:
-    """Make the points, in order: the last axis varies fastest.
+    """Build the points, in order: the last axis varies fastest.
 
     Raises:
-        SettingsError: a key that is nothing, or a value that no point can have; names the key.
+        SettingsError: an unknown key, or a value that no point can have; names the key.
     """
     for axis in axes:
         head = axis.key.partition(".")[0]
@@ -132,7 +132,7 @@ def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[P
 
 
 def _check_autoscaler(axes: Sequence[Axis], points: Sequence[Point]) -> None:
-    """Refuse to sweep the rule of an autoscaler that no point has: it would draw a flat line."""
+    """Refuse to sweep an autoscaler rule without any autoscaled point: it would draw a flat line."""
     runs = [point.run for point in points if point.run is not None]
     swept = next((axis.key for axis in axes if "autoscaler" in axis.key.split(".")[:-1]), None)
     if swept is not None and runs and not any(run.settings.is_autoscaled for run in runs):
@@ -140,7 +140,7 @@ def _check_autoscaler(axes: Sequence[Axis], points: Sequence[Point]) -> None:
 
 
 class _RunMaker:
-    """Changes what is asked of every point by what a point has chosen."""
+    """Applies a point's values to the base of all points."""
 
     def __init__(self, asked: Asked, flags: SweptFlags) -> None:
         self._config, self._overrides, self._options, self._simulation = asked
@@ -150,10 +150,10 @@ class _RunMaker:
         self._known_devices: set[str] = set()
 
     def make(self, chosen: Iterable[tuple[str, str]]) -> Run:
-        """Make the run of some keys' values; others are as asked.
+        """Build the run with some keys' values; the others are from the base.
 
         Raises:
-            SettingsError: it cannot be.
+            SettingsError: an invalid combination.
         """
         config, overrides = self._config, list(self._overrides)
         of_load: dict[str, Any] = {}
@@ -183,19 +183,19 @@ class _RunMaker:
         device = settings.model_dump_json(include=_OF_DEVICE)
         if device not in self._known_devices:
             for kind, _ in settings.kinds(1):
-                deployment_of(kind)  # refuses names that are in no catalogue
+                deployment_of(kind)  # refuses names missing from the catalogue
             self._known_devices.add(device)
         return settings
 
 
 def _blame(impossible: Mapping[tuple[str, str], str], maker: _RunMaker) -> SettingsError:
-    """Say which of the values that no point can have is at fault: one that cannot be by itself, if there is such."""
+    """Return the error for the values that no point can have, naming one that is invalid alone if there is one."""
     (key, text), error = next(iter(impossible.items()))
     if set(impossible.values()) == {error}:
         try:
             maker.make([])
         except LorreryError as refusal:
-            if str(refusal) == error:  # what is asked of every point cannot be, whatever is swept
+            if str(refusal) == error:  # the base is invalid, whatever is swept
                 return SettingsError(error)
     for choice in impossible:
         try:
@@ -208,7 +208,7 @@ def _blame(impossible: Mapping[tuple[str, str], str], maker: _RunMaker) -> Setti
 
 @cache
 def code_digest() -> str:
-    """Return a hash of the program that simulates: another version may have other figures."""
+    """Return a hash of the simulating program: another version may give other figures."""
     digest = hashlib.sha256(VERSION.encode())
     for room in ROOMS_OF_A_SIMULATION:
         folder = Path(lorrery.__path__[0]) / room
@@ -219,7 +219,7 @@ def code_digest() -> str:
 
 
 def _files(run: Run) -> Iterator[Path]:
-    """Yield the files that settings and options name, those in a plug-in's options among them."""
+    """Yield the files that settings and options name, including those in a plug-in's options."""
     own = run.settings.scheduler
     yield from _paths(run.settings.model_dump(exclude=_NO_MATTER))
     yield from _paths([getattr(run.options, field.name) for field in fields(run.options)])
@@ -254,10 +254,10 @@ def _determined_by(run: Run, inputs: Inputs) -> dict[str, Any]:
 
 
 def _plugins(settings: Settings) -> dict[str, Path | None]:
-    """Return the files of what settings take from outside the tree by dotted name; None: not to be found.
+    """Return the files of plug-ins named in the settings, by dotted name; None: not found.
 
-    The modules are imported, so that all processes forked from this one run the code that points are known by, even if
-    somebody edits it meanwhile.
+    The modules are imported, so that all processes forked from this one run the code that points are identified by,
+    even if it is edited meanwhile.
     """
     own = settings.scheduler
     search_here()
@@ -265,21 +265,21 @@ def _plugins(settings: Settings) -> dict[str, Path | None]:
     for name in (own.policy, own.batching, own.placement):
         if isinstance(name, str) and ":" in name:
             module = name.partition(":")[0]
-            with suppress(Exception):  # which a point that needs it will meet, and say
+            with suppress(Exception):  # a point that needs it will report the error
                 import_module(module)
             found |= plugin_files(module)
     return found
 
 
 def _plain(value: object, digests: Mapping[str, str | None]) -> Any:  # noqa: ANN401  JSON's
-    """Return it as JSON has it; a file is its content, wherever it lies."""
+    """Convert to JSON's types; a file is represented by its content, wherever it lies."""
     if isinstance(value, Mapping):
         return {str(key): _plain(part, digests) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(part, digests) for part in value]
     if isinstance(value, Path):
         content = digests.get(str(value))
-        return str(value) if content is None else {"sha256": content}  # whoever needs it will say that it is not there
+        return str(value) if content is None else {"sha256": content}  # the point reports that it is missing
     return value
 
 

@@ -1,9 +1,9 @@
 """Runs points in processes of this machine, which stay alive between points.
 
 They are forked from this process, which has imported what a point needs: a start takes some milliseconds, an import two
-seconds. Each has a pipe of its own, so one that is killed, as the kernel does when memory is short, ends the point that
-it ran and nothing else; another takes its place. (`concurrent.futures` and joblib lose all that run then.) One that has
-grown by `MOST_GROWTH_BYTES` is replaced after its point, so that memory is given back.
+seconds. Each has its own pipe, so a killed process (as by the kernel when memory is short) fails only the point that it
+ran; another process takes its place. (`concurrent.futures` and joblib lose all running points then.) A process that has
+grown by `MOST_GROWTH_BYTES` is replaced after its point, so that memory is returned.
 """
 
 import gc
@@ -29,18 +29,18 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def run_in_processes(
     points: Iterable[Point], num_processes: int, run: Callable[[Point], Outcome] = run_point
 ) -> Generator[Outcome]:
-    """Run points at once; yield their outcomes as they end. Closing it kills what runs.
+    """Run points in parallel; yield their outcomes as they end. Closing it kills running points.
 
     Args:
         points: the next is taken when a process is free.
-        num_processes: at most; they start as they are needed.
+        num_processes: most processes; they start as needed.
         run: must not raise.
     """
     waiting = iter(points)
@@ -66,19 +66,19 @@ def run_in_processes(
 
 
 def _start(point: Point, free: "list[_Worker]", run: Callable[[Point], Outcome]) -> "_Worker":
-    """Give a point to a free process, or to a new one if there is none, or those there were have been killed."""
+    """Give a point to a free process, or to a new one if there is none, or the free ones were killed."""
     while free:
         worker = free.pop()
         if worker.start(point):
             return worker
         worker.kill()
     worker = _Worker(run)
-    worker.start(point)  # if this one is killed at once too, `finish` says so
+    worker.start(point)  # if this process is killed at once too, `finish` reports it
     return worker
 
 
 class _Worker:
-    """One process, as the process that forked it sees it.
+    """One process, as seen by its parent.
 
     Attributes:
         pipe: to it.
@@ -91,13 +91,13 @@ class _Worker:
         self._point: Point | None = None
         self._process: BaseProcess = _FORK.Process(target=_serve, args=(theirs, run, os.getpid()), daemon=True)
         with warnings.catch_warnings():
-            # Python warns of threads that hold locks; the child only computes and takes none of theirs.
+            # Python warns about threads that hold locks; the child only computes and takes none of them.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()
 
     def start(self, point: Point) -> bool:
-        """Send a point; return whether the process was there to take it."""
+        """Send a point; return whether the process was alive to take it."""
         self._point = point
         try:
             self.pipe.send(point)
@@ -106,7 +106,7 @@ class _Worker:
         return True
 
     def finish(self) -> Outcome:
-        """Return what the process has sent, or how it ended."""
+        """Return what the process sent, or how it ended."""
         assert self._point is not None
         try:
             outcome, self.goes_on = self.pipe.recv()
@@ -127,12 +127,12 @@ class _Worker:
 
 
 def _serve(pipe: Connection, run: Callable[[Point], Outcome], parent: int) -> None:
-    """Be a process: run point after point, until killed or grown."""
+    """Main loop of a process: run point after point, until killed or grown."""
     die_with(parent)
-    # Ctrl-C reaches the whole process group; who started this one decides.
+    # Ctrl-C reaches the whole process group; the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    gc.freeze()  # the collector then leaves the pages alone that this process shares with its parent
+    gc.freeze()  # keeps the collector from touching pages shared with the parent
     most_bytes = _memory_bytes() + MOST_GROWTH_BYTES
     goes_on = True
     while goes_on:

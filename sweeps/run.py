@@ -1,4 +1,4 @@
-"""One sweep from points to table: what is there already is read, the rest runs and is stored point by point."""
+"""One sweep from points to table: stored points are read, the others run and are stored one by one."""
 
 import re
 import signal
@@ -45,7 +45,7 @@ __all__ = ["sweep"]
 PARQUET_FILE = "sweep.parquet"
 
 _LOOK_SECONDS = 0.2
-"""Between two looks at what other sweeps have done."""
+"""Interval between two checks for points finished by other sweeps."""
 _MOST_WARNINGS = 8
 
 
@@ -58,22 +58,21 @@ def sweep(
     *,
     with_page: bool = True,
 ) -> int:
-    """Run what is missing of a sweep, print and write its table; give the exit code.
+    """Run the missing points of a sweep, print and write its table; return the exit code.
 
-    Ctrl-C or SIGTERM ends it; what is done by then is kept, and the same sweep goes on from there. Several may run with
-    one folder, here and elsewhere: each point is run by one of them.
+    Ctrl-C or SIGTERM ends it; finished points are kept, and the same sweep continues from there. Several sweeps may
+    share a folder, here and elsewhere: each point is run by one of them.
 
     Args:
-        context: of the command, whose options can be swept.
+        context: of the command whose options can be swept.
         sweeps: `KEY=VALUES`.
-        asked: of every point.
-        out: where points and table are kept; None: nowhere.
-        where: they run.
+        asked: base of every point.
+        out: folder for points and table; None: nothing is stored.
+        where: to run.
         with_page: write report.html too.
 
     Raises:
-        LorreryError: a key or value that cannot be, no such folder or backend. What goes wrong with a point is in the
-            table.
+        LorreryError: an invalid key or value, folder or backend. Failures of single points are in the table.
     """
     axes = parse_axes(sweeps)
     points = make_points(asked, axes, SweptFlags(context))
@@ -112,7 +111,7 @@ def sweep(
 
 
 class _Runner:
-    """Runs what is missing, into `done` and the store, and says how far it is."""
+    """Runs missing points, into `done` and the store, and shows the progress."""
 
     def __init__(self, where: Where, done: dict[str, Outcome], console: Console) -> None:
         self._where = where
@@ -141,7 +140,7 @@ class _Runner:
     def _run_shared(
         self, run: Run, missing: dict[str, Point], share: Share, claims: Claims, progress: Progress, bar: TaskID
     ) -> None:
-        """Run what no other sweep of the folder runs, and wait for what they do."""
+        """Run the points that no other sweep of the folder runs, and wait for the others."""
         told = False
         while True:
             self._take_in(run, share.take(), missing, progress, bar, share)
@@ -179,7 +178,7 @@ class _Runner:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let signals end what runs, and keep joblib from telling at length what it then left undone."""
+    """Let signals end running points, and suppress joblib's long warnings about unfinished ones."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
     try:
         with warnings.catch_warnings():
@@ -191,10 +190,10 @@ def _interruptible() -> Iterator[None]:
 
 
 class _TimeLeftColumn(ProgressColumn):
-    """The time left, from the mean of all points so far: rich's own looks at the last ones, which end in bunches."""
+    """The time left, from the mean of all points: rich's own uses the last ones, which end in bunches."""
 
     def render(self, task: Task) -> Text:
-        """Return it, as `0:01:30 left`."""
+        """Return the time left, as `0:01:30 left`."""
         expected_seconds: float | None = task.fields["expected_seconds"]
         if expected_seconds is None:
             return Text("-:--:-- left")
@@ -204,7 +203,7 @@ class _TimeLeftColumn(ProgressColumn):
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("[bold]sweep"),
-        BarColumn(bar_width=max(4, min(30, console.width - 50))),  # gives way to the figures
+        BarColumn(bar_width=max(4, min(30, console.width - 50))),  # shrinks to make room for the figures
         MofNCompleteColumn(),
         TextColumn("{task.fields[failed]}"),
         TimeElapsedColumn(),
@@ -220,7 +219,7 @@ def _tell_failure(console: Console, point: Point, error: str) -> None:
 
 
 def _warnings(points: Sequence[Point], done: Mapping[str, Outcome]) -> list[str]:
-    """Return what readers of the points' figures must know, once of those that differ in numbers only."""
+    """Return the points' warnings, one for each group that differs in numbers only."""
     alike: dict[str, list[tuple[Point, str]]] = {}
     for point in points:
         for text in done[point.key].warnings if point.key in done else ():
@@ -243,7 +242,7 @@ def _row(point: Point, done: dict[str, Outcome]) -> Row:
 
 
 def _write(folder: Path, axes: Sequence[Axis], rows: Sequence[Row], console: Console, *, with_page: bool) -> list[Path]:
-    """Write table, plots and page; give what there is now."""
+    """Write table, plots and page; return the existing files."""
     written = [folder / SWEEP_FILE]
     write_csv(written[0], axes, rows)
     if write_parquet(folder / PARQUET_FILE, axes, rows):

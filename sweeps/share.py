@@ -1,4 +1,4 @@
-"""The points that one sweep has to run: those that no other sweep of its folder has run or is running."""
+"""The points left for one sweep: those that no other sweep of its folder has run or is running."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,8 +14,8 @@ class Share:
     """See the module.
 
     Args:
-        points: that have no outcome yet, by key.
-        store: where all sweeps of the folder keep what is done.
+        points: without an outcome yet, by key.
+        store: of finished points, shared by all sweeps of the folder.
         claims: to points.
     """
 
@@ -27,13 +27,13 @@ class Share:
 
     @property
     def is_open(self) -> bool:
-        """Whether points are without an outcome."""
+        """Whether some points have no outcome yet."""
         return bool(self._open)
 
     def take(self) -> Iterator[Point]:
-        """Yield points to run, each claimed when it is asked for; those of other sweeps are left out for now."""
+        """Yield points to run, each claimed when requested; points of other sweeps are skipped for now."""
         for key, point in list(self._open.items()):
-            # Twice: who had it may have written it, and then released it, between a look and the claim.
+            # Check twice: the holder may have written and then released it between a check and the claim.
             if self._look(key, point):
                 continue
             if self._claims.claim(key):
@@ -51,14 +51,14 @@ class Share:
         return outcome is not None
 
     def found(self) -> list[Outcome]:
-        """Return what others have done since the last call."""
+        """Return what other sweeps have finished since the last call."""
         found, self._found = self._found, []
         for outcome in found:
             del self._open[outcome.key]
         return found
 
     def finish(self, outcome: Outcome) -> None:
-        """Keep the outcome of a point that `take` gave."""
+        """Store the outcome of a point from `take`."""
         point = self._open.pop(outcome.key)
         if outcome.figures is not None:
             self._store.write(point, outcome)

@@ -1,6 +1,6 @@
-"""Finished points on disk, each in a file of its own, so that a sweep can go on where it was cut off.
+"""Finished points on disk, one file each, so that an interrupted sweep can continue.
 
-A file appears whole or not at all. It says what its figures were determined by, so that one can tell points apart
+A file appears whole or not at all. It includes all that determined its figures, so that points can be told apart
 without this program.
 """
 
@@ -20,13 +20,13 @@ FORMAT_VERSION = 1
 
 
 class PointStore:
-    """The folder of finished points; made when the first is written."""
+    """The folder of finished points; created with the first one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def read(self, point: Point) -> Outcome | None:
-        """Return a point's figures; None if it is not there, or not as this version writes it."""
+        """Return a point's figures; None if it is missing, or not in this version's format."""
         try:
             content: Any = json.loads(self._path(point.key).read_text(encoding="utf-8"))
             figures: dict[str, Figure] = {name: content["figures"][name] for name in FIGURES}
@@ -37,7 +37,7 @@ class PointStore:
         return Outcome(point.key, figures, warnings=warnings) if known else None
 
     def write(self, point: Point, outcome: Outcome) -> None:
-        """Keep a finished point.
+        """Store a finished point.
 
         Raises:
             LorreryError: it cannot be written.
@@ -57,7 +57,7 @@ class PointStore:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of it; its folder is made.
+    """Write a file so that a reader sees the old one or the new one, never a part; creates its folder.
 
     Raises:
         LorreryError: it cannot be written.

@@ -1,6 +1,6 @@
-"""A sweep as one table: CSV, Parquet, and on the terminal. One row a point, in the order of the points.
+"""A sweep as a table: CSV, Parquet, and on the terminal. One row per point, in the order of the points.
 
-Columns: the swept keys, `status` (ok, failed, not run), `error`, and the figures. What is not there is empty.
+Columns: the swept keys, `status` (ok, failed, not run), `error`, and the figures. Missing values are empty.
 """
 
 import csv
@@ -39,14 +39,14 @@ _IF_ANY = (
     ("requeued", "num_requeues"),
 )
 _FIRST_TO_GO = ("requeued", "cached", "req/s", "TPOT p50", "TTFT p50")
-"""Where the terminal is too narrow for all columns."""
+"""Columns dropped first if the terminal is too narrow."""
 _LEAST_NAME = 12
 _STYLES = {OK: "", FAILED: "red", NOT_RUN: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One point, and what became of it."""
+    """One point and its result."""
 
     point: Point
     status: str = NOT_RUN
@@ -127,7 +127,7 @@ def print_table(console: Console, axes: Sequence[Axis], rows: Sequence[Row]) -> 
 
 
 def short_names(axes: Sequence[Axis]) -> list[str]:
-    """Return the last part of each key (`policy` of `scheduler.policy`), or all of it where two end alike."""
+    """Return the last part of each key (`policy` of `scheduler.policy`), or all of it if two end alike."""
     last = [axis.key.rpartition(".")[2] for axis in axes]
     return [name if last.count(name) == 1 else axis.key for axis, name in zip(axes, last, strict=True)]
 

@@ -1,7 +1,7 @@
-"""Text to token ids and back, for any room: the shipped vocabulary, others' tokenizer files, and chat templates.
+"""Text to token ids and back, for any room: the shipped vocabulary, other tokenizer files, and chat templates.
 
-`base` has what a tokenizer can do, `file` is the one implementation of it; `shipped/` is the vocabulary that needs no
-download, as the folder that Hugging Face's libraries load, and `build` writes that folder from words.txt.
+`base` has the interface of a tokenizer, `file` its one implementation; `shipped/` is the vocabulary that needs no
+download, in the folder format of Hugging Face's libraries, and `build` writes that folder from words.txt.
 """
 
 if __name__ != "lorrery.tokenizer":

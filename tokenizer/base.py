@@ -1,21 +1,21 @@
-"""What a tokenizer can do."""
+"""The interface of a tokenizer."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 BOS_ID, EOS_ID, FIRST_WORD_ID, NUM_WORDS = 1, 2, 3, 1905
-"""Of the shipped tokenizer, see `build`; a mock model's output is in these terms too."""
+"""Ids of the shipped tokenizer, see `build`; a mock model's output uses them too."""
 
 
 class Detokenizer(Protocol):
     """Text of one growing sequence."""
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Return the text that these tokens add; what is not yet a whole character waits."""
+        """Return the text that these tokens add; an incomplete character is held back."""
         ...
 
     def flush(self) -> str:
-        """Return what still waits, at the end of the sequence."""
+        """Return the text still held back, at the end of the sequence."""
         ...
 
 
@@ -24,7 +24,7 @@ class Tokenizer(Protocol):
 
     Attributes:
         vocab_size: token ids in prompts must be below it.
-        longest_token_bytes: no token stands for more bytes of text than this, one for unknown words aside.
+        longest_token_bytes: largest number of text bytes of a token, except one for unknown words.
         eos_id: ends a sequence.
     """
 
@@ -34,11 +34,11 @@ class Tokenizer(Protocol):
 
     @property
     def word_ids(self) -> Sequence[int]:
-        """The tokens that a mock model's outputs consist of, each once, at most `NUM_WORDS`; all but `eos_id`."""
+        """The tokens of a mock model's output, without duplicates, at most `NUM_WORDS`; all but `eos_id`."""
         ...
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a prompt, the beginning-of-sequence token first where the vocabulary has one."""
+        """Return the token ids of a prompt, with the beginning-of-sequence token first if the vocabulary has one."""
         ...
 
     def encode_stop(self, text: str) -> list[int]:
@@ -48,26 +48,26 @@ class Tokenizer(Protocol):
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: object
     ) -> str:
-        """Return a conversation as one text, by the chat template.
+        """Render a conversation as one text, by the chat template.
 
         Args:
-            messages: each with `role` and `content`, and what else the template reads.
-            add_generation_prompt: end with what begins the assistant's turn.
+            messages: each with `role` and `content`, and whatever else the template reads.
+            add_generation_prompt: append the beginning of the assistant's turn.
             variables: further ones of the template.
 
         Raises:
-            InvalidRequest: the template refuses them, or fails on them.
+            InvalidRequest: the template rejects the messages, or fails on them.
         """
         ...
 
     def encode_chat(self, text: str) -> list[int]:
-        """Return the token ids of a text of `chat_prompt`, which has its special tokens already."""
+        """Return the token ids of a text from `chat_prompt`, which already has its special tokens."""
         ...
 
     def name(self, token_id: int) -> str:
-        """Return how the vocabulary spells a token; empty: it has none of this id."""
+        """Return the vocabulary's spelling of a token; empty if there is no such id."""
         ...
 
     def detokenizer(self) -> Detokenizer:
-        """Return the text side of a new sequence."""
+        """Return a detokenizer for a new sequence."""
         ...

@@ -1,18 +1,18 @@
 """Writes the folder of the shipped tokenizer, `shipped/`, from words.txt: `python -m lorrery.tokenizer.build`.
 
-It needs no download and makes a mock's output count alike everywhere: ids 3..1907 are 1,905 English words, each with
-its leading space one token in the usual tokenizers too, so a client that counts the text again gets the same number.
+It needs no download, and a mock's output has the same length everywhere: ids 3..1907 are 1,905 English words, each with
+its leading space one token in the usual tokenizers too, so a client that tokenizes the text again gets the same number.
 
 | id | token |
 |---|---|
 | 0, 1, 2 | `<unk>`, `<s>` (begins a sequence), `</s>` (ends it) |
 | 3..1907 | " " + word, in the order of words.txt |
 | 1908..2163 | the bytes 0..255 |
-| 2164.. | beginnings of words that are no words themselves, which merges go through |
+| 2164.. | beginnings of words that are not words themselves, needed for merges |
 
-A byte-level BPE: all merges go from the beginning of a word to one more letter of it, so a space and what follows it
-become the longest beginning of a word, and the rest single bytes. A space begins a piece of text, so no merge can take
-a letter from another, and a word with its space is always one token.
+A byte-level BPE: every merge extends the beginning of a word by one letter, so a space and the text after it become the
+longest beginning of a word, and the rest single bytes. A space begins a piece of text, so merges never cross words, and
+a word with its space is always one token.
 """
 
 import json
@@ -32,7 +32,7 @@ UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 
 
 def build(folder: Path) -> None:
-    """Write the folder, in place of what it holds."""
+    """Write the folder, replacing its contents."""
     model = tokenizers.Tokenizer(_bpe(WORDS.read_text(encoding="utf-8").split()))
     model.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in (UNK, BOS, EOS)])
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

@@ -1,7 +1,7 @@
-"""Conversations as one text, by a Jinja template, rendered as Hugging Face's transformers render it.
+"""Renders conversations as one text, by a Jinja template, as Hugging Face's transformers does.
 
-The template is the operator's, its messages are a client's: it runs in a sandbox that reads no attribute which begins
-with an underscore and changes nothing that it is given.
+The template is the operator's, its messages are a client's: it runs in a sandbox that reads no attribute beginning with
+an underscore and mutates none of its inputs.
 """
 
 import json
@@ -25,10 +25,10 @@ PLAIN_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""The shipped tokenizer's, and that of a file without one: `role: content`, a line each."""
+"""Template of the shipped tokenizer, and of a file without one: `role: content`, one line each."""
 
 _TODAY = date(2024, 7, 26)
-"""What templates take for today: a prompt is the same on every day. Llama 3's have this date where none is given."""
+"""Date for templates, so that a prompt does not depend on the day. Llama 3's templates default to this date."""
 
 
 class ChatTemplate:
@@ -37,10 +37,10 @@ class ChatTemplate:
     Args:
         source: in Jinja's language.
         special_tokens: by the variables' names, such as `bos_token`.
-        where: names it in errors.
+        where: its origin, for errors.
 
     Raises:
-        SettingsError: it cannot be read.
+        SettingsError: it cannot be parsed.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], where: str) -> None:
@@ -55,15 +55,15 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, object]) -> str:
-        """Return the conversation as one text.
+        """Render the conversation as one text.
 
         Raises:
-            InvalidRequest: the template refuses it, or fails on it.
+            InvalidRequest: the template rejects it, or fails on it.
         """
         values = {"tools": None, "documents": None, **self._special_tokens, **variables, "messages": list(messages)}
         try:
             return self._template.render(values)
-        except Exception as error:  # the template is a program: it may fail in any way
+        except Exception as error:  # the template is a program and may fail in any way
             raise InvalidRequest(
                 f"messages do not go with the chat template: {error}; see the template for what it takes",
                 field="messages",
@@ -75,5 +75,5 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: object) -> str:
-    """Jinja's own escapes what HTML does not allow, which a prompt does."""
+    """Return JSON without escaping for HTML, which Jinja's own filter does."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **cast("dict[str, Any]", options))

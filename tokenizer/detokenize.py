@@ -1,7 +1,7 @@
-"""Text of a growing sequence, token by token: what has been returned is always the beginning of the whole text.
+"""Text of a growing sequence, token by token: the text returned so far is always a prefix of the whole text.
 
-Byte-level vocabularies (GPT-2, Llama 3, Qwen, the shipped one) are a table of bytes and a UTF-8 decoder: a look-up per
-token. In others (WordPiece, SentencePiece) the text of a token depends on what is before it, so the last few tokens
+Byte-level vocabularies (GPT-2, Llama 3, Qwen, the shipped one) are a table of bytes and a UTF-8 decoder: one look-up
+per token. In others (WordPiece, SentencePiece) the text of a token depends on its predecessors, so the last few tokens
 are decoded with and without the new one.
 """
 
@@ -12,17 +12,17 @@ import tokenizers
 
 REPLACEMENT = "\ufffd"
 _MAX_WINDOW = 64
-"""So many tokens without a whole character are no character under way; their text is taken as it is."""
+"""After this many tokens without a complete character, the text is taken as it is."""
 
 
 class BytePieces:
     """The text of each token of a byte-level vocabulary.
 
     Args:
-        names: as the vocabulary spells its tokens, by id; an empty one has no text.
+        names: spelling of tokens in the vocabulary, by id; an empty one has no text.
 
     Attributes:
-        texts: by id; None: it is not whole characters, see `partial`.
+        texts: by id; None: not whole characters, see `partial`.
         partial: the bytes of those.
         longest_bytes: of one token.
     """
@@ -35,7 +35,7 @@ class BytePieces:
         for token_id, name in names.items():
             try:
                 content = bytes([byte_of[char] for char in name])
-            except KeyError:  # a token that was added later is its own text
+            except KeyError:  # an added token is its own text
                 content = name.encode()
             self.longest_bytes = max(self.longest_bytes, len(content))
             try:
@@ -45,7 +45,7 @@ class BytePieces:
 
 
 class ByteDetokenizer:
-    """A list look-up per token, and a UTF-8 decoder for characters that are spelt in several tokens."""
+    """A list look-up per token, and a UTF-8 decoder for characters that span several tokens."""
 
     __slots__ = ("_decoder", "_pieces")
 
@@ -79,7 +79,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """Decodes the tokens of the last text again with each new one; what it adds is the new text."""
+    """Decodes the tokens of the last text again with each new one; the addition is the new text."""
 
     __slots__ = ("_before", "_model", "_num_read", "_special", "_window")
 
@@ -87,7 +87,7 @@ class WindowDetokenizer:
         self._model = model
         self._special = special
         self._window: list[int] = []
-        # The first so many of them have been returned, and are there for what follows; this is their text.
+        # The first `_num_read` of them have been returned, and remain as context; `_before` is their text.
         self._num_read, self._before = 0, ""
 
     def push(self, token_ids: Iterable[int]) -> str:
@@ -118,7 +118,7 @@ class WindowDetokenizer:
 def byte_names() -> list[str]:
     """Return the character that byte-level vocabularies write for each byte.
 
-    GPT-2's table: a byte that prints in Latin-1 stands for itself, the others take the code points from 256 on.
+    GPT-2's table: a byte printable in Latin-1 maps to itself, the others to the code points from 256 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printable)

@@ -1,4 +1,4 @@
-"""A tokenizer of a tokenizer.json: the shipped one, or any other by path."""
+"""A tokenizer from a tokenizer.json: the shipped one, or any other by path."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,28 +18,30 @@ from lorrery.tokenizer.words import word_ids
 SHIPPED = Path(__file__).parent / "shipped"
 """The folder of the shipped tokenizer."""
 WORDS = Path(__file__).parent / "words.txt"
-"""The words that a mock model says."""
+"""The words of a mock model's output."""
 MAX_VOCABULARY = 1 << 20
-"""More tokens than any model has. Prompts of token ids come from the clients' own tokenizers, which the shipped
-vocabulary knows nothing of, so with it any such id will do."""
-# From here on the milliseconds of an encoding outweigh the 20 us that it costs to do it without Python's lock.
+"""More tokens than any model has.
+
+Prompts of token ids come from the clients' own tokenizers, which the shipped vocabulary does not know, so with it any
+such id is accepted.
+"""
+# From here on, the milliseconds of an encoding outweigh the 20 us that releasing Python's lock costs.
 _LONG_CHARACTERS = 4096
 
 
 def open_tokenizer(path: Path | None) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json, or of the folder that holds one; None: the shipped one.
+    """Open the tokenizer of a tokenizer.json, or of the folder that holds one; None: the shipped one.
 
     Raises:
-        SettingsError: the file cannot be read or is no tokenizer.
+        SettingsError: the file cannot be read or is not a tokenizer.
     """
     return BuiltinTokenizer() if path is None else FileTokenizer(path)
 
 
 class FileTokenizer:
-    """The tokenizer of a file, with what its folder says beside it.
+    """The tokenizer of a file, with the configuration in its folder.
 
-    Text means what it means to Hugging Face's libraries: the name of a special token, typed into a prompt, is that
-    token.
+    Text is interpreted as by Hugging Face's libraries: the name of a special token, typed into a prompt, is that token.
 
     Args:
         path: of a tokenizer.json, or of the folder that holds one.
@@ -53,11 +55,11 @@ class FileTokenizer:
         folder = read_folder(path)
         try:
             self.model = tokenizers.Tokenizer.from_file(str(folder.file))
-        except Exception as error:  # the library raises bare Exception for every fault of a file
+        except Exception as error:  # the library raises bare Exception for every error in a file
             raise SettingsError(
                 f"router.tokenizer: {folder.file}: {error}; give a tokenizer.json, or the folder that holds one"
             ) from None
-        # A file may say how its author filled batches, which would cut prompts or lengthen them.
+        # A file may contain its author's batch settings, which would truncate or pad prompts.
         self.model.no_truncation()
         self.model.no_padding()
         ids = self.model.get_vocab(with_added_tokens=True)
@@ -66,7 +68,7 @@ class FileTokenizer:
         added = self.model.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.vocab_size = 1 + max(ids.values())
-        # As the file spells them, which takes no fewer bytes than the text they stand for.
+        # The file's spelling takes no fewer bytes than the text of the token.
         self.longest_token_bytes = max(len(name.encode()) for name in ids)
         eos_id = find_eos(folder, ids)
         self.eos_id = self._least_seen(ids.values()) if eos_id is None else eos_id
@@ -79,7 +81,7 @@ class FileTokenizer:
             )
 
     def _least_seen(self, token_ids: Iterable[int]) -> int:
-        """Return what ends a sequence in a vocabulary without an end: a special token, or white space."""
+        """Return a token to end sequences in a vocabulary without an end: a special token, or white space."""
         if self.special_ids:
             return min(self.special_ids)
         ordered = sorted(token_ids)
@@ -130,8 +132,8 @@ class FileTokenizer:
 class BuiltinTokenizer(FileTokenizer):
     """The shipped tokenizer; `build` has its table of ids.
 
-    The names of its special tokens are text where a client types them. So that a conversation cannot end itself, its
-    beginning-of-sequence token is put before the text here, and not by the chat template.
+    Names of its special tokens are plain text when a client types them. So that a conversation cannot end itself, the
+    beginning-of-sequence token is prepended here, not by the chat template.
     """
 
     def __init__(self) -> None:
@@ -159,9 +161,9 @@ class BuiltinTokenizer(FileTokenizer):
 
 
 def _encode(model: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """Return the token ids of `text`; while a long one is encoded, other threads go on.
+    """Return the token ids of `text`; while a long one is encoded, other threads can run.
 
-    The library's `encode` keeps Python's lock to the end, its `encode_batch_fast` does not.
+    The library's `encode` holds Python's lock throughout, its `encode_batch_fast` does not.
     """
     if len(text) < _LONG_CHARACTERS:
         return model.encode(text, add_special_tokens=add_special_tokens).ids
@@ -170,7 +172,7 @@ def _encode(model: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool 
 
 
 def _is_byte_level(model: tokenizers.Tokenizer) -> bool:
-    """Tell whether tokens are spelt bytes, and nothing else is done to the text of a sequence."""
+    """Return whether tokens are spelt bytes, and the decoder does nothing else to the text."""
     decoder = {} if model.decoder is None else json.loads(model.decoder.__getstate__())
     if decoder.get("type") == "Sequence":
         kinds = [part.get("type") for part in decoder.get("decoders", ())]

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says of a tokenizer beside its tokenizer.json."""
+"""Reads the configuration beside a tokenizer.json in a Hugging Face folder."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from lorrery.tokenizer.chat import PLAIN_TEMPLATE
 TOKENIZER_FILE = "tokenizer.json"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _USUAL_EOS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>", "<end_of_turn>", "[SEP]")
-"""Names of end-of-sequence tokens in well-known vocabularies, for a folder that does not say which is its own."""
+"""Names of end-of-sequence tokens in well-known vocabularies, for a folder that does not name its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Folder:
 
     Attributes:
         file: the tokenizer.json.
-        special_tokens: by the names that tokenizer_config.json and chat templates have for them.
+        special_tokens: by their names in tokenizer_config.json and chat templates.
         chat_template: in Jinja's language.
-        eos_ids: that the model's configuration says; empty: nothing.
+        eos_ids: from the model's configuration; empty: not given.
     """
 
     file: Path
@@ -33,7 +33,7 @@ class Folder:
 
 
 def read_folder(path: Path) -> Folder:
-    """Read what is beside a tokenizer.json; `path` is that file or its folder.
+    """Read the files beside a tokenizer.json; `path` is that file or its folder.
 
     Raises:
         SettingsError: a file cannot be read.
@@ -49,7 +49,7 @@ def read_folder(path: Path) -> Folder:
 
 
 def find_eos(folder: Folder, ids: Mapping[str, int]) -> int | None:
-    """Return the end-of-sequence token; `ids` has the vocabulary. None: it has none that is known."""
+    """Return the end-of-sequence token; `ids` is the vocabulary. None: no known one."""
     names = [name for name in (folder.special_tokens.get("eos_token"),) if name]
     found = [ids[name] for name in names if name in ids]
     found += [token_id for token_id in folder.eos_ids if token_id in ids.values()] if not found else []
@@ -80,7 +80,7 @@ def _eos_ids(beside: Path) -> tuple[int, ...]:
 
 
 def _content(token: object) -> str | None:
-    """Return the text of a special token, which is written as a string or as an object."""
+    """Return the text of a special token, given as a string or as an object."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 

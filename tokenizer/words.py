@@ -1,8 +1,8 @@
-"""Which tokens of a vocabulary a mock model's output is made of: whole words, one token each.
+"""Selects the tokens of a vocabulary for a mock model's output: whole words, one token each.
 
-The words are those of the shipped tokenizer, which the usual vocabularies have as one token too. For a word that is
-none there, another whole word of the vocabulary stands in; a small vocabulary may have fewer words than the model. One
-without any whole word, such as of single letters, gives what it has of visible text.
+The words are those of the shipped tokenizer, which are one token in the usual vocabularies too. For a word that is not,
+another whole word of the vocabulary is used; a small vocabulary may have fewer words than the model. A vocabulary
+without whole words, such as of single letters, provides its visible text.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from lorrery.tokenizer.detokenize import REPLACEMENT
 
 
 def word_ids(model: tokenizers.Tokenizer, words: Iterable[str], num_ids: int, special: frozenset[int]) -> list[int]:
-    """Return the tokens of an output, each once, at most one for each word; those of the words, in their order, first.
+    """Return the tokens for an output, each once, at most one per word; the words' own tokens come first, in order.
 
     Args:
         model: the vocabulary.
@@ -42,7 +42,7 @@ def _fill(found: dict[int, None], more: Iterator[int], num_wanted: int) -> None:
 
 
 def _whole_word(model: tokenizers.Tokenizer, token_id: int) -> str:
-    """Return the word that a token is, whatever is before it; empty: it is none, or only a part of one."""
+    """Return the word that a token is in any context; empty: it is not a word, or only a part of one."""
     one, two = model.decode([token_id]), model.decode([token_id, token_id])
     word = one.strip(" ")
     return word if word.isalpha() and two == f"{one} {word}" and REPLACEMENT not in word else ""

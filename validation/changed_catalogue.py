@@ -1,6 +1,6 @@
-"""A catalogue in which some figures differ from those that are shipped, as a file: for ablations and refits.
+"""Writes a catalogue file whose figures differ in places from the shipped ones: for ablations and refits.
 
-A file, so that processes that simulate can read it, and so that it says what a user's own catalogue would.
+It is a file so that simulating processes can read it, with the same effect as a user's own catalogue.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,13 +13,13 @@ from lorrery.chassis.toml import to_toml
 from lorrery.worker.device.catalogue import FORMAT, PACKAGE
 
 Tables = dict[str, dict[str, dict[str, Any]]]
-"""Kind of entry -> name -> the entry as its file has it."""
+"""Kind of entry -> name -> the entry as in its file."""
 Change = Callable[[Tables], None]
 _BY_NAME, _LISTED = ("fits", "links", "engines"), ("gpu", "model")
 
 
 def tables_of(catalogue: Iterable[Path] = ()) -> Tables:
-    """Return all entries: the shipped ones, and those of further files, which win."""
+    """Return all entries: the shipped ones, overridden by those of further files."""
     found: Tables = {kind: {} for kind in (*_BY_NAME, *_LISTED)}
     for _, table in read_tables(PACKAGE, catalogue):
         for kind in _BY_NAME:
@@ -30,11 +30,11 @@ def tables_of(catalogue: Iterable[Path] = ()) -> Tables:
 
 
 def write_changed(path: Path, catalogue: Iterable[Path], change: Change) -> tuple[Path, ...]:
-    """Write what a change makes of a catalogue's entries; return the catalogue's files with that one.
+    """Apply a change to a catalogue's entries and write the changed ones; return the catalogue's files and the new one.
 
     Args:
-        path: of the new file, which has those entries that change.
-        catalogue: files beside the shipped ones.
+        path: of the new file, which gets the changed entries.
+        catalogue: files in addition to the shipped ones.
         change: changes entries.
     """
     catalogue = tuple(catalogue)

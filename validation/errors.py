@@ -1,4 +1,4 @@
-"""What is the same of every check row by row: errors of predicted against measured figures, and rows left out."""
+"""Common parts of all row-by-row checks: errors of predicted against measured figures, and rows left out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of predicted against measured figures.
+    """Errors of predicted against measured figures.
 
     Attributes:
-        num_rows: how many.
+        num_rows: number of rows.
         mape: mean absolute error, percent; None without rows.
         median: signed, percent: above 0 the model is too slow.
     """
@@ -24,7 +24,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class NotPredicted:
-    """Rows that nothing is predicted of: why, how many, and the line of the first."""
+    """Rows without a prediction: reason, number, and line of the first."""
 
     why: str
     num_rows: int
@@ -32,7 +32,7 @@ class NotPredicted:
 
 
 def sum_up(errors: Sequence[float] | NDArray[np.float64]) -> Errors:
-    """Sum up signed errors of rows, in percent."""
+    """Summarise signed errors of rows, in percent."""
     if not len(errors):
         return Errors(0, None, None)
     return Errors(len(errors), float(np.mean(np.abs(errors))), float(np.median(errors)))
@@ -42,7 +42,7 @@ def reasons(rows: Iterable[tuple[int, str]]) -> list[NotPredicted]:
     """Count rows by reason.
 
     Args:
-        rows: a row's line, and why nothing is predicted of it; empty: something is.
+        rows: line and reason of each row without a prediction; an empty reason: it has one.
     """
     lines: dict[str, list[int]] = {}
     for line, why in rows:
@@ -52,10 +52,10 @@ def reasons(rows: Iterable[tuple[int, str]]) -> list[NotPredicted]:
 
 
 def reasons_json(left_out: Iterable[NotPredicted]) -> list[dict[str, str | int]]:
-    """Return the rows left out as JSON has them."""
+    """Return the rows left out for JSON."""
     return [{"why": one.why, "rows": one.num_rows, "first_line": one.line} for one in left_out]
 
 
 def percent(value: float | None, sign: str = "") -> str:
-    """Write a figure of a table; `sign` is "+" where it may be negative."""
+    """Format a figure of a table; `sign` is "+" if it may be negative."""
     return "-" if value is None else f"{value:{sign}.1f}"

@@ -1,8 +1,7 @@
-"""`lorrery validate kernels`: the kernels that steps are made of, one by one, against measured ones.
+"""`lorrery validate kernels`: the kernels that make up steps, one by one, against measured ones.
 
-Rows are grouped by columns of theirs. All-reduces are grouped by kernel as well, since NCCL's, those of a CUDA graph
-and those that are launched one by one differ by several times. Rows that the model says nothing of are counted by
-reason.
+Rows are grouped by some of their columns. All-reduces are grouped by kernel as well, since NCCL's, those in a CUDA
+graph and those launched one by one differ by a factor of several. Rows without a prediction are counted by reason.
 """
 
 import json
@@ -47,7 +46,7 @@ class KernelGroup:
     Attributes:
         key: column -> value.
         errors: of all rows.
-        fitted: of those whose shapes constants are found on.
+        fitted: of rows whose shapes the constants were fitted on.
         judged: of the others.
         basis: of the constants.
     """
@@ -61,7 +60,7 @@ class KernelGroup:
 
 @dataclass(slots=True)
 class KernelComparison:
-    """What became of a file."""
+    """Result for a file."""
 
     file: KernelFile
     predictions: Sequence[Prediction]
@@ -70,10 +69,10 @@ class KernelComparison:
 
 
 def read_file(path: Path) -> KernelFile:
-    """Read a CSV file of kernels, compressed by gzip or not.
+    """Read a CSV file of kernels, gzip-compressed or not.
 
     Raises:
-        FormatError: a file that cannot be read, or a row that cannot be; the message names file and line.
+        FormatError: an unreadable file, or an invalid row; the message names file and line.
     """
     try:
         with open_text(path, "utf-8-sig") as file:
@@ -93,7 +92,7 @@ def read_file(path: Path) -> KernelFile:
 
 
 def read_published() -> KernelFile:
-    """Read the kernels that are shipped; the columns are those of all files."""
+    """Read the shipped kernels; the columns are those of all files."""
     files = [read_file(path) for path in (MEASURED_KERNELS, MEASURED_LORA)]
     columns = list(dict.fromkeys(name for file in files for name in file.columns))
     rows = []
@@ -105,7 +104,7 @@ def read_published() -> KernelFile:
 
 
 def holds_kernels(path: Path) -> bool:
-    """Return whether a file's header is that of kernels, or it is in gzip, which no other rows are read from."""
+    """Return whether a file has the header of kernels, or is in gzip, which only kernel files may be."""
     try:
         with path.open("rb") as file:
             first = file.readline(1 << 16)
@@ -117,16 +116,16 @@ def holds_kernels(path: Path) -> bool:
 def compare(
     file: KernelFile, catalogue: Catalogue, group_by: Sequence[str] = GROUPED_BY, gpu: str = ""
 ) -> KernelComparison:
-    """Hold the model's kernels against measured ones.
+    """Compare the model's kernels with measured ones.
 
     Args:
         file: measured kernels.
-        catalogue: where their GPUs are looked up.
+        catalogue: with their GPUs.
         group_by: columns.
-        gpu: of rows that name none.
+        gpu: for rows that name none.
 
     Raises:
-        SettingsError: a group by a column that the file does not have.
+        SettingsError: grouping by a column that the file does not have.
     """
     if unknown := [name for name in group_by if name not in file.columns and name not in GROUPED_BY]:
         raise SettingsError(f"--group {', '.join(unknown)}: no such column; there are {', '.join(file.columns)}")
@@ -139,7 +138,7 @@ def compare(
 
 
 def render(comparison: KernelComparison) -> FigureTable:
-    """Write the errors as a table."""
+    """Return the errors as a table."""
     keys = list(dict.fromkeys(name for group in comparison.groups for name in group.key))
     table = FigureTable(first_to_go=("median % fitted", "median % judged"))
     for name in keys:
@@ -161,7 +160,7 @@ def render(comparison: KernelComparison) -> FigureTable:
 
 
 def to_json(comparison: KernelComparison) -> str:
-    """Write `{"rows": [the row's columns + predicted_us], "groups": [...], "not_predicted": [...]}`."""
+    """Return `{"rows": [the row's columns + predicted_us], "groups": [...], "not_predicted": [...]}`."""
     columns = comparison.file.columns
     rows = [
         {**_values(columns, row.cells), "predicted_us": None if one.us is None else round(one.us, 4)}
@@ -213,7 +212,7 @@ def _groups(
 
 
 def _values(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str | int | float | None]:
-    """Return a row's cells as JSON has them: counts and the time as numbers, an empty cell as null."""
+    """Return a row's cells for JSON: counts and the time as numbers, an empty cell as null."""
     values: dict[str, str | int | float | None] = {}
     for name, cell in zip(columns, cells, strict=True):
         if not cell:

@@ -1,6 +1,6 @@
-"""The figure of `lorrery validate kernels`: predicted against measured times, a panel for each op.
+"""The figure of `lorrery validate kernels`: predicted against measured times, one panel per op.
 
-In each panel a mark for each row, one colour and marker for each GPU, and lines at equality and 20 % off.
+Each panel has a mark per row, one colour and marker per GPU, and lines at equality and 20 % off.
 """
 
 from pathlib import Path
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 OPTION = "--plot"
 _COLUMNS = 3
 _MOST_MARKS = 600
-"""Of one GPU in one panel; evenly chosen of more."""
+"""Per GPU in one panel; evenly chosen if there are more."""
 _OFF = 1.2
 
 
 def draw(path: Path, comparison: KernelComparison) -> None:
-    """Write the figure in the format that the file's name says.
+    """Write the figure in the format given by the file's name.
 
     Raises:
         LorreryError: matplotlib is not installed, or the file cannot be written.
@@ -85,7 +85,7 @@ def _draw_panel(axes: "Axes", title: str, by_gpu: dict[str, list[tuple[float, fl
 
 
 def _caption(comparison: KernelComparison) -> str:
-    """Say what the marks are, and what is missing."""
+    """Describe the marks, and what is missing."""
     missing = sum(one.num_rows for one in comparison.not_predicted)
     left_out = f" {missing:,} rows that the model says nothing of are left out." if missing else ""
     return (

@@ -1,4 +1,4 @@
-"""How far the model is from what it models, in one table: every check of the shipped figures, some lines of each."""
+"""The model's errors in one table: every check of the shipped figures, with some lines each."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ _ALL_REDUCES = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one check came to.
+    """Result of one check.
 
     Attributes:
-        command: of `lorrery validate`, which has the particulars.
-        what: is compared.
-        num_cases: that were.
+        command: of `lorrery validate`, with the details.
+        what: was compared.
+        num_cases: number of comparisons.
         result: with its unit.
-        ok: whether it is as it must be; measured errors always are.
+        ok: whether it passed; measured errors always pass.
     """
 
     command: str
@@ -50,7 +50,7 @@ class Line:
 
 
 def checks(jobs: int = 1) -> dict[str, Callable[[], Iterable[Line]]]:
-    """Return what there is to check, by command; together half a minute of CPU.
+    """Return the checks by command; together half a minute of CPU.
 
     Args:
         jobs: processes that simulate served runs.
@@ -125,12 +125,12 @@ def _num_rows(errors: Iterable[Errors]) -> int:
 
 
 def _mape(errors: Sequence[Errors]) -> str:
-    """Return the mean absolute error of all rows of some groups."""
+    """Return the mean absolute error over all rows of some groups."""
     return f"{fmean([one.mape or 0.0 for one in errors], [one.num_rows for one in errors]):.1f}%"
 
 
 def render(lines: Iterable[Line]) -> FigureTable:
-    """Write the lines as a table."""
+    """Return the lines as a table."""
     table = FigureTable()
     table.add_column("lorrery validate", justify="left")
     table.add_column("held against", justify="left", wraps_at=20)

@@ -1,4 +1,4 @@
-"""The queue of Vidur's vLLM scheduler: first come first served, a prefill bounded as it would be padded (`vidur`)."""
+"""The queue of Vidur's vLLM scheduler: first come first served, with padded prefills bounded (`vidur`)."""
 
 from lorrery.scheduler.core.admission import AdmissionPass, Blocked
 from lorrery.scheduler.core.memory.base import Memory
@@ -12,7 +12,7 @@ class PaddedFifo(Fifo):
     """First come first served; a prefill holds as many prompts as fit when padded to the longest.
 
     Args:
-        max_tokens: prompts of a prefill times the tokens of the longest.
+        max_tokens: limit on the prompts of a prefill times the tokens of the longest.
     """
 
     def __init__(self, max_tokens: int = 4096) -> None:
@@ -20,7 +20,7 @@ class PaddedFifo(Fifo):
         self._max_tokens = max_tokens
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        """Try from the head, until one is refused or would make the padded prefill too large."""
+        """Try sequences from the head, until one is refused or would make the padded prefill too large."""
         self._blocked = None
         longest = 0
         for sequence in self._waiting:
@@ -36,5 +36,5 @@ class PaddedFifo(Fifo):
         return []
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the pass may fit; padding does not change by steps."""
+        """Return after how many decode steps the refused sequence may fit; steps do not change the padding."""
         return steps_until_admissible(self._blocked, running, memory, limit)

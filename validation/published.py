@@ -1,4 +1,4 @@
-"""Where the published figures lie that the package ships; `data/README.md` says whose they are."""
+"""Paths of the published figures in the package; `data/README.md` names their sources."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
 """`lorrery validate serving`: whole runs of served models against measured ones.
 
-Rows are grouped by columns of theirs. What does not count (a quality other than ok) is shown apart and is not in the
-overall figure; rows that the simulator makes nothing of are counted by reason. Predictions do not depend on how many
-processes make them.
+Rows are grouped by some of their columns. Rows that do not count (a quality other than ok) are shown separately and are
+not in the overall figure; rows that cannot be simulated are counted by reason. Predictions do not depend on the number
+of processes.
 """
 
 import json
@@ -25,7 +25,7 @@ from lorrery.worker.device.catalogue import Catalogue
 Watch = Callable[[Iterable[Prediction], int], Iterable[Prediction]]
 GROUPED_BY = ("model", "gpu", "backend", "weight_dtype")
 _FEW_ROWS = 6
-"""So few are simulated here: a further process takes a second to start."""
+"""Up to this many rows are simulated in this process: another takes a second to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ServingGroup:
         key: column -> value.
         quality: of its rows.
         tpot: of all rows.
-        ttft: of those whose first-token time says something.
+        ttft: of rows whose TTFT counts.
     """
 
     key: Mapping[str, str]
@@ -48,7 +48,7 @@ class ServingGroup:
 
 @dataclass(frozen=True, slots=True)
 class ServingComparison:
-    """What became of a file.
+    """Result for a file.
 
     Attributes:
         groups: those of quality ok first.
@@ -63,12 +63,12 @@ class ServingComparison:
 
 
 def default_jobs() -> int:
-    """Return how many processes this machine has cores for."""
+    """Return the number of cores that this process may use."""
     return len(sched_getaffinity(0))
 
 
 def every(file: ServingFile, number: int, group_by: Sequence[str] = GROUPED_BY) -> ServingFile:
-    """Return a file with every `number`-th row of each group, the first always."""
+    """Return a file with every `number`-th row of each group, always including the first."""
     check_group(file, group_by)
     seen: Counter[tuple[str, ...]] = Counter()
     kept: list[ServingRow] = []
@@ -81,10 +81,10 @@ def every(file: ServingFile, number: int, group_by: Sequence[str] = GROUPED_BY) 
 
 
 def check_group(file: ServingFile, group_by: Sequence[str]) -> None:
-    """Refuse a group by a column that there is not.
+    """Check that a file has the columns to group by.
 
     Raises:
-        SettingsError: names it, and those there are.
+        SettingsError: names the unknown columns, and the existing ones.
     """
     if unknown := [name for name in group_by if name not in file.columns]:
         raise SettingsError(f"--group {', '.join(unknown)}: no such column; there are {', '.join(file.columns)}")
@@ -98,17 +98,17 @@ def compare(
     jobs: int = 1,
     watch: Watch = lambda found, total: found,
 ) -> ServingComparison:
-    """Hold the simulator against measured runs.
+    """Compare the simulator with measured runs.
 
     Args:
         file: measured runs.
         group_by: columns.
         options: of every simulation.
         jobs: processes.
-        watch: gets the predictions as they come, and their number, and passes them on; to show progress.
+        watch: takes the predictions as they arrive, and their number, and passes them on; to show progress.
 
     Raises:
-        SettingsError: a group by a column that the file does not have.
+        SettingsError: grouping by a column that the file does not have.
     """
     check_group(file, group_by)
     rows = file.rows
@@ -130,7 +130,7 @@ def predict_all(
         jobs: processes.
         watch: as for `compare`.
     """
-    # The longest first, so that no process works alone at the end.
+    # The longest first, so that no process is left alone at the end.
     order = sorted(range(len(runs)), key=lambda index: (-_effort(runs[index][0]), index))
     found: list[Prediction] = [Prediction()] * len(runs)
     with _mapped([runs[index] for index in order], jobs) as predicted:
@@ -153,12 +153,12 @@ def _mapped(runs: Sequence[tuple[ServingRow, Options]], jobs: int) -> Iterator[I
 
 
 def _effort(row: ServingRow) -> int:
-    """Return what grows with a simulation's cost: a step is decided about twice a request, over all who run."""
+    """Return a number that grows with a simulation's cost: about two decisions per request, over running requests."""
     return row.concurrency * row.concurrency
 
 
 def render(comparison: ServingComparison, catalogue: Catalogue) -> FigureTable:
-    """Write the errors as a table; the last line is overall."""
+    """Return the errors as a table; the last line is overall."""
     keys = list(dict.fromkeys(name for group in comparison.groups for name in group.key))
     table = FigureTable(first_to_go=("median % TTFT", "median % TPOT"))
     for name in keys:
@@ -185,7 +185,7 @@ def _figures(group: ServingGroup) -> list[str]:
 
 
 def _basis(group: ServingGroup, catalogue: Catalogue) -> str:
-    """Return what a group's kernels rest on; empty where its rows do not share a GPU."""
+    """Return the basis of a group's kernels; empty if its rows do not share a GPU."""
     name = group.key.get("gpu")
     if not name:
         return ""
@@ -194,10 +194,10 @@ def _basis(group: ServingGroup, catalogue: Catalogue) -> str:
 
 
 def to_json(comparison: ServingComparison, more: Mapping[str, object] | None = None) -> str:
-    """Write `{"rows": [the row's columns + predicted_tpot_ms, predicted_ttft_ms], "groups": [...], ...}`.
+    """Return `{"rows": [the row's columns + predicted_tpot_ms, predicted_ttft_ms], "groups": [...], ...}`.
 
     Args:
-        comparison: what became of the file.
+        comparison: result for the file.
         more: further parts.
     """
     file = comparison.file
@@ -234,7 +234,7 @@ def _group_json(group: ServingGroup) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The rows of a group, by their place in the file."""
+    """The rows of a group, by their index in the file."""
 
     file: ServingFile
     key: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What each cause is worth: the errors of served runs with it and without it."""
+"""The effect of each cause: the errors of served runs with it and without it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class Ablated:
     Attributes:
         cause: its name.
         before: a group's errors with it.
-        after: the same without it.
-        num_changed: rows whose prediction is another.
+        after: its errors without it.
+        num_changed: rows with a different prediction.
     """
 
     cause: str
@@ -34,10 +34,10 @@ def ablate(
     comparison: ServingComparison, causes: Sequence[str], group_by: Sequence[str], options: Options, *, jobs: int,
     watch: Watch = lambda found, total: found,
 ) -> list[Ablated]:  # fmt: skip
-    """Simulate the rows of a comparison once more without each cause.
+    """Simulate the rows of a comparison again without each cause.
 
     Args:
-        comparison: with all of them.
+        comparison: with all causes.
         causes: names.
         group_by: columns.
         options: as for the comparison.
@@ -72,7 +72,7 @@ def ablate(
 
 
 def render(ablated: Sequence[Ablated], *, groups: bool) -> FigureTable:
-    """Write them as a table; `groups`: each group too, and not just all rows of a quality."""
+    """Return them as a table; `groups`: include each group, not just all rows of a quality."""
     shown = [one for one in ablated if groups or not one.before.key]
     keys = list(dict.fromkeys(name for one in shown for name in one.before.key))
     table = FigureTable(first_to_go=("changed",))
@@ -95,13 +95,13 @@ def render(ablated: Sequence[Ablated], *, groups: bool) -> FigureTable:
 
 
 def legend(causes: Sequence[str]) -> list[str]:
-    """Say in words what is left out under each name."""
+    """Describe what is left out under each name."""
     width = max(map(len, causes))
     return [f"{name:<{width}}  {CAUSES[name].left_out}" for name in causes]
 
 
 def to_json(ablated: Sequence[Ablated]) -> list[dict[str, object]]:
-    """Return them as JSON has them."""
+    """Return them for JSON."""
     return [
         {
             "without": one.cause,

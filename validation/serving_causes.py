@@ -1,7 +1,7 @@
-"""The causes that a served run's times are made of, each of which can be left out: `validate serving --without`.
+"""The causes that contribute to a served run's times, each of which can be left out: `validate serving --without`.
 
-A cause is left out of the catalogue (a constant back at what stands for nothing), by a setting, or of the source's
-clients. What remains is what the model said before it had that cause.
+A cause is left out in the catalogue (a constant reset to its neutral value), by a setting, or in the source's clients.
+The rest is the model's prediction before it had that cause.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from lorrery.validation.changed_catalogue import Change, Tables, write_changed
 from lorrery.validation.serving_run import CLIENT_TIME, DRAWN_LENGTHS, MESSAGES, Options
 
 ALL = "all"
-"""Of `--without`: each cause by itself."""
+"""For `--without`: each cause by itself."""
 _HOST = ("launch_ms", "step_ms", "sequence_ms", "prefill_ms", "prefill_token_ms")
 _FACTORS = ("gemm_factor", "prefill_factor", "decode_factor", "fp8_decode_factor", "all_reduce_factor")
 
@@ -24,10 +24,10 @@ class Cause:
     """One cause.
 
     Attributes:
-        left_out: what the model says without it.
-        change: of the catalogue; None: it is no matter of that.
+        left_out: the model's assumption without it.
+        change: to the catalogue; None: it is not in the catalogue.
         overrides: settings that leave it out.
-        of_clients: whether it is left out of the source's clients, under its name.
+        of_clients: whether it is left out in the source's clients, under its name.
     """
 
     left_out: str
@@ -62,7 +62,7 @@ def _one_degree(tables: Tables) -> None:
 
 
 def _kernels(part: str, changes: Mapping[str, Any]) -> Change:
-    """Let constants of one kind of kernel be others, where a fit has them."""
+    """Change constants of one kind of kernel in all fits that have them."""
 
     def change(tables: Tables) -> None:
         for fit in tables["fits"].values():
@@ -109,14 +109,14 @@ CAUSES: Mapping[str, Cause] = {
     DRAWN_LENGTHS: Cause("every prompt and output has the longest length", of_clients=True),
     MESSAGES: Cause("each token is a message of its own (stream_interval 1)", of_clients=True),
 }
-"""Name -> cause, in the order in which they are shown."""
+"""Name -> cause, in display order."""
 
 
 def named(names: Iterable[str]) -> list[str]:
-    """Return the causes of `--without`, each once; `all`: all of them.
+    """Return the causes of `--without`, without duplicates; `all`: all of them.
 
     Raises:
-        SettingsError: no such cause; names those there are.
+        SettingsError: unknown cause; names the known ones.
     """
     wanted = list(names)
     if unknown := [name for name in wanted if name != ALL and name not in CAUSES]:
@@ -125,7 +125,7 @@ def named(names: Iterable[str]) -> list[str]:
 
 
 def without(name: str, options: Options, folder: Path) -> Options:
-    """Return options that leave a cause out; `folder`: where a changed catalogue is put."""
+    """Return options that leave a cause out; `folder`: for a changed catalogue."""
     cause = CAUSES[name]
     if cause.change is not None:
         catalogue = write_changed(folder / f"without-{name}.toml", options.catalogue, cause.change)

@@ -1,12 +1,11 @@
-"""Each group of served runs predicted without what was found on it.
+"""Predicts each group of served runs without the constants that were found on it.
 
-Kernels are timed one by one, so no served run has a part in them. What is found on served runs is an engine's few
-constants (`engines.toml`): the host's times, and factors on kernels. Here they are found again without a group's rows,
-on those of the engine's other groups, from constants that stand for nothing: by two steps of Gauss and Newton in the
-relative errors of TPOT and, with less weight, TTFT. What those rows do not tell (a factor on 8-bit caches, where they
-have none) stays at nothing. Where an engine was measured on one group alone, it gets the constants that the same engine
-has on other GPUs; where that has none of its own, nothing can be left out. `prompt_token_ms`, the clients' own
-constant, stays as it is.
+Kernels are timed one by one, independent of served runs. Found on served runs are an engine's few constants
+(`engines.toml`): the host's times, and factors on kernels. Here they are found again without a group's rows, on those
+of the engine's other groups, from neutral values: by two Gauss-Newton steps on the relative errors of TPOT and, with
+less weight, TTFT. Constants that those rows do not determine (a factor on 8-bit caches, where they have none) stay
+neutral. An engine measured on one group only gets the constants of the same engine on other GPUs; if there are none,
+nothing can be left out. `prompt_token_ms`, the clients' own constant, stays unchanged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,26 +32,26 @@ _NOTHING: Constants = {
     "step_ms": 1.0, "sequence_ms": 0.02, "prefill_ms": 0.0, "gemm_factor": 1.0, "prefill_factor": 1.0,
     "decode_factor": 1.0, "fp8_decode_factor": 1.0, "all_reduce_factor": 1.0,
 }  # fmt: skip
-"""Constants that may be found again -> what they are where nothing is known."""
+"""Constants that may be found again -> neutral values."""
 _SCALE: Constants = {"step_ms": 1.0, "sequence_ms": 0.02, "prefill_ms": 10.0}
-"""How far they are apart for a slope, and what one unit of doubt is; 0.3 of a factor."""
+"""Step of a constant for a slope, and unit of its prior; 0.3 for factors."""
 _FACTOR_SCALE, _LEAST_FACTOR, _MOST_FACTOR = 0.3, 0.4, 1.6
 _MOST_ROWS = 12
-"""To find constants on."""
+"""To fit constants on."""
 _ROUNDS = 2
 _TTFT_WEIGHT, _DOUBT = 0.3, 0.05
 _MOST_ERROR = 0.5
-"""A row further off counts as so far off."""
+"""Larger errors of a row count as this much."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A group without what was found on it.
+    """A group without the constants found on it.
 
     Attributes:
         before: its errors with the shipped constants.
         after: with the others; None: nothing could be left out.
-        how: where those are from, or why there are none.
+        how: source of the others, or why there are none.
         constants: that were found again.
     """
 
@@ -68,8 +67,8 @@ class _Case:
 
     Attributes:
         members: its rows.
-        engine: the entry of the catalogue that they run under.
-        base: the same engine where nothing was measured on the GPU.
+        engine: the catalogue entry that they run under.
+        base: the same engine without measurements on the GPU.
         donors: rows of other groups under that entry.
         others: names of those groups.
         constants: so far.
@@ -125,7 +124,7 @@ def leave_out(
 
 
 def render(found: Sequence[LeftOut]) -> FigureTable:
-    """Write them as a table."""
+    """Return them as a table."""
     keys = list(dict.fromkeys(name for one in found for name in one.before.key))
     table = FigureTable(first_to_go=("TTFT rows",))
     for name in keys:
@@ -143,7 +142,7 @@ def render(found: Sequence[LeftOut]) -> FigureTable:
 
 
 def to_json(found: Sequence[LeftOut]) -> list[dict[str, object]]:
-    """Return them as JSON has them."""
+    """Return them for JSON."""
     return [
         {
             "group": dict(one.before.key),
@@ -187,7 +186,7 @@ def _unset(name: str) -> float:
 
 
 def _engines_of(row: ServingRow, options: Options, catalogue: Catalogue) -> tuple[Engine, Engine]:
-    """Return the engine as it is on the row's GPU, and as it is where nothing was measured."""
+    """Return the engine as on the row's GPU, and as without any measurement."""
     worker = settings_of(row, options).worker
     engine = catalogue.engine(worker.engine, catalogue.gpu(worker.gpu))
     return engine, catalogue.engines.get(worker.engine, engine)
@@ -201,13 +200,13 @@ def _how(case: _Case) -> str:
 
 
 class _Files:
-    """Catalogues with other constants, in files."""
+    """Catalogue files with other constants."""
 
     def __init__(self, folder: Path, options: Options) -> None:
         self._folder, self._options, self._number = folder, options, 0
 
     def options(self, case: _Case, constants: Constants) -> Options:
-        """Return options under which the case's engine has these constants, or without any those of its base."""
+        """Return options under which the case's engine has these constants, or, without donors, those of its base."""
 
         def change(tables: Tables) -> None:
             engines = tables["engines"]
@@ -222,7 +221,7 @@ class _Files:
 
 
 def _improve(cases: Sequence[_Case], files: _Files, jobs: int, watch: Watch) -> None:
-    """Go one step of Gauss and Newton in each case, all simulated together."""
+    """Do one Gauss-Newton step in each case, all simulated together."""
     runs: list[Run] = []
     for case in cases:
         moved_one = ({**case.constants, name: value + _scale(name) / 2} for name, value in case.constants.items())
@@ -235,7 +234,7 @@ def _improve(cases: Sequence[_Case], files: _Files, jobs: int, watch: Watch) -> 
         errors = [_errors(case.donors, found[at * number : (at + 1) * number]) for at in range(len(names) + 1)]
         del found[: number * (len(names) + 1)]
         scales = np.array([_scale(name) for name in names])
-        slopes = np.stack([(moved - errors[0]) * 2 for moved in errors[1:]], axis=1)  # per unit of doubt
+        slopes = np.stack([(moved - errors[0]) * 2 for moved in errors[1:]], axis=1)  # per unit of the prior
         at = np.array([case.constants[name] for name in names]) / scales
         doubt = (at - np.array([_NOTHING[name] for name in names]) / scales) * _DOUBT
         step, *_ = np.linalg.lstsq(

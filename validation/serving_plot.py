@@ -1,6 +1,6 @@
-"""The figure of `lorrery validate serving`: predicted against measured TPOT and TTFT, a panel for each group.
+"""The figure of `lorrery validate serving`: predicted against measured TPOT and TTFT, one panel per group.
 
-In each panel a mark for each row, one colour and marker for each figure, and lines at equality and 20 % off.
+Each panel has a mark per row, one colour and marker per figure, and lines at equality and 20 % off.
 """
 
 import textwrap
@@ -23,13 +23,13 @@ _COLUMNS = 3
 _OFF = 1.2
 _TITLE_CHARACTERS = 34
 _WIDE = 500.0
-"""Range from which on ticks are at powers of ten alone."""
+"""Range from which ticks are at powers of ten only."""
 
 Points = dict[str, list[tuple[float, float]]]
 
 
 def draw(path: Path, comparison: ServingComparison, group_by: list[str]) -> None:
-    """Write the figure in the format that the file's name says.
+    """Write the figure in the format given by the file's name.
 
     Raises:
         LorreryError: matplotlib is not installed, or the file cannot be written.

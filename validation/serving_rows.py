@@ -1,4 +1,4 @@
-"""Reads measured runs of served models: a CSV file with a row per run, as docs/validation.md describes it."""
+"""Reads measured runs of served models: a CSV file with one row per run, described in docs/validation.md."""
 
 import csv
 import math
@@ -10,9 +10,9 @@ from lorrery.chassis.csv_file import open_csv
 from lorrery.chassis.errors import FormatError
 
 OK = "ok"
-"""Of `quality`: a row that counts."""
+"""`quality` of a row that counts."""
 DOUBTFUL = "suspect"
-"""How qualities begin of rows whose measurement is in doubt."""
+"""Prefix of the qualities of rows whose measurement is in doubt."""
 MEASURED = ("ttft_ms", "tpot_ms")
 _NEEDED = (
     "backend",
@@ -35,18 +35,18 @@ _MOST_CLIENTS, _MOST_TOKENS, _MOST_REQUESTS = 100_000, 10_000_000, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ServingRow:
-    """One run: so many clients, each sending its next request when the last one is answered.
+    """One run: clients that each send the next request when the last one is answered.
 
     Attributes:
         line: in the file.
-        cells: the columns as they are.
+        cells: the columns unchanged.
         fp8_scaling: of 8-bit weights: `tensor` or `block`.
-        kv_dtype: of the KV cache; empty: not known.
+        kv_dtype: of the KV cache; empty: unknown.
         moe_ep: GPUs over which experts are spread; 1: every expert is cut over all.
-        length_ratio: shortest length as a share of the longest; None: not known.
-        requests_per_client: None: not known.
+        length_ratio: shortest length as a share of the longest; None: unknown.
+        requests_per_client: None: unknown.
         stream_interval: tokens in a message.
-        measured: milliseconds by name; a mean over requests each.
+        measured: milliseconds by name; each a mean over requests.
     """
 
     line: int
@@ -77,7 +77,7 @@ class ServingRow:
 
     @property
     def ttft_counts(self) -> bool:
-        """Whether its first-token time says anything."""
+        """Whether its TTFT counts."""
         return self.ttft_quality == OK
 
 
@@ -93,7 +93,7 @@ def read_file(path: Path) -> ServingFile:
     """Read a CSV file of runs.
 
     Raises:
-        FormatError: a file that cannot be read, that lacks a column, or a cell that cannot be; names line and column.
+        FormatError: an unreadable file, a missing column, or an invalid cell; names line and column.
     """
     with open_csv(path, FormatError, FormatError) as file:
         reader = csv.DictReader(file, restval="", strict=True)
@@ -115,7 +115,7 @@ def _check_columns(columns: Sequence[str]) -> None:
 
 
 class _Cells:
-    """A line of the file; reading a cell as what it is not raises `FormatError`."""
+    """A line of the file; converting a cell to a type that it does not have raises `FormatError`."""
 
     def __init__(self, line: int, cells: Mapping[str | None, object]) -> None:
         if None in cells:
@@ -124,11 +124,11 @@ class _Cells:
         self.texts = {str(name): str(text) for name, text in cells.items()}
 
     def text(self, column: str, default: str = "") -> str:
-        """Return the cell without blanks around it; the default if it is empty or not there."""
+        """Return the cell without blanks around it; the default if it is empty or missing."""
         return self.texts.get(column, "").strip() or default
 
     def name(self, column: str) -> str:
-        """Return a cell that must say something."""
+        """Return a cell that must not be empty."""
         if not (text := self.text(column)):
             raise FormatError(f"line {self.line}: {column} is empty; it must be a name")
         return text
@@ -153,7 +153,7 @@ class _Cells:
         return int(value)
 
     def count_or(self, column: str, most: int, default: int) -> int:
-        """Return a whole number; the default if the cell is empty, or 0, as of what does not apply."""
+        """Return a whole number; the default if the cell is empty or 0, for what does not apply."""
         return default if self.text(column) in ("", "0") else self.count(column, most)
 
 
@@ -185,7 +185,7 @@ def _row(cells: _Cells) -> ServingRow:
 
 
 def as_json(columns: Sequence[str], cells: Mapping[str, str]) -> dict[str, str | int | float | None]:
-    """Return a row's cells as JSON has them: counts and figures as numbers, an empty cell as null."""
+    """Return a row's cells for JSON: counts and figures as numbers, an empty cell as null."""
     values: dict[str, str | int | float | None] = {}
     for name in columns:
         text = cells[name].strip()

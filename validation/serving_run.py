@@ -1,8 +1,8 @@
 """Simulates a measured run as its source ran it: the engine's preset, its flags, and the source's closed loop.
 
-`SOURCES` says what each source did beyond what a row tells. TTFT and TPOT are computed as there: means over requests,
+`SOURCES` has what is known of each source beyond its rows. TTFT and TPOT are computed as there: means over requests,
 TPOT = (E2E - TTFT) / (n - 1). An engine that streams k tokens in a message shows its first token k - 1 steps late, and
-its TPOT runs over n - k.
+its TPOT covers n - k tokens.
 """
 
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 _PS_PER_MS = PS_PER_SECOND // 1000
 _TIMEOUT_SECONDS = 1e6
 CLIENT_TIME, DRAWN_LENGTHS, MESSAGES = "client-time", "drawn-lengths", "messages"
-"""What is known of a source's clients, by the name under which it can be left out."""
+"""Knowledge about a source's clients, by the name under which it can be left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """What a source's clients did, where its rows do not say.
+    """Behaviour of a source's clients, where its rows do not have it.
 
     Attributes:
-        requests_per_client: where the row has none.
-        length_ratio: where the row has none.
-        prompt_token_ms: how much later than the engine's the first token was, for each token of the prompt: what the
-            client and the server's front end take.
+        requests_per_client: if the row has none.
+        length_ratio: if the row has none.
+        prompt_token_ms: delay of the first token against the engine's, per prompt token: the time of the client and the
+            server's front end.
     """
 
     requests_per_client: int = 10
@@ -50,9 +50,9 @@ class Source:
     Attributes:
         clients: of its runs.
         clients_of: of its runs of one engine, where they differ.
-        flags: settings that its servers were started with.
+        flags: settings with which its servers were started.
         clients_bound_batch: whether max-num-seqs was the number of clients.
-        drawn_after: versions of SGLang whose rows guess fixed lengths, and contradict it.
+        drawn_after: versions of SGLang whose rows wrongly assume fixed lengths.
     """
 
     clients: Clients = Clients()
@@ -63,14 +63,14 @@ class Source:
 
 
 OTHER = Source(flags={"scheduler.prefix_cache.kind": "none"})
-"""Drawn prompts never meet again, so a prefix cache only costs."""
+"""Drawn prompts never repeat, so a prefix cache only costs."""
 SOURCES: Mapping[str, Source] = {
     # github.com/SemiAnalysisAI/InferenceX, benchmarks/: --max-num-seqs $CONC, --no-enable-prefix-caching
     "inferencex": Source(
         flags={"scheduler.prefix_cache.kind": "none", "scheduler.max_num_batched_tokens": 8192},
         clients_bound_batch=True,
     ),
-    # Not documented; found on every third row's first-token time, docs/validation.md.
+    # Not documented; found on the TTFT of every third row, docs/validation.md.
     "nvidia_internal": Source(
         clients=Clients(10, 0.95, prompt_token_ms=0.03),
         clients_of={"sglang": Clients(5, 0.95)},
@@ -82,13 +82,13 @@ SOURCES: Mapping[str, Source] = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What every row is simulated with.
+    """Options of the simulation of every row.
 
     Attributes:
         catalogue: files with further GPUs, models, engines.
         seed: of every draw.
         overrides: settings that win, `section.key=value`.
-        without: what is known of the clients, and left out all the same.
+        without: knowledge about the clients to leave out.
     """
 
     catalogue: tuple[Path, ...] = ()
@@ -102,7 +102,7 @@ AS_IT_IS = Options()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the simulator makes of a row; or why it makes nothing of it."""
+    """The simulator's prediction for a row; or why there is none."""
 
     tpot_ms: float | None = None
     ttft_ms: float | None = None
@@ -146,7 +146,7 @@ def settings_of(row: ServingRow, options: Options) -> Settings:
     """Return the settings of the row's server.
 
     Raises:
-        SettingsError: an engine, GPU, model or type that is not known, or that do not go together.
+        SettingsError: an unknown engine, GPU, model or type, or an invalid combination.
     """
     source = source_of(row)
     weight_dtype = row.weight_dtype
@@ -188,9 +188,9 @@ def load_options(row: ServingRow, options: Options) -> LoadOptions:
 
 
 def _kv_dtype(row: ServingRow) -> str:
-    """Return the cache's type: what the row says, but that ModelOpt's fp8 checkpoints for TensorRT-LLM have 8 bits.
+    """Return the cache's type: the row's, but 8 bits for ModelOpt's fp8 checkpoints on TensorRT-LLM.
 
-    The source does not tell it; with 16 bits the batches of those runs do not fit, and they did not queue.
+    The source does not state it; with 16 bits the batches of those runs do not fit, and they did not queue.
     """
     if row.backend == "trtllm" and row.weight_dtype == "fp8" and row.fp8_scaling == "tensor":
         return "fp8"
@@ -212,10 +212,10 @@ def _reason(error: LorreryError) -> str:
 
 
 def engine_of(row: ServingRow) -> str:
-    """Return the name of the row's engine, with its version where that is known.
+    """Return the name of the row's engine, with its version if known.
 
     Raises:
-        SettingsError: no such engine.
+        SettingsError: unknown engine.
     """
     named = f"{row.backend}-{row.version}"
     try:

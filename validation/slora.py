@@ -1,8 +1,8 @@
-"""Replays S-LoRA's published runs, and holds what the simulator predicts against what was measured.
+"""Replays S-LoRA's published runs, and compares the simulator's predictions with the measurements.
 
 A row of the file is one experiment: workload (S-LoRA's generator, seed 42), GPU, base model, ranks, policy, KV pool. It
 is run through the same core under the policy's strict mode and the device of the engine `s-lora`, under the virtual
-clock; the figures are the ones S-LoRA's own benchmark computes (`loadgen.workload.slora_summary`).
+clock; the figures are those that S-LoRA's own benchmark computes (`loadgen.workload.slora_summary`).
 """
 
 import csv
@@ -37,7 +37,7 @@ from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.roofline import Roofline
 
 POLICIES = {"slora": "req_queue", "cluster": "cluster", "abort": "abort", "peft": "peft"}
-"""Policies of the file that are modelled, and ours."""
+"""Modelled policies of the file -> ours."""
 FIGURES = ("throughput", "latency", "first_token")
 _COLUMNS = {"throughput": "throughput", "latency": "avg_latency", "first_token": "avg_first_token_latency"}
 _NEEDED = (
@@ -48,20 +48,20 @@ _NEEDED = (
 _GPUS = {"a10g": "A10G", "a100-40": "A100-40-SXM", "a100-80": "A100-80-SXM"}
 ENGINES = {"a10g": "s-lora-a10g", "a100-40": "s-lora-a100", "a100-80": "s-lora-a100"}
 SLOW_HOST = "s-lora-a100-slow-host"
-"""Of the cluster ablation: its runs are slower than the same GPU's others by a constant factor."""
+"""For the cluster ablation, whose runs are slower than the GPU's others by a constant factor."""
 THROUGHPUT_AIM, LATENCY_AIM = 0.03, 0.1
 MAX_REQ_TOTAL_LEN = 3072
-"""Of every published run, as S-LoRA's default."""
+"""For every published run; S-LoRA's default."""
 EXTRA_PROMPT_TOKENS = 2
-"""The tokeniser adds the begin of sequence and splits the prompt's last blank off (not verified)."""
+"""The tokeniser adds the beginning of sequence and splits the prompt's last blank off (not verified)."""
 LOADS = {"a10g": (2.63, 5.55), "a100-40": (1.92, 8.6), "a100-80": (1.92, 8.6)}
-"""An adapter's load from host memory: milliseconds, and GB/s; fitted with the engines."""
+"""Load of an adapter from host memory: milliseconds, and GB/s; fitted with the engines."""
 _PS_PER_MS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class SloraRow:
-    """One published run; the columns of the file."""
+    """One published run; its fields are the columns of the file."""
 
     policy: str
     gpu: str
@@ -82,14 +82,14 @@ class SloraRow:
 
     @property
     def max_adapters(self) -> int:
-        """The limit on adapters in a batch (cluster), which the experiment's name tells."""
+        """The limit on adapters in a batch (cluster), from the experiment's name."""
         _, _, size = self.experiment.partition("size_")
         return int(size.partition("_")[0]) if size else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A row and what the simulator makes of it.
+    """A row and the simulator's prediction.
 
     Attributes:
         predicted: by figure, requests/s and seconds.
@@ -105,7 +105,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class NotModelled:
-    """A row that counts neither way, and why."""
+    """A row that is not evaluated, and why."""
 
     policy: str
     gpu: str
@@ -114,10 +114,10 @@ class NotModelled:
 
 
 def read_rows(path: Path) -> tuple[list[SloraRow], list[NotModelled]]:
-    """Read the file: the rows that are modelled, and the others.
+    """Read the file: the modelled rows, and the others.
 
     Raises:
-        FormatError: a file that cannot be read, that lacks a column, or a cell that cannot be; names line and column.
+        FormatError: an unreadable file, a missing column, or an invalid cell; names line and column.
     """
     rows: list[SloraRow] = []
     others: list[NotModelled] = []
@@ -150,13 +150,13 @@ def _check_columns(columns: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """A line of the file; reading a cell as what it is not raises `FormatError`."""
+    """A line of the file; converting a cell to a type that it does not have raises `FormatError`."""
 
     line: int
     texts: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """Return the cell as it is."""
+        """Return the cell unchanged."""
         return self.texts[column]
 
     def number(self, column: str, *, least: float = 0.0) -> float:
@@ -186,7 +186,7 @@ class _Cells:
         return int(value)
 
     def ranks(self, column: str) -> tuple[int, ...]:
-        """Return ranks separated by `|`; none of an empty cell."""
+        """Return ranks separated by `|`; none for an empty cell."""
         text = self.texts[column]
         try:
             ranks = tuple(int(rank) for rank in text.split("|") if rank)
@@ -236,7 +236,7 @@ def _row(cells: _Cells) -> SloraRow:
 
 
 def predict(row: SloraRow, catalogue: Catalogue) -> Prediction:
-    """Run a row's workload, and hold the figures against the measured ones.
+    """Run a row's workload, and compare the figures with the measured ones.
 
     Raises:
         FormatError: a base model that the catalogue does not have.
@@ -299,7 +299,7 @@ def _workload(row: SloraRow) -> tuple[list[WorkloadRequest], dict[str, Adapter]]
 
 
 def why_off(prediction: Prediction) -> str | None:
-    """Return why a row whose throughput is off by over 3 % or latency by over 10 % may be so; None if it is not."""
+    """Return a likely reason why a row's throughput is off by over 3 % or its latency by over 10 %; None if neither."""
     row, errors = prediction.row, prediction.errors
     if abs(errors["throughput"]) <= THROUGHPUT_AIM and abs(errors["latency"]) <= LATENCY_AIM:
         return None
@@ -321,7 +321,7 @@ def by_gpu_and_policy(predictions: Iterable[Prediction]) -> dict[tuple[str, str]
 
 
 def render_rows(predictions: Sequence[Prediction]) -> list[str]:
-    """Write predicted / measured as lines of 80 columns."""
+    """Return predicted / measured as lines of 80 columns."""
     columns = f"{'run':<19}{'N':>4} {'R':>4}{'cv':>3}{'alpha':>6}  {'req/s':<15} {'latency s':<15} {'1st token s':<15}"
     lines = [f"{columns.rstrip()}   (predicted/measured)"]
     for prediction in predictions:
@@ -338,7 +338,7 @@ def render_rows(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def render_groups(predictions: Sequence[Prediction]) -> FigureTable:
-    """Lay out the median and the 90th percentile of the absolute errors."""
+    """Return a table of the median and the 90th percentile of the absolute errors."""
     table = FigureTable(box=box.SIMPLE_HEAD, caption="median / 90th percentile of the absolute relative error")
     for name in ("gpu", "policy"):
         table.add_column(name, justify="left")
@@ -354,7 +354,7 @@ def render_groups(predictions: Sequence[Prediction]) -> FigureTable:
 
 
 def to_json(predictions: Sequence[Prediction], others: Sequence[NotModelled]) -> dict[str, Any]:
-    """Return the errors, signed and relative, and what they come from; and the rows that are not modelled."""
+    """Return signed relative errors with their inputs, and the rows that are not modelled."""
     rows = []
     for prediction in predictions:
         row = prediction.row

@@ -1,8 +1,8 @@
 """`lorrery validate steptime`: step-time models against measured steps.
 
-A row names its source, and the source says what its time holds: kernels alone as Vidur times them, kernels alone as
-vLLM runs them, or whole steps with the CPU's share of 2023. So each source has its engine, and error bars of different
-sources are never pooled.
+A row names its source, which determines what its time covers: kernels alone as Vidur times them, kernels alone as vLLM
+runs them, or whole steps with the CPU's share of 2023. So each source has its engine, and errors of different sources
+are never pooled.
 """
 
 import json
@@ -27,10 +27,10 @@ ENGINES: Mapping[str, str] = {
     "llmservingsim": "vllm-kernels",
     "splitwise_e2e": "vllm-2023",
 }
-"""Source -> engine; an unknown source is taken for kernels of a present-day engine."""
+"""Source -> engine; an unknown source counts as kernels of a present-day engine."""
 OTHER_ENGINE = "vllm-kernels"
 NO_ALL_REDUCE = frozenset({"llmservingsim"})
-"""Sources that time one GPU's shard alone."""
+"""Sources that time a single GPU's shard."""
 
 ALL_MODELS = "*"
 UNTIMED = "no time of their phase (measured_step_ms or step_ms; for phase linear measured_linear_ms)"
@@ -54,7 +54,7 @@ class ErrorRow:
 
 @dataclass(slots=True)
 class Comparison:
-    """What became of a file.
+    """Result for a file.
 
     Attributes:
         rows: by source, GPU, model (`*`: all of them) and phase.
@@ -69,27 +69,27 @@ def read_file(path: Path) -> list[ProfileRow]:
     """Read a CSV file of measured steps.
 
     Raises:
-        FormatError: a file that cannot be read, or a row that cannot be; the message names file and line.
+        FormatError: an unreadable file, or an invalid row; the message names file and line.
     """
     with open_csv(path, FormatError, ProfileError) as file:
         return read_profile(file)
 
 
 def name_rows(rows: Iterable[ProfileRow], gpu: str | None, model: str | None) -> list[ProfileRow]:
-    """Return the rows, those that name no GPU or model with the ones given."""
+    """Return the rows, with the given GPU and model where a row names none."""
     return [replace(row, gpu=row.gpu or gpu or "", model=row.model or model or "") for row in rows]
 
 
 def compare(
     rows: Iterable[ProfileRow], catalogue: Catalogue, step_time: str = "roofline", *, all_qualities: bool = False
 ) -> Comparison:
-    """Hold a step-time model against measured rows.
+    """Compare a step-time model with measured rows.
 
-    The model `table` learns from every second row of each group and is held against the others.
+    The model `table` learns from every second row of each group and is compared with the others.
 
     Args:
         rows: measured steps.
-        catalogue: where their GPUs and models are looked up.
+        catalogue: with their GPUs and models.
         step_time: name of the model.
         all_qualities: whether rows whose quality is not "ok" count too.
     """
@@ -127,16 +127,16 @@ def compare(
 def measured_deployment(
     row: ProfileRow, catalogue: Catalogue, gpu: Gpu | None = None, engine: str | None = None
 ) -> Deployment:
-    """Return the deployment that a row was measured on, with what its source timed.
+    """Return the deployment that a row was measured on, with the engine that its source timed.
 
     Args:
         row: measured step.
-        catalogue: where its GPU and model are looked up.
-        gpu: taken for the row's GPU.
-        engine: name of what was timed, instead of the source's.
+        catalogue: with its GPU and model.
+        gpu: replaces the row's GPU.
+        engine: name of the timed engine, instead of the source's.
 
     Raises:
-        CatalogueError: a GPU or model that is not known, or that do not go together.
+        CatalogueError: an unknown GPU or model, or a combination that does not work.
     """
     gpu, model = gpu or catalogue.gpu(row.gpu), catalogue.model(row.model)
     if row.num_layers is not None:
@@ -148,7 +148,7 @@ def measured_deployment(
 
 
 def modelled(model: StepTimeModel, row: ProfileRow) -> float | None:
-    """Return what a model says of a row, in milliseconds; None where it does not tell its linear part apart."""
+    """Return a model's time of a row in milliseconds; None if it cannot separate the row's linear part."""
     if row.phase == "linear":
         linear_seconds = getattr(model, "linear_seconds", None)
         return None if linear_seconds is None else linear_seconds(row.num_tokens) * 1e3
@@ -156,7 +156,7 @@ def modelled(model: StepTimeModel, row: ProfileRow) -> float | None:
 
 
 def render(comparison: Comparison) -> FigureTable:
-    """Write the errors as a table."""
+    """Return the errors as a table."""
     table = FigureTable()
     for name in ("source", "gpu", "model", "phase"):
         table.add_column(name, justify="left")
@@ -172,7 +172,7 @@ def render(comparison: Comparison) -> FigureTable:
 
 
 def to_json(comparison: Comparison) -> str:
-    """Write the errors as `{"rows": [{gpu, model, source, phase, n, mape, p95}, ...]}`, percent."""
+    """Return the errors as `{"rows": [{gpu, model, source, phase, n, mape, p95}, ...]}`, percent."""
     rows = [{key: getattr(row, key) for key in ErrorRow.__slots__} for row in comparison.rows]
     return json.dumps({"rows": rows}, indent=1) + "\n"
 

@@ -1,10 +1,10 @@
-"""Runs of Microsoft's Vidur as it records them, and what it takes to run them again.
+"""Recorded runs of Microsoft's Vidur, and their replay.
 
 Its vLLM-style scheduler (vidur/scheduler/replica_scheduler/vllm_replica_scheduler.py, commit 7d47513) has the rules of
-policy `fcfs`, batching `continuous` and memory `paged`, with one difference: `max_tokens_in_batch` bounds a prefill as
-it would be padded, its prompts times the longest of them, where vLLM and we bound the sum. `padded_fifo` has that rule.
+policy `fcfs`, batching `continuous` and memory `paged`, with one difference: `max_tokens_in_batch` bounds a prefill
+with padding, its prompts times the longest of them, where vLLM and we bound the sum. `padded_fifo` has that rule.
 
-A log of its requests has a row each, in order of arrival, with the columns `arrival_s`, `prompt_tokens`,
+A log of its requests has one row each, in order of arrival, with the columns `arrival_s`, `prompt_tokens`,
 `output_tokens`, `scheduled_s`, `first_token_s`, `finish_s`.
 """
 
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """Vidur's options of the same meaning; those of the published run by default.
+    """Vidur's corresponding options, with those of the published run as defaults.
 
     Attributes:
         max_tokens: in a prefill, padded (`max_tokens_in_batch`).
@@ -53,7 +53,7 @@ class BatchRules:
     watermark: float = 0.01
 
     def replica_settings(self) -> ReplicaSettings:
-        """Return the same for a replica of ours, but for the padding."""
+        """Return the equivalent replica settings, apart from the padding."""
         pool_tokens = self.num_blocks * self.block_size
         return ReplicaSettings(
             "fcfs",
@@ -70,7 +70,7 @@ class BatchRules:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Requests in order of arrival: what they ask, and when what happened, in seconds."""
+    """Requests in order of arrival: lengths, and times of their events in seconds."""
 
     arrived: Floats
     prompt_tokens: NDArray[np.int64]
@@ -83,7 +83,7 @@ class RequestTimes:
         return len(self.arrived)
 
     def workload(self) -> Iterator[WorkloadRequest]:
-        """Yield what they ask."""
+        """Yield the requests as a workload."""
         columns = self.arrived.tolist(), self.prompt_tokens.tolist(), self.output_tokens.tolist()
         for index, (at_seconds, prompt_tokens, output_tokens) in enumerate(zip(*columns, strict=True)):
             yield WorkloadRequest(index, at_seconds, prompt_tokens, output_tokens)
@@ -103,10 +103,10 @@ def read_requests(path: Path, limit: int | None = None) -> RequestTimes:
 
     Args:
         path: CSV file.
-        limit: read so many rows at most.
+        limit: most rows to read.
 
     Raises:
-        FormatError: a file that cannot be read, or a row that cannot be; the message names file and line.
+        FormatError: an unreadable file, or an invalid row; the message names file and line.
     """
     rows: list[tuple[float, ...]] = []
     with open_csv(path, FormatError, FormatError) as file:
@@ -168,16 +168,16 @@ def replay(requests: RequestTimes, rules: BatchRules, step_time: StepTimeModel) 
 
 
 class RecordedSteps:
-    """The recorded time of each step whose like was recorded, and another model's of every other.
+    """The recorded time of each step whose shape was recorded, and another model's of every other.
 
-    Steps are alike that have the same decodes and KV tokens, or the same prompt tokens and attention.
+    Steps have the same shape if they have equal decodes and KV tokens, or equal prompt tokens and attention.
 
     Args:
         steps: the log.
-        others: for steps that it does not have.
+        others: model for steps that are not in the log.
 
     Attributes:
-        num_others: how often those were asked.
+        num_others: number of such steps.
     """
 
     name = "recorded"

@@ -1,8 +1,8 @@
 """`lorrery validate vidur`: the simulator against a run of Vidur, with its batch rules and its step times.
 
-Two runs. In the first a step takes what the model `fitted` makes of the log of steps: this is what is judged. In the
-second each step takes what was recorded for a step like it: if all rules are the same, every request then has its
-recorded times, to the last digit of the log.
+Two runs. In the first, step times come from the model `fitted`, fitted to the log of steps: this run is judged. In the
+second, each step takes the recorded time of a step with its shape: if all rules are the same, every request then has
+its recorded times, to the last digit of the log.
 """
 
 import json
@@ -44,20 +44,20 @@ class ComparedQuantile:
 
     @property
     def within(self) -> bool:
-        """Whether it is as near as is asked; quantiles that are not judged are."""
+        """Whether it is within the tolerance; always true for quantiles that are not judged."""
         return self.quantile not in JUDGED or abs(self.error) <= TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)
 class VidurComparison:
-    """What a replay came to.
+    """Result of a replay.
 
     Attributes:
         num_requests: replayed.
         num_recorded_steps: in the log.
         num_steps: in the replay with fitted times.
         quantiles: of each metric.
-        num_same: requests that have their recorded times if every step takes what was recorded.
+        num_same: requests with their recorded times, if every step takes its recorded time.
     """
 
     num_requests: int
@@ -68,7 +68,7 @@ class VidurComparison:
 
     @property
     def within(self) -> bool:
-        """Whether every judged quantile is near enough."""
+        """Whether every judged quantile is within the tolerance."""
         return all(quantile.within for quantile in self.quantiles)
 
 
@@ -76,13 +76,13 @@ def compare(requests_file: Path, steps_file: Path, rules: BatchRules) -> VidurCo
     """Replay a run.
 
     Raises:
-        LorreryError: a file that cannot be read, a log without decodes or prefills, or a request that does not fit.
+        LorreryError: an unreadable file, a log without decodes or prefills, or a request that does not fit.
     """
     recorded = read_requests(requests_file)
     steps = read_steps_file(steps_file)
     catalogue = read_catalogue()
     try:
-        # No adapter is served, so that GPU and model do not matter.
+        # No adapters are served, so GPU and model do not matter.
         fitted = Fitted(Deployment(catalogue.gpu("A100-80-SXM"), catalogue.model("Llama-2-7B"), steps=steps))
     except CatalogueError as error:
         raise FormatError(f"{steps_file}: {error}") from None
@@ -105,7 +105,7 @@ def _num_same(some: RequestTimes, others: RequestTimes) -> int:
 
 
 def render(comparison: VidurComparison) -> FigureTable:
-    """Write the quantiles as a table."""
+    """Return the quantiles as a table."""
     table = FigureTable()
     for name in ("metric", "quantile"):
         table.add_column(name, justify="left")
@@ -125,7 +125,7 @@ def render(comparison: VidurComparison) -> FigureTable:
 
 
 def summary(comparison: VidurComparison) -> list[str]:
-    """Write the rest as lines of text."""
+    """Return the rest as lines of text."""
     num_requests, num_same = f"{comparison.num_requests:,}", f"{comparison.num_same:,}"
     steps = f"{comparison.num_recorded_steps:,} recorded steps, {comparison.num_steps:,} simulated"
     return [
@@ -135,7 +135,7 @@ def summary(comparison: VidurComparison) -> list[str]:
 
 
 def to_json(comparison: VidurComparison) -> str:
-    """Write `{"rows": [{metric, quantile, recorded, simulated, error}, ...], ...}`, seconds and relative errors."""
+    """Return `{"rows": [{metric, quantile, recorded, simulated, error}, ...], ...}`, seconds and relative errors."""
     rows = [
         {
             "metric": row.metric,

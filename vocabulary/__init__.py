@@ -1,4 +1,4 @@
-"""What every room calls by the same name: units of time, reasons to finish, arrays on the wire.
+"""Terms shared by every room: units of time, finish reasons, arrays on the wire.
 
 PURE, and the only room that all others may import; it imports none.
 """

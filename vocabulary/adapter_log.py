@@ -1,13 +1,12 @@
-"""What was loaded and unloaded at run time: the latest change of each adapter, by version. Pure; nothing knows a clock.
+"""Adapters loaded and unloaded at run time: the latest change of each, by version. Pure; reads no clock.
 
-Every scheduler and every router keeps such a log, and they tell one another. A change has a version, which whoever
-decides it takes above all versions that it knows and not below the time (microseconds since 1970): so versions grow
-through restarts too, also of a scheduler that comes back with nothing. Of two changes of one adapter the one with the
-higher version holds. Therefore two logs that were told the same, in any order and any number of times, are equal.
+Every scheduler and every router keeps such a log, and they exchange changes. A change's version is above all versions
+that its author knows and not below the time (microseconds since 1970), so versions also grow across restarts, even of a
+scheduler that returns with an empty log. Of two changes of one adapter the one with the higher version wins. So two
+logs that received the same changes, in any order and any number of times, are equal.
 
-Unloads must be remembered too, or a log that missed one would bring the adapter back. Only the latest `MAX_UNLOADS`
-are: `forgotten` is the highest version of an unload that is not, and tells which of another log's changes that are
-missing here have been taken back: those up to it.
+Unloads must be kept too, or a log that missed one would bring the adapter back. Only the latest `MAX_UNLOADS` are kept:
+`forgotten` is the highest version of a dropped unload. Changes up to it that are missing here have been undone.
 """
 
 import heapq
@@ -16,18 +15,18 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 MAX_UNLOADS = 1024
-"""Unloads that a log remembers, beside those of adapters that the settings list."""
+"""Number of unloads that a log keeps, not counting adapters that the settings list."""
 MAX_VERSION = 2**63 - 1
 MAX_NUMBER = 2**31 - 1
 
 
 class AdapterChange(NamedTuple):
-    """The latest that happened to an adapter.
+    """The latest change of an adapter.
 
     Attributes:
         version: orders all changes.
         adapter_id: of the adapter.
-        rank: that it has from now on; 0: it is unloaded.
+        rank: its rank from now on; 0: it is unloaded.
     """
 
     version: int
@@ -36,12 +35,12 @@ class AdapterChange(NamedTuple):
 
 
 def adapter_key(adapter_id: str, version: int) -> str:
-    """Return an adapter's name and version in one; version 0, as the settings list it, has the name alone."""
+    """Return an adapter's name and version in one; version 0, as listed in the settings, gives the name alone."""
     return f"{adapter_id}@{version}" if version else adapter_id
 
 
 def adapter_number(adapter_id: str) -> int:
-    """Return a number for clients that know adapters by numbers: the same everywhere, 1..2^31 - 1, but not unique."""
+    """Return a number for clients that know adapters by number: 1..2^31 - 1, the same everywhere, but not unique."""
     return int.from_bytes(blake2b(adapter_id.encode(), digest_size=4).digest(), "little") % MAX_NUMBER + 1
 
 
@@ -49,11 +48,11 @@ class AdapterLog:
     """See the module.
 
     Args:
-        listed: adapters that the settings list; their unloads are never forgotten.
-        max_unloads: of others that are remembered.
+        listed: adapters that the settings list; their unloads are never dropped.
+        max_unloads: number of other unloads kept.
 
     Attributes:
-        forgotten: the highest version of an unload that is no longer remembered; 0: all are.
+        forgotten: the highest version of a dropped unload; 0: none was dropped.
         num_loaded: adapters that were loaded at run time and are still known.
     """
 
@@ -63,12 +62,12 @@ class AdapterLog:
         self._max_unloads = max_unloads
         self._latest: dict[str, AdapterChange] = {}
         self._newest = 0
-        self._num_unloads = 0  # that may be forgotten
-        self._oldest_unloads: list[AdapterChange] = []  # a heap of these, and of some that are the latest no longer
+        self._num_unloads = 0  # those that may be dropped
+        self._oldest_unloads: list[AdapterChange] = []  # a heap of these; may hold outdated entries
 
     @property
     def num_changes(self) -> int:
-        """Return how many adapters the log has a change of."""
+        """Return the number of adapters with a change in the log."""
         return len(self._latest)
 
     @property
@@ -77,17 +76,17 @@ class AdapterLog:
         return sorted(self._latest.values())
 
     def latest(self, adapter_id: str) -> AdapterChange | None:
-        """Return what happened to an adapter last; None: nothing, or that is forgotten."""
+        """Return the latest change of an adapter; None if there is none, or it was dropped."""
         return self._latest.get(adapter_id)
 
     def next_version(self, now_us: int) -> int:
-        """Return the version of a change that is decided now: above all that are known, and not below the time."""
+        """Return the version for a change made now: above all known ones, and not below the time."""
         return max(self._newest + 1, now_us)
 
     def merge(self, changes: Iterable[AdapterChange]) -> list[AdapterChange]:
-        """Take in changes that were decided anywhere; return those that are news, in order of versions.
+        """Merge changes from anywhere; return the new ones, in order of versions.
 
-        The cost of one grows with the logarithm of how many unloads are remembered.
+        Cost per change: the logarithm of the number of kept unloads.
         """
         news = [change for change in sorted(changes) if self._is_news(change)]
         for change in news:
@@ -97,13 +96,13 @@ class AdapterLog:
         return [change for change in news if self._latest.get(change.adapter_id, change) is change]
 
     def merge_all(self, changes: Iterable[AdapterChange], forgotten: int) -> list[AdapterChange]:
-        """Take in the whole of another log; return what is news, with an unload for each that the other forgot."""
+        """Merge the whole of another log; return what is new, with an unload for each change that the other dropped."""
         theirs = list(changes)
         kept = {change.adapter_id for change in theirs} | self._listed
         gone = [change for name, change in self._latest.items() if name not in kept and change.version <= forgotten]
         news = self.merge(theirs)
         for change in gone:
-            if change.adapter_id in self._latest:  # an unload may be forgotten already
+            if change.adapter_id in self._latest:  # its unload may have been dropped already
                 self._drop(change.adapter_id)
         self.forgotten = max(self.forgotten, forgotten)
         self._newest = max(self._newest, forgotten)
@@ -115,7 +114,7 @@ class AdapterLog:
         latest = self._latest.get(change.adapter_id)
         if latest is None:
             return change.version > self.forgotten or change.adapter_id in self._listed
-        # Equal versions come from schedulers that could not hear of one another; both sides then choose alike.
+        # Equal versions come from schedulers that could not communicate; the tie-break makes both sides choose alike.
         return (change.version, change.rank) > (latest.version, latest.rank)
 
     def _set(self, change: AdapterChange) -> None:
@@ -142,7 +141,7 @@ class AdapterLog:
         return self._latest.get(change.adapter_id) is change
 
     def _forget(self) -> None:
-        """Forget the oldest unloads beyond the bound."""
+        """Drop the oldest unloads beyond the limit."""
         while self._num_unloads > self._max_unloads:
             oldest = heapq.heappop(self._oldest_unloads)
             if self._is_latest(oldest):

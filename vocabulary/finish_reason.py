@@ -1,10 +1,10 @@
-"""Why a sequence ended by itself."""
+"""Reasons why a sequence finished."""
 
 from enum import IntEnum
 
 
 class FinishReason(IntEnum):
-    """The numbers are the wire's (`FinishReason` of types.proto); reports, metrics and journals say `word`."""
+    """Numbered as on the wire (`FinishReason` of types.proto); reports, metrics and journals use `word`."""
 
     UNSPECIFIED = 0
     EOS = 1
@@ -19,7 +19,7 @@ class FinishReason(IntEnum):
 
     @classmethod
     def of(cls, number: int) -> "FinishReason":
-        """Return the reason with a number off the wire; of a number that this version does not know, UNSPECIFIED."""
+        """Return the reason with a number from the wire; UNSPECIFIED if this version does not know it."""
         return _BY_NUMBER.get(number, cls.UNSPECIFIED)
 
 

@@ -1,8 +1,8 @@
-"""Whole numbers as the machine has them: a few of the standard library's functions, as fast for the wheel's compiler.
+"""Machine integers: a few of the standard library's functions in a form that the wheel's compiler makes fast.
 
-Compiled (mypyc), a list of `i64` is read as machine integers, and what is below is called directly: a search takes a
-seventh of what a call of the standard library's does, which compares Python's objects, and a product beyond 31 bits a
-tenth of what it does as an object. Interpreted, the names stand for the standard library's functions where it has them.
+Compiled (mypyc), a list of `i64` is read as machine integers, and the functions below are called directly: a search
+takes a seventh of the time of the standard library's, which compares Python objects, and a product beyond 31 bits a
+tenth of the time of one on objects. Interpreted, the names stand for the standard library's functions if there are any.
 """
 
 import bisect
@@ -18,12 +18,12 @@ _MANY: Final = 1 << 46
 
 
 def bisect_left(ascending: "list[i64]", value: "i64") -> "i64":
-    """Return the place before all that are not less than a value."""
+    """Return the index before all values that are not less than `value`."""
     return bisect_left_within(ascending, value, 0, len(ascending))
 
 
 def bisect_left_within(ascending: "list[i64]", value: "i64", first: "i64", end: "i64") -> "i64":
-    """Return the same among the places from `first` to before `end`."""
+    """Do the same among the indices from `first` to before `end`."""
     while first < end:
         middle = (first + end) >> 1
         if ascending[middle] < value:
@@ -34,7 +34,7 @@ def bisect_left_within(ascending: "list[i64]", value: "i64", first: "i64", end: 
 
 
 def insort(ascending: "list[i64]", value: "i64") -> None:
-    """Put a value in its place, behind those that equal it."""
+    """Insert a value in order, behind equal ones."""
     first: i64 = 0
     end: i64 = len(ascending)
     while first < end:
@@ -46,8 +46,18 @@ def insort(ascending: "list[i64]", value: "i64") -> None:
     ascending.insert(first, value)
 
 
+def sum_of_first(numbers: "list[i64]", num: "i64") -> "i64":
+    """Return the sum of the first `num` numbers."""
+    total: i64 = 0
+    place: i64 = 0
+    while place < num:
+        total += numbers[place]
+        place += 1
+    return total
+
+
 def sum_of_last(numbers: "list[i64]", num: int) -> int:
-    """Return the sum of the last few."""
+    """Return the sum of the last `num` numbers."""
     total: i64 = 0
     place: i64 = len(numbers) - num
     while place < len(numbers):
@@ -57,9 +67,9 @@ def sum_of_last(numbers: "list[i64]", num: int) -> int:
 
 
 def product(one: int, other: int) -> int:
-    """Return the product of two numbers, of which one may be a time in picoseconds.
+    """Return the product of two numbers, one of which may be a time in picoseconds.
 
-    Up to 46 bits (70 seconds) and 16 bits it is made as a machine word; beyond, as Python makes it.
+    Up to 46 bits (70 seconds) times 16 bits it is a machine-word product; beyond, Python's.
     """
     if 0 <= one < _MANY and 0 <= other < _MANY and (one < _FEW or other < _FEW):
         left: i64 = one
@@ -73,6 +83,7 @@ if isinstance(bisect_left, FunctionType):
         bisect_left=bisect.bisect_left,
         bisect_left_within=bisect.bisect_left,
         insort=bisect.insort,
+        sum_of_first=lambda numbers, num: sum(numbers[:num]),
         sum_of_last=lambda numbers, num: sum(numbers[len(numbers) - num :]),
         product=operator.mul,
     )

@@ -1,4 +1,4 @@
-"""The files that a run leaves, by name, and how a summary says what made it: for who writes them and who reads them."""
+"""File names of a run's output, and the kinds of summary, for its writers and readers."""
 
 from typing import Final
 
@@ -12,15 +12,15 @@ POINTS_FOLDER: Final = "points"
 RECORD_FILE: Final = "frames.ndjson.gz"
 
 CPU_SECONDS: Final = "cpu_seconds"
-"""The one figure of a sweep's point that is another each time."""
+"""The only figure of a sweep's point that differs between repetitions."""
 
 MAX_FRAMES: Final = 2_000
-"""Frames of a record whose maker has not said how often."""
+"""Default number of frames of a record."""
 
 LIVE_KIND: Final = "lorrery load"
 SIMULATED_KIND: Final = "lorrery simulate"
 KINDS: Final = (LIVE_KIND, SIMULATED_KIND, "lorrery load report")
-"""`kind` of a summary. The last is how both said it at first."""
+"""`kind` of a summary. The last was used for both in early versions."""
 
 FORMAT_VERSION: Final = 1
-"""Of summaries. Another number: another meaning of some field."""
+"""Of summaries. Another number means that some field changed its meaning."""

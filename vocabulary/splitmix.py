@@ -1,4 +1,4 @@
-"""Hashes for what must come out alike everywhere.
+"""Hashes that must give the same result everywhere.
 
 splitmix64: Steele, Lea, Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
 """
@@ -12,7 +12,7 @@ _U64 = (1 << 64) - 1
 
 
 def hash64(seed: int, position: int) -> int:
-    """Return the number at a position of a random stream, 64 bits; positions may be negative."""
+    """Return the 64-bit number at a position of a random stream; positions may be negative."""
     z = (seed + (position + 1) * STEP) & _U64
     z = ((z ^ (z >> 30)) * _MIX_1) & _U64
     z = ((z ^ (z >> 27)) * _MIX_2) & _U64

@@ -1,9 +1,9 @@
-"""Which of many stop sequences is complete first: one automaton for all of them.
+"""Finds which of many stop sequences is complete first, with one automaton for all of them.
 
-Aho and Corasick, Efficient string matching, CACM 18(6), 1975. A step of it costs the same whatever the number and
-length of the sequences, up to a constant factor on average over a text; building it costs their total length. The
-router matches characters with it and the worker token ids, so both mean the same by "first": the sequence whose last
-symbol comes earliest, and of those that end there the longest.
+Aho and Corasick, Efficient string matching, CACM 18(6), 1975. A step costs the same whatever the number and length of
+the sequences, up to a constant factor on average over a text; building costs their total length. The router matches
+characters with it and the worker token ids, so both use the same definition of "first": the sequence whose last symbol
+comes earliest, and of those that end there the longest.
 """
 
 from array import array
@@ -11,26 +11,26 @@ from collections.abc import Iterable
 
 _SYMBOL_BITS = 32
 START = 0
-"""The state before anything was read."""
+"""The state before any symbol was read."""
 
 
 class StopAutomaton:
     """Reads symbols one by one; its state is a number that the caller keeps.
 
     Args:
-        sequences: of symbols, each an unsigned 32-bit number: characters' code points or token ids. Empty ones are
+        sequences: of symbols, each an unsigned 32-bit number: code points of characters, or token ids. Empty ones are
             ignored.
 
     Attributes:
         first_symbols: those that leave the state `START`.
         matched: by state: length of the longest sequence that is complete there; 0: none is.
-        depth: by state: how many of the last symbols may be the beginning of a sequence.
+        depth: by state: number of last symbols that may begin a sequence.
     """
 
     __slots__ = ("_fallback", "_next", "depth", "first_symbols", "matched")
 
     def __init__(self, sequences: Iterable[Iterable[int]]) -> None:
-        # One dict for all edges: a dict for each state would take three times the memory.
+        # One dict for all edges: one per state would take three times the memory.
         self._next: dict[int, int] = {}
         self.depth = array("I", (0,))
         self.matched = array("I", (0,))

@@ -1,13 +1,13 @@
-"""Synthetic logits: what a mock model in logits mode makes of each word at each place.
+"""Synthetic logits: a mock model's value of each word at each position in logits mode.
 
 Word i of a sequence has at output position t the logit
 
     2.5 likes(i) + 1.7 surprise(i, t)
 
-with `likes` and `surprise` standard normal: what the context (adapter, prompt) is about, and what comes up
-at one place. Both follow from a hash of the context, never from the request's seed, so greedy decoding says the same
-whatever the seed. Their sum has a deviation of 3: of 1,905 words some twenty are likely at temperature 1, and those
-that a context likes come again.
+with `likes` and `surprise` standard normal: the topic of the context (adapter, prompt), and the variation at one
+position. Both follow from a hash of the context, never from the request's seed, so greedy decoding gives the same
+output for every seed. Their sum has a deviation of 3: of 1,905 words some twenty are likely at temperature 1, and the
+words that a context likes recur.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ _TABLE_SIZE = 1 << 16
 
 
 def context_of(adapter_id: str, prompt_token_ids_u32: bytes) -> int:
-    """Return what a sequence's logits follow from, 64 bits; the prompt as little-endian 32-bit numbers."""
+    """Return the 64-bit hash that a sequence's logits follow from; the prompt as little-endian 32-bit numbers."""
     digest = hashlib.blake2b(f"{adapter_id}\0".encode(), digest_size=8)
     digest.update(prompt_token_ids_u32)
     return int.from_bytes(digest.digest(), "little")
 
 
 def model_logits(context: int, position: int, num_words: int = MAX_WORDS) -> Logits:
-    """Return what the model makes of each word at an output position; shape (num_words,).
+    """Return the logits of all words at an output position; shape (num_words,).
 
     Args:
         context: from `context_of`.
@@ -44,7 +44,7 @@ def model_logits(context: int, position: int, num_words: int = MAX_WORDS) -> Log
 
 
 def _likes(context: int, num_words: int) -> Logits:
-    """Return what a context likes: the sum of two windows of the table, so that two contexts never have the same."""
+    """Return a context's likes: the sum of two windows of the table, so that no two contexts have the same."""
     likes = _normals(hash64(context, -1), num_words) + _normals(hash64(context, -3), num_words)
     scaled: Logits = likes * (_LIKES / np.sqrt(2.0))
     return scaled
@@ -57,7 +57,7 @@ def _normals(at: int, num_words: int) -> Logits:
 
 @cache
 def _table() -> Logits:
-    """Return numbers that are standard normal (Box and Muller), the same wherever this runs."""
+    """Return standard normal numbers (Box and Muller), the same on every machine."""
     hashes = hashes64(0x10C4, 2 * _TABLE_SIZE)
     uniform = ((hashes >> np.uint64(11)).astype(np.float64) + 0.5) / (1 << 53)
     normals = np.sqrt(-2 * np.log(uniform[:_TABLE_SIZE])) * np.cos(2 * np.pi * uniform[_TABLE_SIZE:])

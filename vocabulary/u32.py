@@ -18,7 +18,7 @@ assert array("I").itemsize == ITEM_BYTES
 
 
 def pack(values: Iterable[int]) -> bytes:
-    """Return the bytes of some numbers.
+    """Pack numbers into bytes.
 
     Raises:
         OverflowError: a number below 0 or of more than 32 bits.
@@ -30,7 +30,7 @@ def pack(values: Iterable[int]) -> bytes:
 
 
 def unpack(data: bytes) -> "array[int]":
-    """Return the numbers.
+    """Unpack the numbers.
 
     Raises:
         ValueError: not a multiple of four bytes.
@@ -45,7 +45,7 @@ def unpack(data: bytes) -> "array[int]":
 
 
 def native(data: bytes) -> bytes:
-    """Return the numbers as an `array("I")` of this machine has them; no copy where that is the wire's order.
+    """Return the bytes of an `array("I")` on this machine; no copy if its order is the wire's.
 
     Raises:
         ValueError: not a multiple of four bytes.
@@ -54,12 +54,12 @@ def native(data: bytes) -> bytes:
 
 
 def pack_array(values: NDArray[np.uint32]) -> bytes:
-    """Return the bytes of a numpy array."""
+    """Pack a NumPy array into bytes."""
     return values.astype(_U32, copy=False).tobytes()
 
 
 def view(data: bytes) -> NDArray[np.uint32]:
-    """Return the numbers as a numpy array over the same memory, which cannot be written to.
+    """Return the numbers as a read-only NumPy array over the same memory.
 
     Raises:
         ValueError: not a multiple of four bytes.

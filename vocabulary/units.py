@@ -5,22 +5,24 @@ from typing import Final
 PS_PER_SECOND: Final = 10**12
 
 NEVER: Final = (1 << 62) - 1
-"""Later than any time (in picoseconds, 53 days) and more steps than any run has; sums of two still fit 64 bits. No
-larger integer is one machine word in the compiled core."""
+"""Later than any time (in picoseconds, 53 days) and more steps than any run has; sums of two still fit 64 bits.
+
+No larger integer is one machine word in the compiled core.
+"""
 
 LAST_SECONDS: Final = NEVER // PS_PER_SECOND
-"""The same in seconds: no time in a simulation is later."""
+"""`NEVER` in seconds: no time in a simulation is later."""
 
 ENDLESS: Final = 1 << 128
-"""Later than whatever a live clock shows, which may go beyond `NEVER`."""
+"""Later than any time of a live clock, which may exceed `NEVER`."""
 
 
 def picoseconds(seconds: float) -> int:
-    """Return the nearest whole number of picoseconds, of two the even one: as `round` does, without a call of Python's.
+    """Return the nearest whole number of picoseconds, ties to even: as `round`, without a call into Python.
 
     Raises:
         OverflowError: infinite.
-        ValueError: no number.
+        ValueError: not a number.
     """
     exact = seconds * PS_PER_SECOND
     whole = int(exact)

@@ -1,11 +1,11 @@
-"""What kinds of worker a cluster has, in words."""
+"""The kinds of workers in a cluster, in words."""
 
 from collections import Counter
 from collections.abc import Iterable
 
 
 def count_kinds(workers: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Count workers by kind: the GPU's name, and behind it ` (TP n)` where it is more than one.
+    """Count workers by kind: the GPU's name, with ` (TP n)` if the degree is more than one.
 
     Args:
         workers: GPU and tensor-parallel degree of each.

@@ -28,13 +28,13 @@ Examples:
 
 
 def make(settings: Settings, registry: CollectorRegistry) -> tuple[Service, str, str, float]:
-    """Return the service, where it listens, where its metrics are, and how long it may drain."""
+    """Return the service, its listen address, its metrics address and its drain limit in seconds."""
     worker = settings.worker
     return WorkerService(settings, registry), worker.listen, worker.metrics, worker.drain_seconds
 
 
 def main() -> None:
-    """Be `python -m lorrery.worker`; never returns normally."""
+    """Run `python -m lorrery.worker`; never returns normally."""
     service_command("worker", HELP, load, make)
 
 

@@ -1,10 +1,10 @@
-"""Counts steps in the metrics many at a time.
+"""Counts finished steps in the metrics, in batches.
 
-What a step was goes into a score of counters and histograms, and what its time went to is the step-time model's formula
-once more. While a worker waits for the end of the next step, others use the core's caches, so the first look at all of
-that costs several times what the second one does. So a step that has ended is noted in one record, and records are
-counted together when there is nothing more urgent: `COUNT_AFTER` of them, those since the last heartbeat, or those of a
-plan when it is over. What is shown may be that much older than what the scheduler knows.
+Counting a step updates several counters and histograms and evaluates the step-time formula again. While a worker sleeps
+until the next step ends, other processes evict its cache lines, so the first step counted after a sleep costs several
+times what the second one does. Each finished step is therefore kept as one record, and records are counted together
+when nothing is urgent: after `COUNT_AFTER` of them, at a heartbeat, and at the end of a plan. The metrics may lag
+behind what the scheduler knows by that much.
 """
 
 from collections import deque
@@ -19,21 +19,21 @@ from lorrery.worker.device.work import PrefillWork, StepOutcome
 from lorrery.worker.metrics import WorkerMetrics
 
 COUNT_AFTER = 64
-"""Steps that are kept before they are counted, about those of a second."""
+"""Steps kept before they are counted, about one second's worth."""
 
 
 class StepRecord(NamedTuple):
-    """A step that has ended.
+    """A finished step.
 
     Attributes:
-        batch: what it computed.
-        prefills: its plan's, of which the batch may have none any more.
-        outcome: what it gave.
-        gap_ps: how much later than the boundary before it began.
-        start_ps: when it began.
-        end_ps: when it ended.
-        actual_ps: how long it took by the wall clock, in device time.
-        lag_seconds: wall seconds by which its end was noticed late.
+        batch: what the step computed.
+        prefills: prefill chunks of its plan; the batch of a later step has none of them.
+        outcome: tokens and finishes of the step.
+        gap_ps: time between the previous boundary and the start of the step.
+        start_ps: start of the step.
+        end_ps: end of the step.
+        actual_ps: duration by the wall clock, in device time.
+        lag_seconds: wall seconds between the end of the step and the moment the worker noticed it.
     """
 
     batch: Batch
@@ -47,12 +47,12 @@ class StepRecord(NamedTuple):
 
 
 class StepAccounts:
-    """The steps of one GPU that are not counted yet.
+    """Steps of one GPU that are not counted yet.
 
     Args:
-        gpu: that runs them.
-        metrics: where they are counted.
-        spells: in which they take longer; who changes them counts what has been run before.
+        gpu: the GPU that runs the steps.
+        metrics: where steps are counted.
+        spells: times at which steps take longer; count all finished steps before replacing it.
     """
 
     def __init__(self, gpu: MockGpu, metrics: WorkerMetrics, spells: Spells) -> None:
@@ -62,17 +62,17 @@ class StepAccounts:
         self._due = False
 
     def ended(self, record: StepRecord, *, last: bool) -> None:
-        """Note a step; the last of a plan is due to be counted, with those before it."""
+        """Record a finished step; the last step of a plan makes all recorded steps due for counting."""
         self._records.append(record)
         self._due = self._due or last or len(self._records) >= COUNT_AFTER
 
     def settle(self) -> None:
-        """Count the steps if that is due."""
+        """Count the recorded steps if they are due."""
         if self._due:
             self.count()
 
     def count(self) -> None:
-        """Count the steps that have been noted, and what is on the device now."""
+        """Count all recorded steps, and set the gauges to what is on the device now."""
         self._due = False
         while self._records:
             self._count(self._records.popleft())

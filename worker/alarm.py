@@ -1,8 +1,8 @@
-"""Calls back at a time of the monotonic clock, as exactly as the platform can.
+"""Calls back at a time of the monotonic clock, as exactly as the platform allows.
 
-uvloop's timers have whole milliseconds, and a step's end would be noticed half a millisecond late on average. Linux'
-timerfd has nanoseconds and is a file like any other to an event loop. Where there is none, or the loop is another one
-than uvloop, as in tests that have a time of their own, the loop's timers must do.
+uvloop's timers have millisecond resolution, so a step's end would be noticed half a millisecond late on average. Linux'
+timerfd has nanosecond resolution and is an ordinary file to an event loop. Without timerfd, or on a loop other than
+uvloop, such as one with virtual time in tests, the loop's own timers are used.
 """
 
 import asyncio
@@ -17,29 +17,29 @@ from typing import Protocol
 _CLOCK_MONOTONIC = 1  # Linux, include/uapi/linux/time.h; what `time.monotonic()` reads
 _TFD_TIMER_ABSTIME = 1  # include/uapi/linux/timerfd.h
 _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
-_EXPIRATIONS_BYTES = 8  # timerfd_create(2): a read gives how often it has expired, a 64-bit number
+_EXPIRATIONS_BYTES = 8  # timerfd_create(2): a read returns the number of expirations, a 64-bit number
 
 
 class Alarm(Protocol):
-    """Calls back once for each time that it is set."""
+    """Calls back once for each time that is set."""
 
     def set(self, at_seconds: float) -> None:
-        """Call back at this time of `time.monotonic()`, soon if it has passed, and not at the time set before."""
+        """Call back at this time of `time.monotonic()`, soon if it has passed; replaces the time set before."""
         ...
 
     def clear(self) -> None:
-        """Do not call back."""
+        """Cancel the pending callback."""
         ...
 
     def close(self) -> None:
-        """Never call back again; to set it has no effect from here on."""
+        """Never call back again; `set` has no effect from here on."""
         ...
 
 
 def open_alarm(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Alarm:
-    """Return an alarm that calls `ring` in a loop; it may call early, by the resolution of the loop's timers."""
+    """Return an alarm that calls `ring` in a loop; it may ring early, by the resolution of the loop's timers."""
     if type(loop).__module__.partition(".")[0] == "uvloop":
-        with contextlib.suppress(AttributeError, OSError):  # no such function, or none is left or allowed
+        with contextlib.suppress(AttributeError, OSError):  # libc lacks timerfd, or no file descriptor is available
             return _TimerFile(loop, ring)
     return _LoopTimer(loop, ring)
 
@@ -54,7 +54,7 @@ class _LoopTimer:
         self.clear()
         if self._closed:
             return
-        # Whole milliseconds, rounded up: event loops know no finer timers, and rounding down would spin.
+        # Whole milliseconds, rounded up: event loops have no finer timers, and rounding down would spin.
         delay_seconds = math.ceil((at_seconds - time.monotonic()) * 1e3) / 1e3
         self._timer = self._loop.call_later(max(0.0, delay_seconds), self._ring)
 
@@ -77,10 +77,10 @@ class _Itimerspec(ctypes.Structure):
 
 
 class _TimerFile:
-    """An alarm by timerfd(2); Python has it in `os` from 3.13 on.
+    """An alarm based on timerfd(2); Python has it in `os` from 3.13 on.
 
-    An event loop may have queued the reader's callback before the alarm is cleared or set anew. Reading tells: that
-    timer's expiry is no longer in the file.
+    The event loop may have queued the reader's callback before the alarm is cleared or set again. The read then fails,
+    because the old expiration is no longer in the file.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
@@ -126,7 +126,7 @@ class _TimerFile:
         self._ring()
 
     def _settime(self, at_ns: int) -> None:
-        """Expire at a time; 0: never."""
+        """Set the timer to a time in nanoseconds; 0 disarms it."""
         value = self._spec.value
         value.seconds, value.nanoseconds = divmod(at_ns, 1_000_000_000)
         if self._timerfd_settime(self._file, _TFD_TIMER_ABSTIME, self._pointer, None) < 0:

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 1.0
 """How long a drained worker waits for the scheduler to close the stream."""
 JUMP_SECONDS = 1.0
-"""By so many wall seconds the scheduler's clock may turn out to be behind what this worker thinks it is."""
+"""Largest wall time by which the scheduler's clock may turn out to be behind this worker's estimate of it."""
 MAX_OUTGOING = 4096
-"""Messages that may wait for a slow stream, a minute of 15 ms steps; one more and the stream counts as broken."""
+"""Outgoing messages queued for a slow stream, a minute of 15 ms steps; one more and the stream counts as broken."""
 
 _log = get_logger("worker")
 
@@ -38,22 +38,22 @@ Call = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 
 
 class StreamBrokenError(Exception):
-    """The stream to the scheduler is of no more use; the message says why."""
+    """The stream to the scheduler can no longer be used; the message says why."""
 
 
 class Attachment:
     """See the module.
 
     Args:
-        call: the stream, welcomed.
-        gpu: that runs the plans.
-        clock: the scheduler's device clock, as well as it is known here.
-        metrics: what happens is counted there.
-        answers: what sequences say.
+        call: the stream, after its welcome.
+        gpu: the GPU that runs the plans.
+        clock: this worker's estimate of the scheduler's device clock.
+        metrics: of the worker.
+        answers: output model.
         faults: of this worker.
-        kv_events: publishes what happens to the prefix cache; None: nobody does.
-        traces: makes spans; None: nobody wants them.
-        engine: what is shown under other engines' names; None: nothing.
+        kv_events: publishes the events of the prefix cache; None: off.
+        traces: makes spans; None: off.
+        engine: metrics under other engines' names; None: off.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Attachment:
         """Serve until the scheduler ends the stream.
 
         Args:
-            heartbeat_seconds: between two signs of life.
+            heartbeat_seconds: wall time between two heartbeats.
             until_lost: raises when the GPU is to be lost.
 
         Raises:
-            StreamBrokenError: the stream is too slow, or the scheduler says what cannot be.
+            StreamBrokenError: the stream is too slow, or the scheduler sent an invalid message.
             grpc.aio.AioRpcError: the stream broke.
         """
         try:
@@ -106,14 +106,14 @@ class Attachment:
                 self._traces.detached(self._pacer.boundary_ps)
 
     def end(self) -> None:
-        """End the stream now; what still runs is queued again elsewhere."""
+        """End the stream now; the scheduler queues the running sequences on other workers."""
         self._to_end.set()
 
     async def _until_to_end(self) -> None:
         await self._to_end.wait()
 
     async def drain(self) -> None:
-        """Finish the sequences that are here, tell their ends, and close the stream."""
+        """Finish the sequences on this worker, report them, and close the stream."""
         self._send(wire.DRAINING)
         ended = asyncio.ensure_future(self._ended.wait())
         finished = asyncio.ensure_future(self._finish())
@@ -145,10 +145,10 @@ class Attachment:
             self._more.set_result(None)
 
     async def _write(self) -> None:
-        """Write until None, which closes the stream: a heartbeat that came after that would break it."""
+        """Write queued messages until None, which closes the stream; a heartbeat written after that would break it."""
         outgoing, loop = self._outgoing, asyncio.get_running_loop()
         while True:
-            while not outgoing:  # not an asyncio.Queue, which does much more for each message
+            while not outgoing:  # not an asyncio.Queue, which costs much more per message
                 self._more = loop.create_future()
                 await self._more
             message = outgoing.popleft()
@@ -173,7 +173,7 @@ class Attachment:
             return
         ahead_seconds = self._clock.observe(from_wire(answer.sent_ps, now_ps), self._beat_at)
         if ahead_seconds > JUMP_SECONDS:
-            # What runs here was put at times that the scheduler's clock has not reached. A new stream starts anew.
+            # Steps here were scheduled at times that the scheduler's clock has not reached. A new stream starts afresh.
             raise StreamBrokenError(f"the clock of this host or of the scheduler's has jumped by {ahead_seconds:.3f} s")
 
     async def _read(self) -> None:
@@ -215,11 +215,12 @@ class Attachment:
 
     def _show(self, message: pb.Plan | pb.HeartbeatAnswer) -> None:
         if self._engine is not None and message.HasField("engine"):
-            self._pacer.count()  # whose tokens are of the requests that it tells of
+            self._pacer.count()  # first count the tokens that the scheduler's counts refer to
             self._engine.take(message.engine)
 
     async def _read_plan(self, message: pb.Plan, now_ps: int) -> Plan:
         if any(join.sampling.stop_sequences_u32 for join in message.joins):
-            # Where they stop takes a look at all that they may say: long enough for heartbeats to be missed.
+            # Finding where they stop means generating the whole output, which could take long enough to miss
+            # heartbeats.
             return await asyncio.to_thread(wire.read_plan, message, self._answers, now_ps)
         return wire.read_plan(message, self._answers, now_ps)

@@ -1,4 +1,4 @@
-"""From settings to the mock GPU: reads catalogues and profiles, and says what the replica is."""
+"""Builds the mock GPU from settings: reads catalogues and profiles, and derives the device of a worker."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -37,10 +37,10 @@ from lorrery.worker.settings import OutputSettings
 
 
 def read_catalogue(extra: Iterable[Path] = ()) -> Catalogue:
-    """Read the shipped catalogue and further files, which win.
+    """Read the shipped catalogue and further files, whose entries take precedence.
 
     Raises:
-        SettingsError: a file that cannot be read or is not of the form.
+        SettingsError: a file cannot be read or has the wrong form.
     """
     extra = tuple(extra)
     if not extra:
@@ -55,7 +55,7 @@ def read_profile_file(path: Path) -> list[ProfileRow]:
     """Read a CSV file of measured steps.
 
     Raises:
-        SettingsError: a file that cannot be read, or a row that cannot be; the message names file and line.
+        SettingsError: the file cannot be read, or a row is invalid; the message names file and line.
     """
     with open_csv(path, SettingsError, ProfileError) as file:
         return read_profile(file)
@@ -65,7 +65,7 @@ def read_steps_file(path: Path) -> list[EngineStep]:
     """Read a CSV file of an engine's steps.
 
     Raises:
-        SettingsError: a file that cannot be read, or a row that cannot be; the message names file and line.
+        SettingsError: the file cannot be read, or a row is invalid; the message names file and line.
     """
     with open_csv(path, SettingsError, StepLogError) as file:
         return read_steps(file)
@@ -74,7 +74,7 @@ def read_steps_file(path: Path) -> list[EngineStep]:
 def own_rows(
     rows: Iterable[ProfileRow], catalogue: Catalogue, gpu: Gpu, model: Model, tensor_parallel: int
 ) -> list[ProfileRow]:
-    """Return the timed rows that are about one deployment; a row that names no GPU or model is about any."""
+    """Return the timed rows that match one deployment; a row without a GPU or model matches any."""
 
     def about(row: ProfileRow) -> bool:
         try:
@@ -90,10 +90,10 @@ def own_rows(
 
 
 def deployment_of(settings: Settings) -> Deployment:
-    """Return what a worker of these settings is.
+    """Return the deployment of a worker with these settings.
 
     Raises:
-        SettingsError: a file that cannot be read, or names that are not known or do not go together.
+        SettingsError: a file cannot be read, or names are unknown or incompatible.
     """
     worker = settings.worker
     catalogue = read_catalogue(settings.catalogue)
@@ -126,7 +126,7 @@ def deployment_of(settings: Settings) -> Deployment:
 
 
 def _check_kinds(steps: Iterable[EngineStep], at: str) -> None:
-    """Refuse a log that lacks one of the two kinds of steps, of which each is fitted by itself."""
+    """Check that a step log has both kinds of steps, each of which is fitted separately."""
     kinds = {bool(step.prefill_tokens) for step in steps}
     for kind, what in ((False, "of decodes alone (prefill_tokens = 0)"), (True, "with prefill (prefill_tokens > 0)")):
         if kind not in kinds:
@@ -134,7 +134,7 @@ def _check_kinds(steps: Iterable[EngineStep], at: str) -> None:
 
 
 def _at(settings: Settings, *keys: str) -> str:
-    """Name settings of a worker: where its group has them, if it is of one."""
+    """Return the full names of a worker's settings, in its group if it belongs to one."""
     group = settings.worker.group
     where = "worker" if group is None else f"workers.{group}"
     return ", ".join(f"{where}.{key}" for key in keys)
@@ -145,11 +145,11 @@ class Device:
     """A worker's device.
 
     Attributes:
-        deployment: what it is.
+        deployment: GPU, model and engine.
         pool_tokens: size of its KV pool.
-        step_time: how long its steps take.
-        settings: that it follows from, as the worker announces them.
-        pace: what its steps take, in the same way.
+        step_time: its step-time model.
+        settings: the settings that it follows from, as the worker announces them.
+        pace: summary of its step times, announced likewise.
     """
 
     deployment: Deployment
@@ -160,43 +160,43 @@ class Device:
 
     @property
     def can_extrapolate(self) -> bool:
-        """Whether its step times are fitted to rows that end somewhere."""
+        """Whether its step times are fitted to rows of a limited range."""
         return isinstance(self.step_time, Fitted)
 
     @property
     def extrapolated(self) -> str:
-        """Which steps so far were outside what was measured, in words; empty if none were, or none was measured."""
+        """Which steps so far were outside the measured range, in words; empty: none, or nothing was measured."""
         return beyond_profile(self.step_time)
 
 
 def device_of(settings: Settings) -> Device:
-    """Return the device of a worker of these settings.
+    """Return the device of a worker with these settings.
 
     Raises:
-        SettingsError: as `deployment_of`, or a model that does not fit.
+        SettingsError: as `deployment_of`, or the model does not fit.
     """
     deployment = deployment_of(settings)
     try:
         step_time = step_time_of(settings, deployment)
         pace = pace_of(step_time)
         if isinstance(step_time, Fitted):
-            step_time.forget()  # what its pace was asked for
+            step_time.forget()  # discard the queries that computing the pace has made
         return Device(deployment, deployment.kv_pool_tokens(), step_time, settings.worker.of_device, pace)
     except CatalogueError as error:
         raise SettingsError(f"{_at(settings, 'gpu', 'tensor_parallel')}, model: {error}") from None
 
 
 def beyond_profile(step_time: StepTimeModel) -> str:
-    """Return what a model was asked for outside the rows that it was fitted to, in words; empty if nothing was."""
+    """Return the queries of a model outside the rows that it was fitted to, in words; empty: none."""
     return step_time.beyond if isinstance(step_time, Fitted) else ""
 
 
 def step_time_of(settings: Settings, deployment: Deployment) -> StepTimeModel:
-    """Return how long a worker's steps take.
+    """Return the step-time model of a worker.
 
     Raises:
-        SettingsError: a log of steps that cannot be fitted.
-        CatalogueError: degrees that do not go together.
+        SettingsError: a step log that cannot be fitted.
+        CatalogueError: incompatible parallel degrees.
     """
     try:
         return STEP_TIME_MODELS[settings.worker.step_time](deployment)
@@ -207,11 +207,11 @@ def step_time_of(settings: Settings, deployment: Deployment) -> StepTimeModel:
 
 
 def spells_of(sets: Iterable[RuleSet], name: str) -> Spells:
-    """Return when faults make a worker slow, or freeze it.
+    """Return when faults make a worker slow or freeze it.
 
     Args:
-        sets: of faults; each holds for a time, from which its own count.
-        name: of the worker.
+        sets: sets of faults; each applies for a period, from whose start the times of its faults count.
+        name: name of the worker.
     """
     slow: list[tuple[int, int, Fraction]] = []
     frozen: list[tuple[int, int]] = []
@@ -230,17 +230,17 @@ def spells_of(sets: Iterable[RuleSet], name: str) -> Spells:
 
 
 def length_model_of(output: OutputSettings) -> LengthModel:
-    """Return where the mock model of these settings ends by itself."""
+    """Return the model of where outputs end by themselves."""
     if output.length_model == "llm-mock":
         return LlmMockLength()
     return LognormalLength(output.length_median, output.length_sigma)
 
 
 def answers_of(settings: Settings) -> Answers:
-    """Return what a worker of these settings answers.
+    """Return the output model of a worker with these settings.
 
     Raises:
-        SettingsError: a file that cannot be read, or an unknown model.
+        SettingsError: a file cannot be read, or the model is unknown.
     """
     output, path = settings.worker.output, settings.router.tokenizer
     words = None

@@ -1,7 +1,7 @@
-"""What a worker shows under other engines' names: its own steps, and what its scheduler says of its replica.
+"""What a worker shows under other engines' names: its own steps, and the scheduler's counts for its replica.
 
-The scheduler's word comes with each plan, and with the answers to heartbeats where something has changed. Without a
-scheduler nothing runs, waits or is in memory; what has been counted stays.
+The scheduler sends its counts with each plan, and with heartbeat answers when something has changed. Without a
+scheduler the gauges show nothing running, waiting or in memory; counters keep their values.
 """
 
 from prometheus_client import CollectorRegistry
@@ -20,9 +20,9 @@ class Engine:
 
     Args:
         settings: of the cluster.
-        registry: where it is shown.
-        pool_tokens: of the worker, until its scheduler says what it makes of them.
-        number: of its GPU among those of the process.
+        registry: where the metrics are registered.
+        pool_tokens: KV pool of the worker; shown until the scheduler sends the size that it uses.
+        number: of this GPU among those of the process.
     """
 
     def __init__(self, settings: Settings, registry: CollectorRegistry, pool_tokens: int, number: int = 0) -> None:
@@ -41,13 +41,13 @@ class Engine:
         self._max_loras = settings.adapters.max_loras or 0
         self._metrics.state = self._idle()
         self._adapters: dict[str, tuple[bool, bool]] = {}
-        self._now_ps = 0  # time in steps and the gaps between them
-        self._decoded_ps = 0  # when all that decode had their last token, but for those who have joined since
-        self._joined: list[tuple[int, int]] = []  # when, and how many
+        self._now_ps = 0  # sum of step times and the gaps between them
+        self._decoded_ps = 0  # when all decoding sequences but those in `_joined` had their last token
+        self._joined: list[tuple[int, int]] = []  # time of joining, number of sequences
 
     @classmethod
     def of(cls, settings: Settings, registry: CollectorRegistry, pool_tokens: int, number: int = 0) -> "Engine | None":
-        """Return one, if the settings want anything shown."""
+        """Return an instance if the settings ask for any such metrics, else None."""
         shown = settings.metrics
         return cls(settings, registry, pool_tokens, number) if shown.vllm or shown.sglang else None
 
@@ -62,11 +62,11 @@ class Engine:
         """Count a step.
 
         Args:
-            prefill_tokens: of prompts, computed.
-            output_tokens: that it gave.
-            num_sampled: of these, those that prompts gave.
-            num_joined: sequences that go on after that.
-            since_ps: from the end of the step before to its own.
+            prefill_tokens: prompt tokens computed.
+            output_tokens: tokens produced.
+            num_sampled: output tokens that came from prefills.
+            num_joined: of these sequences, those that go on to decode.
+            since_ps: time from the end of the previous step to the end of this one.
         """
         metrics = self._metrics
         self._now_ps = now_ps = self._now_ps + since_ps
@@ -85,10 +85,10 @@ class Engine:
         if num_joined:
             self._joined.append((now_ps, num_joined))
 
-    # --- the scheduler's word ---------------------------------------------------------------------------------------
+    # --- the scheduler's counts -------------------------------------------------------------------------------------
 
     def attach(self, *, attached: bool) -> None:
-        """Show nothing running, waiting or in memory: at the start of an attachment, and from its end on."""
+        """Show nothing running, waiting or in memory; called at the start and at the end of an attachment."""
         del attached
         self._adapters = {}
         self._joined.clear()
@@ -97,10 +97,10 @@ class Engine:
         self._metrics.state = self._idle()
 
     def take(self, said: pb.EngineCounts) -> None:
-        """Show what the scheduler says.
+        """Show the scheduler's counts.
 
         Raises:
-            ValueError: arrays that should be of one length are not.
+            ValueError: arrays that must have one length have not.
         """
         metrics, before = self._metrics, self._metrics.state
         if said.HasField("config"):

@@ -1,4 +1,4 @@
-"""Faults on request that a worker follows by itself: it is slow, begins no step, or is lost and its process is not."""
+"""Injected faults that a worker applies itself: slow steps, frozen steps, and the loss of one GPU of a process."""
 
 from collections.abc import Iterable
 
@@ -11,43 +11,43 @@ from lorrery.worker.device.slow import Spells
 
 
 class WorkerFaults:
-    """The faults of one worker, from attaching on.
+    """The faults of one worker, from its attachment on.
 
     Args:
-        settings: of the cluster; some of its faults may be this worker's.
-        name: the worker's.
-        from_ps: since when the times of the settings' faults count.
+        settings: of the cluster; some of its faults may name this worker.
+        name: name of the worker.
+        from_ps: origin of the times in the settings' faults.
     """
 
     def __init__(self, settings: Settings, name: str, from_ps: int) -> None:
         self._name = name
         self._book = RuleBook()
         self._book.plan(settings.planned_faults(), from_ps)
-        # One that names a process of several is not among them: whoever runs the process kills it.
+        # A loss that names a whole process is not among them: whatever runs the process kills it.
         asked = map(parse_fault, settings.faults)
         losses = [fault for fault in asked if (fault.kind, fault.worker) == (WORKER_LOSS, name)]
         self._losses = [fault.begun_at(from_ps) for fault in losses]
 
     @property
     def spells(self) -> Spells:
-        """When it is slow or frozen."""
+        """When the worker is slow or frozen."""
         return spells_of(self._book.sets, self._name)
 
     def next_loss(self, at_ps: int) -> Fault | None:
-        """Return the settings' first loss of this worker that is not over at a time, with its times on that clock."""
+        """Return the settings' first loss of this worker that is not over at `at_ps`, in device time; None: no more."""
         losses = [fault for fault in self._losses if fault.until_ps > at_ps]
         return min(losses, key=lambda fault: fault.at_ps, default=None)
 
     def take(self, rules: Iterable[str], from_ps: int, *, add: bool) -> Spells:
-        """Take an operator's faults from a time on; return when it is slow or frozen.
+        """Apply an operator's faults from `from_ps` on; return when the worker is slow or frozen.
 
         Args:
-            rules: a text each.
-            from_ps: when their times begin to count.
-            add: whether those that it was told before go on.
+            rules: one fault each, as text.
+            from_ps: origin of the times in the rules.
+            add: whether the faults set before stay in force.
 
         Raises:
-            ValueError: one is none.
+            ValueError: a rule cannot be parsed.
         """
         try:
             faults = [parse_fault(rule) for rule in rules]

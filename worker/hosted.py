@@ -1,8 +1,8 @@
-"""One GPU of a worker process, a worker of its own to the scheduler: attaches, runs plans, and again after a loss.
+"""One GPU of a worker process, a worker of its own to the scheduler: attaches, runs plans, re-attaches after a loss.
 
-The worker dials, so nobody has to find it, and a broken stream is the loss of the worker: it forgets every sequence,
-the scheduler queues them again, and what this worker still had to say about them is dropped. Which scheduler it dials
-is `schedulers.py`'s matter; between two attachments it may be another.
+The worker dials, so no service has to discover it. A broken stream means that the worker is lost: it drops every
+sequence, the scheduler queues them again, and unsent messages about them are discarded. `schedulers.py` chooses the
+scheduler to dial; it may differ between two attachments.
 """
 
 import asyncio
@@ -42,28 +42,28 @@ if TYPE_CHECKING:
 WELCOME_SECONDS = 10.0
 """How long a scheduler may take to answer the worker's hello."""
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.2, 2.0
-"""Between two attempts to attach: doubled each time, and drawn from the upper half so that workers spread."""
+"""Delay between two attempts to attach: doubled each time, drawn from its upper half so that workers spread."""
 REFUSED_RETRY_SECONDS = {
-    grpc.StatusCode.FAILED_PRECONDITION: 10.0,  # another base model: only new settings, there or here, will help
+    grpc.StatusCode.FAILED_PRECONDITION: 10.0,  # another base model: only new settings on one side help
     grpc.StatusCode.UNAUTHENTICATED: LAST_RETRY_SECONDS,  # a token that is being changed
     grpc.StatusCode.PERMISSION_DENIED: 10.0,
-    grpc.StatusCode.INVALID_ARGUMENT: 10.0,  # so too for a hello that cannot be
-    grpc.StatusCode.ALREADY_EXISTS: LAST_RETRY_SECONDS,  # its name is taken, perhaps by its own broken stream
+    grpc.StatusCode.INVALID_ARGUMENT: 10.0,  # an invalid hello: also needs new settings
+    grpc.StatusCode.ALREADY_EXISTS: LAST_RETRY_SECONDS,  # its name is in use, perhaps by its own broken stream
 }
-"""After a scheduler refused this worker."""
+"""Retry delay after a scheduler has refused this worker, by status."""
 WARN_AFTER_SECONDS, WARN_EVERY_SECONDS = 10.0, 60.0
-"""How long it may look for a scheduler in vain before a failed attempt is a warning, and until the next one."""
+"""How long attempts may fail before one is logged as a warning, and the delay to the next warning."""
 
 
 class Dial(Protocol):
-    """What a GPU needs of the schedulers that there are."""
+    """Finds and dials schedulers for a GPU."""
 
     async def choose(self, worker: str) -> str | None:
         """Return the address to attach to; None: there is none now."""
         ...
 
     async def open_stream(self, address: str) -> Call:
-        """Dial it."""
+        """Open a stream to the scheduler at `address`."""
         ...
 
 
@@ -71,15 +71,15 @@ class HostedGpu:
     """See the module.
 
     Args:
-        name: the worker's.
+        name: name of the worker.
         settings: of the cluster.
-        step_time: how long its steps take; shared by the GPUs of a process.
-        answers: what sequences say; shared too.
-        hello: announces it.
-        metrics: of its own.
-        engine: what is shown under other engines' names; None: nothing.
-        tracer: takes spans; None: tracing is off.
-        kv_events: publishes what happens to its prefix cache; None: nobody does.
+        step_time: step-time model, shared by the GPUs of a process.
+        answers: output model, shared too.
+        hello: first message to a scheduler.
+        metrics: of this worker.
+        engine: metrics under other engines' names; None: off.
+        tracer: receives spans; None: tracing is off.
+        kv_events: publishes the events of its prefix cache; None: off.
 
     Attributes:
         scheduler: the address that it is attached to; empty: none.
@@ -106,17 +106,17 @@ class HostedGpu:
         self._attachment: Attachment | None = None
         self._draining = False
         self.scheduler = ""
-        self._settled = asyncio.Event()  # unless it has said hello, and is not attached
+        self._settled = asyncio.Event()  # cleared between the hello and the attachment
         self._settled.set()
-        self._warn_at = math.inf  # monotonic: from when a failed attempt is worth a warning
-        self._away_until = -math.inf  # monotonic: lost by a fault on request until then
+        self._warn_at = math.inf  # monotonic: when the next failed attempt becomes a warning
+        self._away_until = -math.inf  # monotonic: end of the current injected loss
 
     async def run(self, dial: Dial, set_attached: Callable[[bool], Awaitable[None]]) -> None:
         """Load the weights, then stay attached until cancelled.
 
         Args:
             dial: finds a scheduler.
-            set_attached: told of each attachment's begin and end.
+            set_attached: called at the begin and at the end of each attachment.
         """
         if self.kv_events is None:
             await self._stay_attached(dial, set_attached)
@@ -125,18 +125,18 @@ class HostedGpu:
                 await until_first_ends(self._stay_attached(dial, set_attached), self.kv_events.replay())
 
     async def drain(self) -> None:
-        """Ask for no new sequences, and return when none is left."""
+        """Stop taking new sequences, and return when none is left."""
         self._draining = True
         self._metrics.enter("draining")
         if self._attachment is not None:
             await self._attachment.drain()
         else:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(2 * CLOSE_SECONDS):  # for the welcome, and to take leave
+                async with asyncio.timeout(2 * CLOSE_SECONDS):  # for the welcome and for the drain message
                     await self._settled.wait()
 
     async def leave(self) -> None:
-        """Move to another scheduler: drain, for `drain_seconds` at most, and end the attachment."""
+        """Move to another scheduler: drain, for at most `drain_seconds`, then end the attachment."""
         if (attachment := self._attachment) is not None and not self._draining:
             self._metrics.enter("draining")
             try:
@@ -171,18 +171,18 @@ class HostedGpu:
     async def _attach(
         self, address: str, call: Call, set_attached: Callable[[bool], Awaitable[None]]
     ) -> tuple[bool, float | None]:
-        """Attach once, and serve until the stream ends; return whether it began, and when to try again if not soon."""
+        """Attach once and serve until the stream ends; return whether it was welcomed, and a retry delay or None."""
         attached = False
         kv_events = self.kv_events
         own = self._settings.worker
         try:
             if kv_events is not None:
                 self._hello.hello.kv_events.CopyFrom(kv_events.source(await own_host(address)))
-            if self._draining:  # while it looked for a scheduler, and nobody has waited for it
+            if self._draining:  # drained while it looked for a scheduler; `drain` has already returned
                 return False, None
             self._settled.clear()
             welcome = await self._greet(call)
-            if self._draining:  # since it dialled: it must not get sequences
+            if self._draining:  # drained since it dialled: it must not get sequences
                 await _take_leave(call)
                 raise StreamBrokenError("drained before the welcome")
             clock = DeviceClock.synced(welcome.time_scale, welcome.sent_ps)
@@ -223,10 +223,10 @@ class HostedGpu:
         return attached, None
 
     def _say_not_attached(self, scheduler: str, reason: str, *, lost: bool = False) -> None:
-        """Log that it is not attached: a loss as a warning, a failed attempt as one now and then.
+        """Log that the worker is not attached: a loss as a warning, failed attempts mostly as info.
 
-        A worker that starts with its scheduler may look for it in vain at first; one that goes on to do so is of use to
-        nobody.
+        A worker that starts together with its scheduler may fail to reach it at first; one that keeps failing needs
+        attention.
         """
         say = self._log.info
         if lost or time.monotonic() >= self._warn_at:
@@ -235,10 +235,10 @@ class HostedGpu:
         say("not_attached", scheduler=scheduler, reason=reason)
 
     async def _until_lost(self, faults: WorkerFaults, clock: DeviceClock) -> None:
-        """Wait for a fault that names this GPU, and leaves its process alone: a process of one is killed instead.
+        """Wait for an injected loss of this GPU, one of several; a process of one GPU is killed from outside instead.
 
         Raises:
-            StreamBrokenError: it is lost now.
+            StreamBrokenError: the GPU is lost now.
         """
         loss = faults.next_loss(clock.now_ps()) if self._settings.worker.gpus > 1 else None
         if loss is None:
@@ -250,7 +250,7 @@ class HostedGpu:
         raise StreamBrokenError(f"injected fault: {loss.text}")
 
     def _traces_of(self, welcome: pb.WorkerWelcome) -> SequenceTraces | None:
-        """Return what makes spans of an attachment; None: nobody wants them."""
+        """Return the span maker of an attachment; None: tracing is off here or at the scheduler."""
         if self._tracer is None or not welcome.sent_unix_ns:
             return None
         return SequenceTraces(self._tracer, self.name, welcome.time_scale, welcome.sent_ps, welcome.sent_unix_ns)
@@ -270,7 +270,7 @@ class HostedGpu:
 
 
 async def _take_leave(call: Call) -> None:
-    """Drain a stream that has just been welcomed: cut off, it would count as the loss of a worker."""
+    """Drain a stream that was just welcomed; cancelling it would count as the loss of a worker."""
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
             await call.write(wire.DRAINING)
@@ -278,4 +278,4 @@ async def _take_leave(call: Call) -> None:
             while isinstance(await call.read(), pb.AttachResponse):
                 pass
     except (TimeoutError, asyncio.InvalidStateError):
-        pass  # the scheduler does not answer, or has ended it
+        pass  # the scheduler does not answer, or has closed the stream

@@ -1,4 +1,4 @@
-"""What a worker counts; `series.py` says what each of it means."""
+"""The metrics of a worker; `series.py` describes each of them."""
 
 from collections.abc import Iterable
 
@@ -19,15 +19,15 @@ class WorkerMetrics:
     """The worker's metrics, all present from the start.
 
     Args:
-        registry: where they are shown.
-        name: the worker's, label `worker` of all of them.
+        registry: where they are registered.
+        name: name of the worker, the label `worker` of all its metrics.
         kv_pool_tokens: size of the KV pool.
-        gpu: its kind.
-        model: that it serves.
-        tensor_parallel: GPUs that it stands for.
-        peak_flops: of one GPU's data sheet, per second.
-        peak_bytes: of one GPU's memory, per second.
-        engine: what is shown under other engines' names too; None: nothing.
+        gpu: name of the GPU in the catalogue.
+        model: name of the model.
+        tensor_parallel: GPUs that the worker stands for.
+        peak_flops: FLOP per second of one GPU, from its data sheet.
+        peak_bytes: memory bytes per second of one GPU, from its data sheet.
+        engine: metrics under other engines' names; None: off.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class WorkerMetrics:
             gauge.set(name == state)
 
     def attach(self, *, attached: bool) -> None:
-        """Note the start or the end of an attachment; nothing is resident at either."""
+        """Record the start or the end of an attachment; no adapter is resident at either."""
         self._attached.set(attached)
         if attached:
             self._attachments.inc()
@@ -96,24 +96,24 @@ class WorkerMetrics:
         self.hold(0, 0)
 
     def hold(self, num_sequences: int, kv_tokens: int) -> None:
-        """Note what is on the device."""
+        """Set the gauges of what is on the device."""
         self._sequences.set(num_sequences)
         self._kv_tokens.set(kv_tokens)
 
     def fault(self, kind: str) -> None:
-        """Note a step that a fault on request has met."""
+        """Count a step that an injected fault slowed or held back."""
         self._faults.labels(kind).inc()
 
     def kv_events_published(self) -> None:
-        """Note a batch of KV events."""
+        """Count a published batch of KV events."""
         self._kv_event_batches.inc()
 
     def kv_events_replayed(self) -> None:
-        """Note a request for batches again."""
+        """Count a request to replay batches of KV events."""
         self._kv_event_replays.inc()
 
     def adapters_changed(self, loads: Iterable[str], evictions: Iterable[str]) -> None:
-        """Note adapters that a plan needs and evicts, evictions first; a resident one costs no load."""
+        """Record the adapters that a plan evicts and needs, evictions first; a resident adapter needs no load."""
         self._adapters.difference_update(evictions)
         missing = set(loads) - self._adapters
         self._adapters |= missing
@@ -132,18 +132,18 @@ class WorkerMetrics:
         num_sampled: int = 0,
         num_joined: int = 0,
     ) -> None:
-        """Note one step.
+        """Count one step.
 
         Args:
-            batch: what it computed.
-            cost: where its time goes.
-            output_tokens: what it gave.
-            modelled_ps: how long it takes.
-            actual_ps: how long it took by the wall clock, in device time.
-            gap_ps: how much later than the boundary before it began.
-            lag_seconds: wall seconds by which its end was noticed late.
-            num_sampled: sequences that got a token by their prompts.
-            num_joined: of these, those that go on.
+            batch: what the step computed.
+            cost: its modelled time by part.
+            output_tokens: tokens that it produced.
+            modelled_ps: modelled duration.
+            actual_ps: duration by the wall clock, in device time.
+            gap_ps: time between the previous boundary and the start of the step.
+            lag_seconds: wall seconds between the end of the step and the moment the worker noticed it.
+            num_sampled: sequences whose prefill ended in this step, each with a token.
+            num_joined: of these, the sequences that go on to decode.
         """
         num_prefills, num_decodes = len(batch.prefills), batch.num_decodes
         if num_prefills:

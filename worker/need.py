@@ -1,18 +1,19 @@
-"""Which of several schedulers needs a worker most, and when it is worth to move from one to another.
+"""Which of several schedulers needs a worker most, and when a worker should move from one scheduler to another.
 
-    pressure(s, n) = (open requests of s + IDLE_REQUESTS) / n     with n workers; without any it is infinite
+    pressure(s, n) = (open requests of s + IDLE_REQUESTS) / n     with n workers; infinite for n = 0
 
-A worker that looks for a scheduler attaches to one without workers, or else draws one, each as likely as its pressure
-is high: workers that have lost a scheduler together do not all go to the same. One that has a scheduler moves from it
-to the one with the highest pressure if that pressure is higher, by a quarter, than what it leaves behind:
+An unattached worker attaches to a scheduler without workers. If there is none, it draws a scheduler with probability
+proportional to its pressure, so that workers that lose a scheduler together spread. An attached worker moves to the
+scheduler with the highest pressure if that pressure exceeds, by a quarter, the pressure that the move would leave
+behind:
 
     pressure(to, n_to) > MOVE_RATIO * pressure(from, n_from - 1)
 
-Workers do not talk to one another, but know the same numbers, so each works out who else moves: schedulers part with a
-worker in turn, first the one that keeps the lowest pressure, and each move counts for the next. What drains now counts
-where it is needed most. So a scheduler gets no more workers than it needs from several at once, no move is followed by
-its reverse while the requests stay what they are, the last worker of a scheduler stays, and schedulers without requests
-come to share workers evenly.
+Workers do not communicate, but they see the same numbers, so each computes all moves: schedulers give up a worker in
+turn, first the one whose remaining pressure is lowest, and each move counts for the next. A draining worker counts at
+the scheduler that needs it most. Hence a scheduler gets no more workers than it needs from several others at once, no
+move is followed by its reverse while the requests stay the same, the last worker of a scheduler stays, and schedulers
+without requests end up with even shares of the workers.
 """
 
 import math
@@ -22,7 +23,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 IDLE_REQUESTS = 16
-"""A scheduler counts as if it had so many requests more: a few of them move nobody."""
+"""Added to a scheduler's open requests, so that a few requests alone move no worker."""
 MOVE_RATIO = 1.25
 
 
@@ -30,9 +31,9 @@ class Demand(NamedTuple):
     """How much a scheduler needs workers.
 
     Attributes:
-        num_workers: that it has and that take new sequences.
-        num_open: requests that have not ended.
-        first_to_leave: the worker that it would miss least; empty: it has none, or one is leaving already.
+        num_workers: its workers that take new sequences.
+        num_open: unfinished requests.
+        first_to_leave: the worker that it can best spare; empty: it has none, or one is already leaving.
     """
 
     num_workers: int
@@ -40,25 +41,25 @@ class Demand(NamedTuple):
     first_to_leave: str = ""
 
     def pressure(self, more_workers: int = 0) -> float:
-        """Return the requests for each worker, if it had so many more."""
+        """Return the requests per worker if the scheduler had `more_workers` more."""
         num_workers = self.num_workers + more_workers
         return (self.num_open + IDLE_REQUESTS) / num_workers if num_workers > 0 else math.inf
 
 
 def neediest(demands: Mapping[str, Demand]) -> str:
-    """Return the scheduler that needs a worker most; there is at least one.
+    """Return the scheduler that needs a worker most; `demands` is not empty.
 
-    Of those without workers that with most requests; among equals the first in the order of `demands`.
+    Among schedulers without workers, the one with most requests; among equals, the first in the order of `demands`.
     """
     return max(demands, key=lambda name: (demands[name].pressure(), demands[name].num_open))
 
 
 def drawn(demands: Mapping[str, Demand], at: float) -> str:
-    """Return the scheduler that a worker without one should attach to.
+    """Return the scheduler that an unattached worker should attach to.
 
     Args:
-        demands: of the schedulers that answer, at least one.
-        at: drawn evenly from [0, 1).
+        demands: of the schedulers that answered, at least one.
+        at: a uniform random number in [0, 1).
     """
     able = {name: demand for name, demand in demands.items() if not demand.num_workers} or demands
     weights = [(demand.num_open + IDLE_REQUESTS) / max(1, demand.num_workers) for demand in able.values()]
@@ -71,15 +72,15 @@ def better(own: str, worker: str, demands: Mapping[str, Demand]) -> str | None:
 
     Args:
         own: the scheduler that it is attached to.
-        worker: its name; a scheduler parts with one worker at a time, the one that it names.
-        demands: of the schedulers that answer.
+        worker: its name; a scheduler gives up one worker at a time, its `first_to_leave`.
+        demands: of the schedulers that answered.
     """
     here = demands.get(own)
     return moves(demands).get(own) if here is not None and here.first_to_leave == worker else None
 
 
 def moves(demands: Mapping[str, Demand]) -> dict[str, str]:
-    """Return where each scheduler's first worker to leave should go, of those that should; the same in any order."""
+    """Map schedulers whose `first_to_leave` should move to their destinations; the order of `demands` has no effect."""
     after = dict(sorted(demands.items()))
 
     def add(name: str, num_workers: int) -> None:

@@ -1,10 +1,10 @@
 """Runs plans on the wall clock: steps begin and end at times of the scheduler's device clock.
 
-A step ends at an absolute time, its start plus what the model says it takes; the pacer sleeps until then and looks at
-the clock again when it wakes. Waking late changes no device time: the next step starts where this one ended. Only a
-worker that stood still for longer than a whole step gives way, by a gap between two steps:
+A step ends at an absolute time: its start plus the modelled duration. The pacer sleeps until then and reads the clock
+again when it wakes. Waking late changes no device time: the next step starts where this one ended. Only a worker that
+stood still for longer than a whole step leaves a gap between two steps:
 
-    start = max(the boundary before it, now - duration)
+    start = max(previous boundary, now - duration)
 
 The same rule places a plan's first step: a plan that arrives before the end of its own first step is in time.
 """
@@ -30,32 +30,32 @@ from lorrery.worker.metrics import WorkerMetrics
 
 
 class Clock(Protocol):
-    """Device time, as `chassis.clock.DeviceClock` tells it."""
+    """Device time, as `chassis.clock.DeviceClock` gives it."""
 
     def now_ps(self) -> int:
         """Return the device time now."""
         ...
 
     def to_monotonic(self, ps: int) -> float:
-        """Return when device time `ps` comes, in seconds of `time.monotonic()`."""
+        """Return the time of `time.monotonic()`, in seconds, at which device time `ps` is reached."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run until something must be decided again; the wire's Plan.
+    """What to run until the next decision; the wire's Plan.
 
     Attributes:
-        plan_id: names it in outcomes and interrupts.
+        plan_id: identifies the plan in outcomes and interrupts.
         start_ps: the boundary at which it was decided.
-        max_steps: at most so many; 0: only forget the leaves and evictions.
+        max_steps: upper bound on the number of steps; 0: only apply the leaves and evictions.
         until_ps: hand back at the first boundary at or after this time.
         joins: sequences new to this worker.
         leaves: handles to forget; applied before the joins.
         prefills: the first step's prompt chunks.
         decode: whether every sequence past its prompt gets a token in each step.
-        hold: sequences that end stay until they are told to leave; only the last to end ends the plan.
-        wait_ps: the first step waits so long for adapters on their way, and is longer by it.
+        hold: finished sequences stay until the scheduler removes them; only the last finish ends the plan.
+        wait_ps: how long the first step waits for adapters that are loading; added to its duration.
         adapter_loads: keys: ids with versions.
         adapter_evictions: keys.
     """
@@ -76,14 +76,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step's outcome; with `start_ps == end_ps` no step ran, and the plan ends at a boundary already told.
+    """One step's outcome; with `start_ps == end_ps` no step ran, and the plan ends at a boundary already reported.
 
     Attributes:
-        plan_id: the plan's.
-        start_ps: when it began.
-        end_ps: when it ended.
-        outcome: tokens and ends.
-        hand_back: the plan is over.
+        plan_id: of the plan.
+        start_ps: start of the step.
+        end_ps: end of the step.
+        outcome: tokens and finishes.
+        hand_back: whether the plan is over.
     """
 
     plan_id: int
@@ -94,7 +94,7 @@ class StepReport:
 
 
 LONGEST_SLEEP_SECONDS = 3600.0
-"""Event loops know no timers for what never comes."""
+"""Upper bound on one sleep: event loops have no timer for an infinite delay."""
 
 NO_OUTCOME = StepOutcome(np.empty(0, np.uint32), np.empty(0, np.uint32), ())
 
@@ -103,14 +103,14 @@ class _Running:
     """The plan that runs.
 
     Attributes:
-        plan: itself.
-        batch: what the step under way computes.
-        boundary_ps: before the step under way.
-        step_end_ps: what has been told of its end; None: it has not begun.
-        start_ps: when it began; None: it waits for a thaw.
-        duration_ps: of the step under way.
-        steps_left: that may begin, this one included.
-        until_ps: hand back at the first boundary from here on.
+        plan: the plan.
+        batch: what the current step computes.
+        boundary_ps: the boundary before the current step.
+        step_end_ps: end of the current step as last reported; None: it has not begun.
+        start_ps: start of the current step; None: it waits for a freeze to end.
+        duration_ps: duration of the current step.
+        steps_left: steps that may still begin, the current one included.
+        until_ps: hand back at the first boundary at or after this time.
     """
 
     __slots__ = ("batch", "boundary_ps", "duration_ps", "plan", "start_ps", "step_end_ps", "steps_left", "until_ps")
@@ -130,11 +130,11 @@ class Pacer:
     """Runs one plan after another.
 
     Args:
-        gpu: whose steps to run.
-        clock: the scheduler's device clock, as well as it is known here.
-        metrics: what happened.
+        gpu: the GPU that runs the steps.
+        clock: this worker's estimate of the scheduler's device clock.
+        metrics: of the worker.
         report: called at each step's end; must not block.
-        spells: when steps take longer than the device's model says, or do not begin.
+        spells: when steps take longer than the device model says, or do not begin.
     """
 
     def __init__(
@@ -149,21 +149,21 @@ class Pacer:
         self._spells = spells
         self._accounts = StepAccounts(gpu, metrics, spells)
         self._running: _Running | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
-        self._alarm: Alarm | None = None  # likewise
+        self._loop: asyncio.AbstractEventLoop | None = None  # only while `run` runs
+        self._alarm: Alarm | None = None  # only while `run` runs
         self._soon: asyncio.Handle | None = None
         self._failed: asyncio.Future[None] | None = None
-        self._last_report_ps = 0  # when the last step's end was told
-        self._last_end_ps = -1  # and when it was due
+        self._last_report_ps = 0  # when the last step's end was reported
+        self._last_end_ps = -1  # when it was due
         self.empty = asyncio.Event()
         """Set while no sequence is here."""
         self.empty.set()
 
     def start(self, plan: Plan) -> None:
-        """Take the next plan; its first step runs at once. A plan of no step is over at once, without a report.
+        """Take the next plan; its first step begins at once. A plan without a step is over at once, without a report.
 
         Raises:
-            ValueError: the plan before is not over, or this one does not fit what is here.
+            ValueError: the previous plan is not over, or this one does not fit the state of the device.
         """
         if self._running is not None:
             raise ValueError(f"plan {plan.plan_id} came while plan {self._running.plan.plan_id} runs")
@@ -182,10 +182,10 @@ class Pacer:
             self._look_soon()
 
     def interrupt(self, plan_id: int, at_ps: int) -> None:
-        """End the plan at the first boundary at or after `at_ps` whose next step's tokens are not yet told.
+        """End the plan at the first boundary at or after `at_ps` whose next step has not been reported.
 
-        The last boundary told is such a boundary: the step under way is then dropped, and nothing of it was done.
-        Ignored for a plan that is over.
+        The last reported boundary qualifies: the current step is then dropped, with no effect. Does nothing if the plan
+        is over.
         """
         running = self._running
         if running is None or running.plan.plan_id != plan_id:
@@ -201,7 +201,7 @@ class Pacer:
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """The plan that runs, and when its step under way ends; None: no step is under way."""
+        """The id of the plan that runs and the end of its current step; None: no step has begun."""
         running = self._running
         if running is None or running.step_end_ps is None:
             return None
@@ -209,21 +209,21 @@ class Pacer:
 
     @property
     def boundary_ps(self) -> int:
-        """The boundary before the step under way, or the end of the last one."""
+        """The boundary before the current step, or the end of the last one."""
         return self._last_end_ps if self._running is None else self._running.boundary_ps
 
     def use(self, spells: Spells) -> None:
-        """Be slow or frozen at these times; they may differ from the last ones after `boundary_ps` only."""
+        """Set when the GPU is slow or frozen; the spells may differ from the previous ones after `boundary_ps` only."""
         self.count()
         self._spells = self._accounts.spells = spells
         self._look_soon()
 
     def count(self) -> None:
-        """Count in the metrics all steps that have ended."""
+        """Count all finished steps in the metrics."""
         self._accounts.count()
 
     async def run(self) -> None:
-        """Run the plans that `start` brings, until cancelled."""
+        """Run the plans passed to `start`, until cancelled."""
         self._loop = asyncio.get_running_loop()
         self._alarm = open_alarm(self._loop, self._look)
         self._failed = self._loop.create_future()
@@ -236,16 +236,16 @@ class Pacer:
             self._loop = self._alarm = None
             self.count()
 
-    # No task sleeps: a step would then cost a future and a switch more.
+    # Callbacks instead of a task that sleeps, which would cost one future and one task switch more per step.
 
     def _look_soon(self) -> None:
-        """Look at what is to be done in the loop's next turn."""
+        """Call `_look` in the next iteration of the event loop."""
         if self._loop is not None:
             self._disarm()
             self._soon = self._loop.call_soon(self._look)
 
     def _look_at(self, at_seconds: float) -> None:
-        """Look again at this time of the monotonic clock."""
+        """Call `_look` at this time of the monotonic clock."""
         assert self._alarm is not None
         self._alarm.set(at_seconds)
 
@@ -268,10 +268,11 @@ class Pacer:
                 self._failed.set_exception(error)
 
     def _go_on(self) -> None:
-        """Finish the step under way if it is due, or begin one, and wait for its end.
+        """Finish the current step if it is due, or begin one and wait for its end.
 
-        What follows a step's end waits for the loop's next turn: until then other GPUs of the process, whose steps end
-        at the same time, tell theirs, and the streams are read and written also where all of them are behind time.
+        Whatever follows a step's end waits for the next iteration of the event loop. Until then, other GPUs of the
+        process whose steps end at the same time report theirs, and the streams are read and written even if all GPUs
+        are late.
         """
         running = self._running
         if running is None:
@@ -299,12 +300,12 @@ class Pacer:
         running.start_ps = start_ps
         running.batch = self._gpu.batch()
         if self._spells.thaw_ps(running.boundary_ps) > running.boundary_ps:
-            # A GPU that hangs says nothing: what its worker has told of the step's end stands.
+            # A GPU that hangs reports nothing: the end of the step that the worker has already reported stands.
             self._metrics.fault(FREEZE_WORKER)
             running.start_ps = None
 
     def _thaw(self, running: _Running) -> bool:
-        """Tell whether a frozen GPU goes on; wait for it otherwise."""
+        """Return whether a frozen GPU may go on; otherwise set the alarm for the end of the freeze."""
         thaw_ps = self._spells.thaw_ps(running.boundary_ps)
         thaw_seconds, now_seconds = self._clock.to_monotonic(thaw_ps), time.monotonic()
         if thaw_seconds > now_seconds:

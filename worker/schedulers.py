@@ -1,9 +1,9 @@
 """The schedulers that a worker process knows: which of them to attach to, and the channels to them.
 
-With an address there is one, and nothing to choose. With a name each GPU of the process asks every scheduler of that
-name how much it needs workers (`need.py`), attaches where it is needed most, and looks again every `resolve_seconds`.
-It moves when it has seen the same twice, by draining: what runs on it ends there, and what waits goes to others. It
-also leaves, in the same way, a scheduler that the name has no more.
+With an address there is one scheduler and no choice. With a name, each GPU of the process asks every scheduler of that
+name how much it needs workers (`need.py`), attaches where the need is greatest, and checks again every
+`resolve_seconds`. It moves when two checks in a row give the same result, by draining: its running sequences finish
+there, its waiting ones go to other workers. It leaves a scheduler that the name no longer has in the same way.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from lorrery.worker.attachment import Call
 from lorrery.worker.need import Demand, better, drawn
 
 ASK_SECONDS = 2.0
-"""How long a scheduler may take to say how much it needs workers."""
+"""Timeout of a `GetDemand` call."""
 
 _AnyCall = TypeVar("_AnyCall", bound=grpc.aio.Call)
 _log = get_logger("worker")
 
 
 class Mover(Protocol):
-    """A GPU that is attached."""
+    """An attached GPU."""
 
     name: str
 
@@ -47,27 +47,27 @@ class Mover(Protocol):
 
 
 class _Channel:
-    """One scheduler's, for all GPUs of the process.
+    """The channel to one scheduler, shared by all GPUs of the process.
 
     Args:
-        dialler: opens it.
+        dialler: opens the channel.
     """
 
     def __init__(self, dialler: Dialler) -> None:
         self.dialler = dialler
-        self._calls: list[grpc.aio.Call] = []  # welcomed, answered or not
+        self._calls: list[grpc.aio.Call] = []  # all calls that may still be open
         self._starting = asyncio.Lock()
 
     @property
     def in_use(self) -> bool:
-        """Whether somebody would lose a call if it were closed."""
+        """Whether closing the channel would break a call."""
         return self._starting.locked() or any(not call.done() for call in self._calls)
 
     async def start(self, begin: "Callable[[pb_grpc.SchedulerServiceAsyncStub], _AnyCall]") -> _AnyCall:
-        """Begin a call; if it is the only one, with our certificates as they are now."""
+        """Start a call; if no other call is open, first renew the channel with the current certificates."""
         async with self._starting:
             self._calls = [call for call in self._calls if not call.done()]
-            if not self._calls:  # else the others' would break
+            if not self._calls:  # else renewing would break the other calls
                 await self.dialler.renew()
             call = begin(pb_grpc.SchedulerServiceStub(self.dialler.channel))
             self._calls.append(call)
@@ -91,7 +91,7 @@ class Schedulers:
         self._every_seconds = own.resolve_seconds
         self._discovery = Discovery([own.scheduler], own.resolve_seconds)
         self._channels: dict[str, _Channel] = {}
-        self._next: dict[str, str] = {}  # by worker: where it moves to
+        self._next: dict[str, str] = {}  # by worker: the scheduler that it moves to
 
     # --- channels ---------------------------------------------------------------------------------------------------
 
@@ -106,11 +106,11 @@ class Schedulers:
         if len(addresses) < 2:
             return next(iter(addresses), None)
         demands = await self._ask(addresses)
-        # One that does not answer may be starting; an attempt to attach tells.
+        # A scheduler that does not answer may be starting; the attempt to attach will tell.
         return drawn(demands, random.random()) if demands else random.choice(addresses)
 
     async def open_stream(self, address: str) -> Call:
-        """Dial a scheduler."""
+        """Open a stream to a scheduler."""
         call: Call = await self._channel(address).start(lambda stub: stub.Attach(metadata=self._token.metadata()))
         return call
 
@@ -133,7 +133,7 @@ class Schedulers:
     # --- moves ------------------------------------------------------------------------------------------------------
 
     async def keep_balanced(self, gpus: Iterable[Mover]) -> None:
-        """Let GPUs move to where they are needed more, until cancelled."""
+        """Move GPUs to schedulers that need them more, until cancelled."""
         gpus = list(gpus)
         seen: dict[str, str] = {}
         leaving: dict[str, asyncio.Task[None]] = {}
@@ -141,7 +141,7 @@ class Schedulers:
             await asyncio.Event().wait()
         try:
             while True:
-                await asyncio.sleep(self._every_seconds * random.uniform(0.8, 1.2))  # workers do not look together
+                await asyncio.sleep(self._every_seconds * random.uniform(0.8, 1.2))  # workers spread
                 await self._discovery.look()
                 leaving = {name: task for name, task in leaving.items() if not task.done()}
                 seen = {} if leaving else await self._look(gpus, seen, leaving)
@@ -154,9 +154,13 @@ class Schedulers:
     async def _look(
         self, gpus: list[Mover], seen: dict[str, str], leaving: dict[str, asyncio.Task[None]]
     ) -> dict[str, str]:
-        """Let GPUs move for which the same was `seen` before; return those that may the next time.
+        """Start at most one move, of a GPU whose previous check had the same result; return this check's results.
 
-        Seen is where it would move to; empty: its scheduler is gone.
+        Args:
+            gpus: of the process.
+            seen: by worker: the result of the previous check, the scheduler to move to; empty: its own scheduler is
+                gone.
+            leaving: the moves under way; a new one is added.
         """
         addresses = self._discovery.addresses
         attached = [gpu for gpu in gpus if gpu.scheduler]
@@ -173,18 +177,18 @@ class Schedulers:
             )
             if to is None:
                 continue
-            why = "" if gone else to  # it leaves one that is gone wherever to
+            why = "" if gone else to  # if its scheduler is gone, it leaves whatever the destination
             if seen.get(gpu.name) != why:
                 now[gpu.name] = why
                 continue
             _log.info("moving", worker=gpu.name, scheduler=gpu.scheduler, to=to, demands=demands)
             self._next[gpu.name] = to
             leaving[gpu.name] = asyncio.create_task(gpu.leave(), name=f"move {gpu.name}")
-            break  # one at a time: the next look sees what has changed
+            break  # one at a time: the next check sees the effect
         return now
 
     async def _ask(self, addresses: Iterable[str]) -> dict[str, Demand]:
-        """Return how much each scheduler needs workers that answers, and is not about to stop."""
+        """Return the demand of each scheduler that answers and is not draining."""
         addresses = list(addresses)
         answers = await asyncio.gather(*(self._demand(address) for address in addresses))
         return {address: answer for address, answer in zip(addresses, answers, strict=True) if answer is not None}

@@ -1,4 +1,4 @@
-"""Metrics of a worker. Durations of steps and gaps are in device seconds, lags in wall seconds."""
+"""The metric series of a worker. Durations of steps and gaps are device seconds, lags are wall seconds."""
 
 from lorrery.chassis.series import Series, table
 
@@ -113,4 +113,4 @@ PREFILL_TOKENS = Series(
 
 TABLE = table(globals())
 CONSTANT_LABELS = ("worker",)
-"Label of every series: the worker's name."
+"""Labels of all these series: the worker's name."""

@@ -1,7 +1,7 @@
-"""A worker process: one or more mock GPUs, each of which is a worker of its own to the scheduler.
+"""A worker process: one or more mock GPUs, each a separate worker to the scheduler.
 
-What is the same for all of them is here once: the catalogue, the step-time model with its tables, the tokenizer's
-words, the channel to the scheduler, the endpoint for metrics, health. What each has is in `hosted.py`.
+The GPUs share the catalogue, the step-time model with its tables, the tokenizer's words, the channel to the scheduler,
+the metrics endpoint and the health service. What each GPU has of its own is in `hosted.py`.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class WorkerService:
 
     Args:
         settings: of the cluster.
-        registry: where its metrics are shown.
+        registry: where its metrics are registered.
 
     Raises:
         SettingsError: unknown GPU or model, or a model that does not fit.
@@ -84,18 +84,18 @@ class WorkerService:
         )
         kv_events = None
         if own.kv_events.endpoint is not None:
-            from lorrery.worker.kv_events.publisher import Publisher  # ZeroMQ, which few need
+            from lorrery.worker.kv_events.publisher import Publisher  # ZeroMQ, imported only where it is used
 
             kv_events = Publisher(own.kv_events.of_gpu(number), name, model.name, metrics)
         return HostedGpu(name, settings, device.step_time, answers, hello, metrics, engine, self.tracer, kv_events)
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
-        """Add nothing: a worker dials, and answers health checks only."""
+        """Add no service: a worker dials the scheduler, and serves health checks only."""
         del server
         return ()
 
     async def listen(self) -> Mapping[str, str]:
-        """See `Service`: where KV events are published, as reached from this machine."""
+        """See `Service`: return the addresses at which KV events are published, as reached from this machine."""
         addresses: dict[str, str] = {}
         for number, gpu in enumerate(self._gpus):
             if gpu.kv_events is not None:
@@ -124,7 +124,7 @@ class WorkerService:
             await schedulers.close()
 
     async def _tell_extrapolated(self) -> None:
-        """Log once that steps were outside what was measured."""
+        """Log once that steps were outside the measured range."""
         if self._device.can_extrapolate:
             while True:
                 await asyncio.sleep(self._settings.worker.heartbeat_seconds)
@@ -134,8 +134,8 @@ class WorkerService:
         await asyncio.get_running_loop().create_future()
 
     async def drain(self) -> None:
-        """Ask for no new sequences, and return when none is left."""
+        """Stop taking new sequences, and return when none is left."""
         ends = await asyncio.gather(*(gpu.drain() for gpu in self._gpus), return_exceptions=True)
-        for gpu, error in zip(self._gpus, ends, strict=True):  # one that fails does not cut the others short
+        for gpu, error in zip(self._gpus, ends, strict=True):  # the failure of one does not cut the others short
             if error is not None:
                 log.error("drain_failed", worker=gpu.name, reason=repr(error))

@@ -1,9 +1,9 @@
-"""The settings of a worker: its mock GPU, what it answers, and where its scheduler is; and of groups of workers.
+"""The settings of a worker: its mock GPU, what it answers and where its scheduler is; and of groups of workers.
 
-A group of `[[workers]]` has what `[worker]` says, but for what it says itself; that wins, wherever `[worker]`'s value
-comes from. Worker processes are `worker-0`, `worker-1` and so on, group by group. A process learns which group it is of
-by `worker.group`; its settings are then those of the group. To its scheduler each GPU of a process is a worker, whose
-name `chassis.names.gpu_names` says.
+A group in `[[workers]]` inherits `[worker]` and overrides it key by key, wherever `[worker]`'s value comes from. Worker
+processes are named `worker-0`, `worker-1` and so on, group by group. `worker.group` selects the group of a process,
+whose settings are then those of the group. To the scheduler each GPU of a process is a worker, named by
+`chassis.names.gpu_names`.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from lorrery.chassis.sections import (
 
 
 def _expert_groups(value: object) -> int | bool:
-    """Check a number of groups; true and false are taken too, as text from the environment."""
+    """Parse a number of groups; true and false are accepted too, also as text from the environment."""
     text = str(value).strip().lower()
     if text in ("true", "false"):
         return text == "true"
@@ -98,7 +98,7 @@ def _endpoint(text: str) -> str:
 
 
 def _counted_up(endpoint: str, number: int) -> str:
-    """Return the address of this number, from 0, of those that begin with `endpoint`; port 0 is any free one."""
+    """Return address number `number`, from 0, of the series that begins with `endpoint`; port 0 means any free port."""
     host, _, port = endpoint.rpartition(":")
     if not number or port == "0":
         return endpoint
@@ -140,7 +140,7 @@ class KvEventsSettings(Section):
     )
 
     def of_gpu(self, number: int) -> Self:
-        """Return the section of a process's GPU of this number: addresses that are listened on count up."""
+        """Return the section for GPU number `number` of a process: addresses that are listened on count up."""
         own = {"endpoint": self.endpoint if self.binds else None, "replay_endpoint": self.replay_endpoint}
         return self.model_copy(update={key: _counted_up(one, number) for key, one in own.items() if one is not None})
 
@@ -181,7 +181,7 @@ class ConstantSettings(Section):
 GroupOrNone = Annotated[CountOrZero | None, BeforeValidator(lambda number: None if number == "" else number)]
 
 MAX_GPUS = 1024
-"""Most workers of one process; what a process can keep the pace of is far less."""
+"""Upper bound on the workers of one process; a process can keep the pace of far fewer."""
 
 OF_PROCESS: Final = frozenset(
     {
@@ -197,7 +197,7 @@ OF_PROCESS: Final = frozenset(
         "drain_seconds",
     }
 )
-"""Settings of a worker that are no matter of its GPU."""
+"""Settings of a worker that do not describe its GPU."""
 
 
 class WorkerSettings(Section):
@@ -284,12 +284,12 @@ class WorkerSettings(Section):
 
     @property
     def expert_groups(self) -> int:
-        """Groups of GPUs among which experts are dealt."""
+        """Number of groups of GPUs among which experts are dealt."""
         return self.tensor_parallel if self.expert_parallel is True else int(self.expert_parallel) or 1
 
     @property
     def of_device(self) -> dict[str, Any]:
-        """The settings that steps and memory follow from, as JSON has them."""
+        """The settings that determine step times and memory, as JSON values."""
         return self.model_dump(mode="json", exclude={*OF_PROCESS, "gpus", "startup_seconds"})
 
     @model_validator(mode="after")
@@ -314,15 +314,15 @@ class WorkerGroup(Table):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What it says otherwise than `[worker]`."""
+        """The settings in which the group differs from `[worker]`."""
         return dict(self.model_extra or {})
 
 
 def of_group(worker: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table `[worker]` of a group's workers; keys that it cannot have are refused with it.
+    """Return the `[worker]` table of a group's workers; unknown keys are kept, and refused when the table is parsed.
 
     Raises:
-        ValueError: a key that a group cannot have, though `[worker]` can; names it.
+        ValueError: a key of `[worker]` that a group cannot set; the message names it.
     """
     merged = dict(worker)
     for key, value in overrides.items():

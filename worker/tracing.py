@@ -1,7 +1,7 @@
 """The spans of a worker: prefill and decode of the sequences whose requests are traced, in device time.
 
-What runs is noted where a plan comes and where a step ends, and a step without a traced sequence in its prefill or at
-its end costs one look. A worker that is killed takes its spans along; what it did stands in the scheduler's `run`.
+Spans are updated when a plan arrives and when a step ends. A step that neither prefills nor finishes a traced sequence
+costs one dict look-up. The spans of a worker that is killed are lost; the scheduler's `run` span covers the same time.
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ from lorrery.worker.pacer import Plan, StepReport
 
 
 class _Traced:
-    """A sequence of which spans are kept, while it is here.
+    """A traced sequence on this worker.
 
     Attributes:
-        began_ps: when its prefill began; None: it has not.
-        first_ps: when that was over; None: it is not.
+        began_ps: start of its prefill; None: not started.
+        first_ps: end of its prefill; None: not finished.
     """
 
     __slots__ = ("attributes", "began_ps", "first_ps", "num_chunks", "parent", "prefilled_tokens")
@@ -37,11 +37,12 @@ class SequenceTraces:
     """Makes the spans of one attachment's sequences.
 
     Args:
-        tracer: takes them.
-        worker: its name.
-        time_scale: wall seconds in a device second.
+        tracer: receives the spans.
+        worker: name of the worker.
+        time_scale: wall seconds per device second.
         sent_ps: a device time.
-        sent_unix_ns: the Unix time of that, by the scheduler's clock: its spans and these are on one time line.
+        sent_unix_ns: the same instant as Unix time on the scheduler's clock, so that both processes' spans share one
+            time line.
     """
 
     def __init__(self, tracer: Tracer, worker: str, time_scale: float, sent_ps: int, sent_unix_ns: int) -> None:
@@ -56,11 +57,11 @@ class SequenceTraces:
         return bool(self._traced)
 
     def planned(self, plan: Plan, parents: Iterable[tuple[int, TraceContext]]) -> None:
-        """Take note of a plan that begins.
+        """Record a plan that begins.
 
         Args:
-            plan: what is to run.
-            parents: of those who join with it and are traced: handle, and the span of their run.
+            plan: the plan.
+            parents: for each traced sequence that joins: handle, and the span context of its run.
         """
         for handle in plan.leaves:
             if (left := self._traced.pop(handle, None)) is not None:
@@ -76,7 +77,7 @@ class SequenceTraces:
         }
 
     def stepped(self, report: StepReport) -> None:
-        """Take note of a step that has ended; only a plan's first has chunks of prompts."""
+        """Record a finished step; only the first step of a plan has prefill chunks."""
         if report.end_ps == report.start_ps:
             return
         if self._chunks:
@@ -94,7 +95,7 @@ class SequenceTraces:
                 self._end(traced_one, report.end_ps, reason)
 
     def detached(self, at_ps: int) -> None:
-        """End what is left: the stream to the scheduler is over."""
+        """End the open spans: the stream to the scheduler is over."""
         for traced in self._traced.values():
             self._end(traced, at_ps, None)
         self._traced.clear()
@@ -115,7 +116,7 @@ class SequenceTraces:
         self._keep("prefill", traced, traced.began_ps, to_ps, said)
 
     def _end(self, traced: _Traced, at_ps: int, reason: FinishReason | None) -> None:
-        """End a sequence; without a reason it has left before its end."""
+        """End the span of a sequence; `reason` is None if the sequence left before it finished."""
         if traced.first_ps is not None:
             said: dict[str, Value] = {} if reason is None else {"gen_ai.response.finish_reasons": (reason.word,)}
             self._keep("decode", traced, traced.first_ps, at_ps, said)

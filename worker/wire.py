@@ -1,4 +1,4 @@
-"""The wire's messages to and from the worker's own records."""
+"""Converts between wire messages and the worker's own records."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -54,12 +54,12 @@ DRAINING = pb.AttachRequest(draining=pb.WorkerDraining())
 
 
 def faults_taken(from_ps: int) -> pb.AttachRequest:
-    """Return the message that says since when an operator's faults hold."""
+    """Return the message that says from when an operator's faults apply."""
     return pb.AttachRequest(faults_taken=pb.FaultsTaken(from_ps=to_wire(from_ps)))
 
 
 def heartbeat(number: int, progress: tuple[int, int] | None) -> pb.AttachRequest:
-    """Return a sign of life; `progress` is the plan that runs, and when its step under way ends."""
+    """Return a heartbeat; `progress` is the id of the plan that runs and the end of its current step."""
     if progress is None:
         return pb.AttachRequest(heartbeat=pb.Heartbeat(number=number))
     plan_id, step_end_ps = progress
@@ -68,10 +68,10 @@ def heartbeat(number: int, progress: tuple[int, int] | None) -> pb.AttachRequest
 
 
 def step_done(report: StepReport) -> pb.AttachRequest:
-    """Return the message that tells one step's outcome."""
+    """Return the message that reports one step's outcome."""
     outcome = report.outcome
     message = pb.AttachRequest()
-    step = message.step  # filled where it is: a message that is made apart is copied
+    step = message.step  # filled in place: assigning a separate message would copy it
     step.plan_id = report.plan_id
     step.start_ps, step.end_ps = to_wire(report.start_ps), to_wire(report.end_ps)
     step.handles_u32, step.token_ids_u32 = u32.pack_array(outcome.handles), u32.pack_array(outcome.token_ids)
@@ -83,10 +83,10 @@ def step_done(report: StepReport) -> pb.AttachRequest:
 
 
 def read_plan(message: pb.Plan, answers: Answers, now_ps: int) -> Plan:
-    """Return the plan, with each joining sequence's end worked out; `now_ps` is the device clock.
+    """Return the plan, with the output of each joining sequence determined; `now_ps` is the device time.
 
     Raises:
-        ValueError: arrays whose lengths differ or are no multiple of four bytes, or an impossible sequence.
+        ValueError: arrays of different lengths or not a multiple of four bytes, or an impossible sequence.
     """
     columns = (
         u32.view(message.prefill_handles_u32),
@@ -116,7 +116,7 @@ def read_plan(message: pb.Plan, answers: Answers, now_ps: int) -> Plan:
 
 
 def parents(message: pb.Plan) -> list[tuple[int, TraceContext]]:
-    """Return the spans that the runs of a plan's joins are part of, by handle; most have none."""
+    """Return the parent spans of a plan's joins as (handle, context); sequences without a trace are left out."""
     return [
         (join.handle, context)
         for join in message.joins

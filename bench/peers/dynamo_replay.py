@@ -1,8 +1,8 @@
 """NVIDIA Dynamo's compiled offline replay of its mock engine (package `ai-dynamo-runtime`) as a peer.
 
 Its workers, scheduler and block caches run under a virtual clock in Rust; the CPU time is the process's, all threads,
-from the trace file to the report, reading the file included. Step times are its own polynomials. Requests that have no
-block hashes get hashes of their own, so nothing is shared.
+from reading the trace file to the report. Step times are its own polynomials. Requests without block hashes get unique
+hashes, so nothing is shared.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Make the runs that the standard input names."""
+    """Perform the runs given on standard input."""
     os.environ["DYN_LOG"] = "error"
     core: Any = importlib.import_module("dynamo._core")
     with tempfile.TemporaryDirectory(prefix="bench-dynamo-") as folder:

@@ -1,8 +1,8 @@
 """Vidur's event loop (package `vidur`) as a peer: its own scheduler, entities and events, without its forests.
 
-Its trained predictor of execution times is replaced by the straight line that the bare loop has: the tables behind it
-are not in the package, and the look-up would only add to the cost. Metrics are off. The CPU time is the process's, of
-`Simulator.run`; making the requests and the simulator is not in it.
+Its trained predictor of execution times is replaced by the bare loop's straight line: the tables for it are not in the
+package, and the look-up would only add cost. Metrics are off. The CPU time is the process's, of `Simulator.run`;
+creating the requests and the simulator is excluded.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class _Batch(Protocol):
 
 
 class StraightLine:
-    """What Vidur asks for times: a step costs so much for its tokens, its sequences and what they have cached."""
+    """Predictor of times for Vidur: a step's cost is linear in its tokens, its sequences and their cached tokens."""
 
     cost: dict[str, int]
     """In picoseconds: the fields of bench/bare_sim.py's `BareCost`."""
@@ -45,12 +45,12 @@ class StraightLine:
 
 
 def main() -> None:
-    """Make the runs that the standard input names."""
+    """Perform the runs given on standard input."""
     registry: Any = importlib.import_module("vidur.execution_time_predictor").ExecutionTimePredictorRegistry
     registry.get = lambda *_key, **configs: StraightLine(**configs)
     logging.disable(logging.INFO)
     with tempfile.TemporaryDirectory(prefix="bench-vidur-") as folder:
-        os.chdir(folder)  # it makes a folder for results wherever it is
+        os.chdir(folder)  # Vidur creates a results folder in the current folder
         for line in sys.stdin:
             with contextlib.redirect_stdout(sys.stderr):
                 answer = _run(json.loads(line))
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _run(run: dict[str, Any]) -> dict[str, object]:
-    """Build a simulator with the run's requests; return what running it took."""
+    """Build a simulator with the run's requests; return the cost of running it."""
     config: Any = importlib.import_module("vidur.config")
     entities: Any = importlib.import_module("vidur.entities")
     simulator: Any = importlib.import_module("vidur.simulator")

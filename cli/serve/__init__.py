@@ -1,6 +1,6 @@
-"""`lorrery serve`: one engine that answers like `vllm serve`, under the flags of vLLM and of its stand-ins.
+"""`lorrery serve`: runs one engine that answers like `vllm serve`, with the flags of vLLM and of its stand-ins.
 
-`flags.py` and `not_taken.py` are the tables of flags, `settings.py` says what they amount to, `run.py` runs it.
+`flags.py` and `not_taken.py` are the tables of flags, `settings.py` turns flags into settings, `run.py` runs them.
 """
 
 from lorrery.cli.serve.command import app

@@ -36,16 +36,16 @@ class Adapter:
 
 
 def read_adapters(given: Iterable[str]) -> list[Adapter]:
-    """Read the values of `--lora-modules`.
+    """Parse the values of `--lora-modules`.
 
     Raises:
-        SettingsError: not of the form, or a rank that cannot be found out.
+        SettingsError: a value has another form, or its rank cannot be determined.
     """
     return [adapter for text in given if text.strip() for adapter in _read(text.strip())]
 
 
 def wide(modules: Iterable[str]) -> bool:
-    """Tell whether any of these projections is none of attention's, so that adapters count as on all of them."""
+    """Return whether any projection is outside attention, in which case adapters count as on all projections."""
     return any(name.rpartition(".")[2] not in _ATTENTION for name in modules)
 
 

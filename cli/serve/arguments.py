@@ -1,4 +1,4 @@
-"""Puts the arguments of `vllm serve` and its like into the form that the command line here takes.
+"""Converts the arguments of `vllm serve` and similar programs into the form that this command line takes.
 
 --max_num_seqs 8                 --max-num-seqs 8              vLLM takes underscores
 --lora-modules a=8 b=8           --lora-modules a=8 --lora-modules b=8
@@ -27,7 +27,7 @@ def arranged(arguments: Iterable[str]) -> list[str]:
         SettingsError: a flag that is not taken; the message says what to do instead.
     """
     found: list[str] = []
-    several: str | None = None  # the flag whose further values may follow
+    several: str | None = None  # flag that may take further values
     rest = iter(arguments)
     for argument in rest:
         if argument == "--":
@@ -49,7 +49,7 @@ def arranged(arguments: Iterable[str]) -> list[str]:
 
 
 def _named(argument: str) -> tuple[str, Flag | None, str | None]:
-    """Return a flag's name, the flag if it is of the table, and the value that stands with it."""
+    """Return a flag's name, the flag if it is in the table, and the value attached with `=`."""
     name, equals, value = argument.partition("=")
     if name.startswith("--"):
         name = name.replace("_", "-")
@@ -79,6 +79,6 @@ def _switch(name: str, flag: Flag, value: str | None) -> str:
 
 
 def values_of(given: Iterable[str]) -> Iterator[str]:
-    """Yield the values of a flag that may have several at once, separated by commas too."""
+    """Yield the values of a flag that takes several; they may also be separated by commas."""
     for text in given:
         yield from (part.strip() for part in text.split(",") if part.strip())

@@ -17,9 +17,9 @@ app = command_app()
 
 
 class _Command(Command):
-    """Takes its arguments in the forms that vLLM and its stand-ins take them in."""
+    """Accepts arguments in the forms of vLLM and its stand-ins."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own type
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's type
         return super().parse_args(ctx, arranged(args))
 
 
@@ -59,7 +59,7 @@ def serve(
     """
     del version
     with nullcontext() if print_config else ForkServer() as fork_server:
-        # While the fork server imports the services.
+        # Runs while the fork server imports the services.
         from lorrery.cli.serve.settings import engine_of
 
         engine = engine_of(model_name, given, overrides or [])

@@ -1,7 +1,7 @@
-"""`--failure-injection-rate`: requests that fail at once, in words of Lorrery's faults.
+"""`--failure-injection-rate`: turns requests that fail at once into Lorrery's fault rules.
 
-Of several kinds each is as frequent. Rules are tried in turn, and a request that met one meets no other, so that the
-i-th of k kinds at a rate p takes (p / k) / (1 - i p / k) of the requests that are left.
+Several kinds are equally frequent. Rules are tried in turn, and a request that met one meets no other, so the i-th of k
+kinds at a rate p takes (p / k) / (1 - i p / k) of the remaining requests.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ KINDS = {
     "invalid_request": "INVALID_ARGUMENT",
     "model_not_found": "NOT_FOUND",
 }
-"""Name of a failure -> gRPC status, and so HTTP's."""
+"""Failure name -> gRPC status, which determines the HTTP status."""
 _DIGITS = 12
 
 
 def refusals(percent: float, kinds: Sequence[str], seed: int) -> list[str]:
-    """Return the faults that let so many requests in a hundred fail.
+    """Return fault rules that make this percentage of requests fail.
 
     Args:
         percent: above 0.
-        kinds: how they fail; empty: each of `KINDS`.
+        kinds: how they fail; empty: every kind of `KINDS`.
         seed: of the draws.
 
     Raises:
-        SettingsError: more than all, or a kind that there is not.
+        SettingsError: more than 100 percent, or an unknown kind.
     """
     if percent > 100:
         raise SettingsError(f"--failure-injection-rate {percent:g}: it is a percentage, at most 100")

@@ -1,4 +1,4 @@
-"""What a row of the table of flags says, and how typer makes options of such rows."""
+"""A row of the table of flags, and its conversion to a typer option."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ class Flag:
     """One flag, which may have several names.
 
     Attributes:
-        names: as on the command line, this command's own first; `--a/--no-a` where it can be turned off.
+        names: as on the command line, this command's own name first; `--a/--no-a` where it can be turned off.
         kind: of its value; `list[str]` takes several after one flag, as vLLM does.
         panel: of the help.
         help: one sentence.
-        sets: the setting, or what `settings.py` makes of it in words.
-        plain: whether the setting gets the value as it is.
+        sets: the setting, or a description of what `settings.py` derives from it.
+        plain: whether the value is assigned to the setting unchanged.
         least: lowest value.
         metavar: of the value in the help.
-        variable: environment variable that stands for it.
+        variable: environment variable that can set it.
     """
 
     names: tuple[str, ...]
@@ -40,12 +40,12 @@ class Flag:
 
     @property
     def key(self) -> str:
-        """Its name as a parameter."""
+        """Parameter name."""
         return self.names[0].partition("/")[0].removeprefix("--").replace("-", "_")
 
 
 def takes_flags(flags: Iterable[Flag]) -> Callable[[_F], _F]:
-    """Return what gives a function of `**given` the parameters that typer makes these flags of."""
+    """Return a decorator that gives a function of `**given` the parameters of these flags, for typer."""
     parameters = [
         Parameter(flag.key, Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(flag)) for flag in flags
     ]

@@ -1,7 +1,7 @@
-"""The flags that `lorrery serve` takes: vLLM's, llm-d-inference-sim's and the Dynamo mocker's that mean something.
+"""The flags of `lorrery serve`: those of vLLM, llm-d-inference-sim and the Dynamo mocker that have a meaning here.
 
-One table makes the command line, its help and docs/serve.md. A flag either sets one setting as it is, or is read by
-name in `settings.py`.
+The command line, its help and docs/serve.md are made from this table. A flag either assigns one setting its value, or
+is read by name in `settings.py`.
 """
 
 from typing import Any
@@ -381,4 +381,4 @@ FLAGS = (
     _flag("--trust-remote-code", bool, _AS_IT_IS, NOTHING, "No model code is run.", plain=False),
     _flag("--engine-type", str, _AS_IT_IS, NOTHING, "Only vllm.", plain=False),
 )
-"""All of them, as the help and docs/serve.md show them."""
+"""All flags, in the order of the help and of docs/serve.md."""

@@ -1,4 +1,4 @@
-"""Runs what the flags of `lorrery serve` amount to."""
+"""Runs the cluster that the flags of `lorrery serve` describe."""
 
 import os
 from collections.abc import Iterable
@@ -19,9 +19,9 @@ from lorrery.router.keys import digest
 
 
 async def run(fork_server: ForkServer, engine: Engine) -> int:
-    """Run an engine until a signal or the end of one of its processes; return the exit code.
+    """Run an engine until a signal or the exit of one of its processes; return the exit code.
 
-    One line goes to standard output, once it serves; all else to standard error.
+    One line goes to standard output, once it serves; all other output to standard error.
     """
     printer = Printer(engine.num_workers, error=True)
     for name in setting_variables():
@@ -56,7 +56,7 @@ async def run(fork_server: ForkServer, engine: Engine) -> int:
 
 
 def _keys_file(folder: Path, keys: Iterable[str]) -> Path:
-    """Write a file with the keys' digests; each may do everything."""
+    """Write a file with the keys' digests; every key is an operator's."""
     entries = (
         f'[[keys]]\nname = "api-key-{number}"\nsha256 = "{digest(key)}"\ntenant = "anybody"\noperator = true\n'
         for number, key in enumerate(dict.fromkeys(keys))

@@ -1,6 +1,6 @@
-"""What the flags of `lorrery serve` amount to: settings of a cluster, the number of its workers, and API keys.
+"""Converts the flags of `lorrery serve` to settings of a cluster, a number of workers, and API keys.
 
-Where a flag is not given, what `engine = "vllm"` sets holds (`settings/data/presets.toml`).
+A flag that is not given leaves the value of `engine = "vllm"` (`settings/data/presets.toml`).
 """
 
 import json
@@ -24,18 +24,18 @@ from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.memory import kv_bytes_per_token
 
 MAX_MODEL_LEN = 8192
-"""Most tokens of a prompt and its output, unless a flag says otherwise, or fewer fit."""
+"""Most tokens of a prompt and its output, unless a flag says otherwise or fewer fit."""
 
 _OWN: Mapping[str, Any] = {
     "engine": "vllm",
-    "adapters.max_lora_rank": 16,  # the preset has none: it would refuse the adapters of other engines' files
+    "adapters.max_lora_rank": 16,  # the preset has none: it would refuse adapters from other engines' files
     "log.level": "warning",
     "router.http": "127.0.0.1:8000",
     "scheduler.max_req_total_len": MAX_MODEL_LEN,  # until the pool is known
     "scheduler.max_req_input_len": MAX_MODEL_LEN - 1,
     "worker.gpu": "H100-SXM",
 }
-"""What this command sets itself; how requests are batched, memory and step times are the engine's, settings/presets."""
+"""Settings of this command; batching, memory and step times are those of the engine's preset, settings/presets."""
 _WEIGHTS = {
     "auto": "bfloat16",
     "bfloat16": "bfloat16",
@@ -58,13 +58,13 @@ _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What is to run.
+    """An engine to run.
 
     Attributes:
         values: settings by dotted name, without those of `--set`.
-        overrides: those of `--set`.
-        num_workers: how many workers.
-        api_keys: of which clients must show one; empty: none.
+        overrides: the values of `--set`.
+        num_workers: number of workers.
+        api_keys: clients must show one of these; empty: none needed.
     """
 
     values: dict[str, Any]
@@ -74,20 +74,20 @@ class Engine:
 
     @property
     def settings(self) -> Settings:
-        """The settings, the environment left out."""
+        """The settings, without the environment."""
         return changed(changed({}, self.values), self.overrides)
 
 
 def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[str]) -> Engine:
-    """Return what flags amount to.
+    """Return the engine that the flags describe.
 
     Args:
         model: the argument MODEL.
         given: the flags' values by `Flag.key`; None: not given.
-        overrides: of `--set`.
+        overrides: the values of `--set`.
 
     Raises:
-        SettingsError: a value that cannot be; names the flag or the setting, and what it may be.
+        SettingsError: an invalid value; the message names the flag or the setting, and the valid values.
     """
     flags = {key: value for key, value in given.items() if value not in (None, [])}
     values = dict(_OWN)
@@ -112,7 +112,7 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
 
 
 def _flags_have_effect(given: Mapping[str, Any], values: Mapping[str, Any], settings: Settings) -> None:
-    """Refuse a flag that sets what every group of workers sets itself.
+    """Refuse a flag whose setting every group of workers overrides.
 
     Raises:
         SettingsError: names the flag and the setting.
@@ -135,7 +135,7 @@ def _model(positional: str | None, named: str | None) -> str:
 
 
 def _in_catalogue(name: str, catalogue: Iterable[Path]) -> str:
-    """Return what the catalogue calls a model: every service of a cluster must call it the same."""
+    """Return the catalogue's name for a model: every service of a cluster must use the same name."""
     try:
         return read_catalogue(catalogue).model(name).name
     except CatalogueError as error:
@@ -216,7 +216,7 @@ def _time_and_faults(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
 
 
 def _steps(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
-    """Take constants in place of a GPU's time."""
+    """Set constant step times in place of a GPU's."""
     given = {
         key: seconds(f"--{key.replace('_', '-')}", flags[key], _SECONDS["ms"]) * 1000
         for key in ("inter_token_latency", "time_to_first_token", "prefill_overhead", "prefill_time_per_token")
@@ -264,8 +264,8 @@ def _kv_events(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
 
 
 def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[str, ...]) -> None:
-    """Find out how large the KV pool is, and so how long a request may be."""
-    # Lengths come last: all else must be right before the pool can be known.
+    """Set the size of the KV pool if a flag gives it, and the longest request."""
+    # Lengths come last: the pool size depends on all other settings.
     settings = changed(changed({}, values), overrides)
     deployments = [deployment_of(kind) for kind, _ in settings.kinds(1)]
     deployment = deployments[0]
@@ -313,7 +313,7 @@ def _share(value: float) -> Fraction:
 
 
 def size(flag: str, text: str) -> int:
-    """Read a count such as 8192, 8k (8,000) or 8K (8,192), as vLLM does."""
+    """Parse a count such as 8192, 8k (8,000) or 8K (8,192), as vLLM does."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text.strip())
     if match is None:
         raise SettingsError(f"{flag} {text}: a number expected, such as 8192, 8k (8,000) or 8K (8,192)")
@@ -321,7 +321,7 @@ def size(flag: str, text: str) -> int:
 
 
 def seconds(flag: str, text: str, unit: float) -> float:
-    """Read a duration such as 5, 5s, 250ms; `unit`: of a number alone, in seconds."""
+    """Parse a duration such as 5, 5s, 250ms; `unit`: seconds per unit of a number without one."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
     if match is None:
         raise SettingsError(f"{flag} {text}: a duration expected, such as 5s or 250ms")

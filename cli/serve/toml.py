@@ -1,4 +1,4 @@
-"""The settings behind the flags, as a settings file."""
+"""Writes the settings behind the flags as a settings file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ _NO_KEYS = "# --api-key: router.keys is a file with the keys' SHA-256, see lorre
 
 
 def settings_file(engine: Engine) -> str:
-    """Return a settings file that `lorrery up --config FILE` runs as `lorrery serve` does."""
+    """Return a settings file with which `lorrery up --config FILE` runs what `lorrery serve` runs."""
     workers = f" --workers {engine.num_workers}"
     head = f"# What the flags amount to; run it with lorrery up{workers} --config FILE.\n"
     if engine.api_keys:
@@ -32,13 +32,13 @@ def settings_file(engine: Engine) -> str:
     for key, value in base.items():
         if value not in (None, ()):
             merge(tables, nested(key, value))
-    # What the engine's preset makes of those is not repeated.
+    # Values that follow from the engine's preset are not repeated.
     merge(tables, _unlike(settings.model_dump(), changed({}, base).model_dump()))
     return f"{head}\n{to_toml(tables)}"
 
 
 def _unlike(tables: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs from what would hold anyway."""
+    """Return the values that differ from the defaults."""
     found: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping) and isinstance(defaults.get(key), Mapping):

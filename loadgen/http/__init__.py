@@ -1,1 +1,1 @@
-"""HTTP clients of the load generator: OpenAI's and S-LoRA's routes, of any server."""
+"""HTTP clients of the load generator: OpenAI's and S-LoRA's routes, for any server."""

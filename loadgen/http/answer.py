@@ -1,11 +1,10 @@
-"""One streamed answer: when its events came, what they brought, and how it ended.
+"""One streamed answer: when its events arrived, how many tokens they brought, and how it ended.
 
-**How many tokens an event brought** is in no protocol here. The usage at the end has the sum: where there are as many
-events as tokens, each brought one. Where there are fewer (a server that is late, or decodes speculatively), the rest is
-shared out by the length of the events' texts. Where there are more, those without text go first, from the last on (an
-event that only brings the finish reason; but an end-of-sequence token has no text either), then others, evenly. Without
-a usage each event with text counts as one token; S-LoRA's outputs, where end-of-sequence is ignored, have the length
-that was asked for.
+**The number of tokens per event** is in no protocol here. The usage at the end has the sum: with as many events as
+tokens, each brought one. With fewer events (a server that is late, or decodes speculatively), the rest is distributed
+by the length of the events' texts. With more events, those without text are dropped first, from the last on (an event
+that only brings the finish reason; but an end-of-sequence token has no text either), then others, evenly. Without a
+usage each event with text counts as one token; S-LoRA's outputs that ignore end-of-sequence have the requested length.
 """
 
 import json
@@ -20,9 +19,9 @@ from lorrery.loadgen.workload.outcome import OK
 __all__ = ["BAD_RESPONSE", "STREAM_ERROR", "Answer", "error_text", "tokens_of_events"]
 
 STREAM_ERROR = "STREAM_ERROR"
-"""Status of a stream that told of an error after it had begun."""
+"""Status of a stream that reported an error after it had begun."""
 BAD_RESPONSE = "BAD_RESPONSE"
-"""Status of an answer that is not of its route."""
+"""Status of an answer that does not match its route."""
 _SHOWN_CHARACTERS = 200
 
 
@@ -30,13 +29,13 @@ class Answer:
     """Takes the body of an answer with status 200.
 
     Args:
-        read: what an event says, by its route.
-        reception: noted there.
-        on_tokens: told of each event with tokens.
+        read: parses an event, by the route.
+        reception: to fill in.
+        on_tokens: called with the tokens of each event.
 
     Attributes:
         finish_reason: in the server's words.
-        usage: prompt, completion and cached tokens, as the server says.
+        usage: prompt, completion and cached tokens, as reported by the server.
     """
 
     __slots__ = (
@@ -68,11 +67,11 @@ class Answer:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last token has come, as the server says."""
+        """Whether the server has marked the last token as sent."""
         return self._done or self.finish_reason is not None
 
     def feed(self, body: bytes) -> None:
-        """Take a piece of the body."""
+        """Process a piece of the body."""
         for data in self._events.feed(body):
             if self._failure is not None:
                 return
@@ -89,7 +88,7 @@ class Answer:
                 self.fail(BAD_RESPONSE, f"not an event of this route: {data[:_SHOWN_CHARACTERS]!r}")
 
     def token_event(self, text: str, finish_reason: str | None) -> None:
-        """Take note of an event with a token, which may have no text of its own."""
+        """Record an event with a token, which may have no text."""
         self.reception.note(1)
         self._text_lengths.append(len(text))
         if self.reception.keeps_output:
@@ -99,15 +98,15 @@ class Answer:
         self._on_tokens(1)
 
     def fail(self, status: str, detail: str) -> None:
-        """Take note that nothing more will come of it."""
+        """Record a failure; later events are ignored."""
         if self._failure is None:
             self._failure = status, detail
 
     def end(self, asked_tokens: int | None = None) -> None:
-        """Say in the reception how it ended; the body is whole, or broke off.
+        """Write the result to the reception; the body is complete, or broke off.
 
         Args:
-            asked_tokens: what a whole output is known to have where the server does not say.
+            asked_tokens: known length of a complete output, used if the server does not report it.
         """
         reception = self.reception
         prompt, completion, cached = self.usage or (None, None, 0)
@@ -129,11 +128,11 @@ class Answer:
 
 
 def tokens_of_events(text_lengths: Sequence[int], num_tokens: int | None) -> list[int]:
-    """Say how many tokens each event brought; 0: it counts for nothing. See the module.
+    """Return the number of tokens of each event; 0: it does not count. See the module.
 
     Args:
         text_lengths: of each event, in order.
-        num_tokens: of all together; None: not known.
+        num_tokens: total; None: unknown.
     """
     tokens = [1] * len(text_lengths)
     if num_tokens is None:
@@ -162,7 +161,7 @@ def tokens_of_events(text_lengths: Sequence[int], num_tokens: int | None) -> lis
 
 
 def error_text(body: object) -> str:
-    """Find the message in an error's body, of whatever make."""
+    """Return the message of an error body in any of the usual formats."""
     found = body
     for key in ("error", "message", "detail"):
         if isinstance(found, dict) and found.get(key):

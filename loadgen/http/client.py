@@ -1,7 +1,7 @@
-"""The HTTP client of one server: learns what it serves, sends requests, notes their streams.
+"""The HTTP client of one server: reads its models, sends requests, records their streams.
 
-Nothing is assumed of the server but the route itself: no header, no header's absence, no vendor. The base model and the
-adapters are read from `/v1/models`, where there is one.
+It assumes nothing about the server except the route itself: no header, no absence of one, no vendor. The base model and
+the adapters are read from `/v1/models`, if there is one.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _SERVER_ERRORS = 500
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server is; `prefix` stands before the path of every route."""
+    """Address of a server; `prefix` precedes the path of every route."""
 
     host: str
     port: int
@@ -48,11 +48,11 @@ class ServerAddress:
 
 
 def server_address(option: str, target: str, tls: TlsSettings) -> ServerAddress:
-    """Read HOST:PORT or a URL; one that ends in `/v1`, as OpenAI's base URLs do, means the same server.
+    """Read HOST:PORT or a URL; a suffix `/v1`, as in OpenAI's base URLs, is ignored.
 
     Args:
         option: the flag that it came with.
-        target: what to read; without a scheme it is https where `tls` has something, otherwise http.
+        target: to read; without a scheme it is https if `tls` has settings, otherwise http.
         tls: of the client's side.
 
     Raises:
@@ -76,13 +76,13 @@ class HttpClient:
 
     Args:
         target: HOST:PORT or a URL.
-        route: what is asked for, and how.
+        route: protocol of the requests.
         tls: the client's side of TLS.
-        api_key: shown with every request; empty: none.
+        api_key: sent with every request; empty: none.
         model: the base model; empty: the first of `/v1/models`.
 
     Raises:
-        SettingsError: a target that is none, a certificate that cannot be used.
+        SettingsError: an invalid target, or a certificate that cannot be used.
     """
 
     tells_true_length = False
@@ -118,7 +118,7 @@ class HttpClient:
     # --- what is served ----------------------------------------------------------------------------------------------
 
     async def cluster(self, timeout_seconds: float) -> ClusterView:
-        """See `Client.cluster`; a server tells of itself no more than its model and how long a sequence may be."""
+        """See `Client.cluster`; over HTTP only the model and the maximum length are known."""
         deadline = time.monotonic() + timeout_seconds
         why = "nothing answers there"
         while (left := deadline - time.monotonic()) > 0:

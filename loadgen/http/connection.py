@@ -1,7 +1,7 @@
-"""A connection over HTTP/1.1: one request at a time, the body handed on as it comes.
+"""An HTTP/1.1 connection: one request at a time, with the body passed on as it arrives.
 
-httptools parses, in C; what stands here is who is told of what. A connection that is idle is used again, but not long:
-servers close idle ones (uvicorn after 5 s), and a request that meets such a close would look like the server's failure.
+httptools parses, in C; this module dispatches its callbacks. An idle connection is reused, but not for long: servers
+close idle ones (uvicorn after 5 s), and a request that meets such a close would look like a failure of the server.
 """
 
 import asyncio
@@ -16,20 +16,20 @@ import httptools
 __all__ = ["Connection", "ConnectionLostError", "Pool", "Response"]
 
 _REUSE_SECONDS = 2.0
-"""A connection that has been idle for longer is not used again."""
+"""Idle time after which a connection is not reused."""
 
 
 class ConnectionLostError(Exception):
-    """The connection ended before the answer did, or what came is no HTTP."""
+    """The connection ended before the answer did, or the data is not HTTP."""
 
 
 class Response:
-    """What has come of one answer.
+    """What has been received of one answer.
 
     Attributes:
         status: 0 until it is known.
         headers: names in lower case; of several with one name the last.
-        ended: set once the answer is whole, or raises `ConnectionLostError`.
+        ended: set when the answer is complete, or raises `ConnectionLostError`.
     """
 
     __slots__ = ("body", "ended", "headers", "on_body", "status")
@@ -54,7 +54,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether another request may be sent on it."""
+        """Whether it can be reused for another request."""
         return self._transport is not None and not self._transport.is_closing() and self._lives_on
 
     def send(self, request: bytes, response: Response) -> None:
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def close(self) -> None:
-        """Close it; whatever is under way is over."""
+        """Close the connection and abandon any request on it."""
         self._response = None
         if self._transport is not None:
             self._transport.abort()
@@ -78,12 +78,12 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's derives from nothing
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport has no common base class
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         if self._parser is None or self._response is None:
-            self.close()  # nobody asked
+            self.close()  # no request is open
             return
         try:
             self._parser.feed_data(data)
@@ -111,22 +111,22 @@ class Connection(asyncio.Protocol):
     # --- httptools' --------------------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header."""
+        """Store a header."""
         if self._response is not None:
             self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Take the status."""
+        """Store the status."""
         if self._response is not None and self._parser is not None:
             self._response.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        """Hand on a piece of the body."""
+        """Pass on a piece of the body."""
         if self._response is not None:
             self._response.on_body(self._response, body)
 
     def on_message_complete(self) -> None:
-        """End the answer; one that only announces another (100 Continue) does not."""
+        """Complete the answer; an interim one (100 Continue) does not count."""
         response = self._response
         if response is None or self._parser is None or 100 <= response.status < 200:
             return
@@ -161,7 +161,7 @@ class Pool:
             OSError: the server cannot be reached.
         """
         while self._idle:
-            connection = self._idle.pop()  # the one that was last used
+            connection = self._idle.pop()  # the most recently used
             if connection.is_open and time.monotonic() - connection.idle_since < _REUSE_SECONDS:
                 return connection
             self.discard(connection)
@@ -172,7 +172,7 @@ class Pool:
         return connection
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection whose answer is whole, if it lives on."""
+        """Keep a connection after a complete answer, if it stays open."""
         if connection.is_open:
             connection.idle_since = time.monotonic()
             self._idle.append(connection)
@@ -185,7 +185,7 @@ class Pool:
         self._all.discard(connection)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         for connection in self._all:
             connection.close()
         self._all.clear()

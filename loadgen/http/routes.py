@@ -1,11 +1,11 @@
-"""What each route is sent, and what its events say.
+"""Request bodies and event formats of each route.
 
 * `openai`: `/v1/completions`; the prompt as text or token ids. * `openai-chat`: `/v1/chat/completions`; the prompt as
 messages. An adapter is named as the model (vLLM's convention). * `slora`: S-LoRA's `/generate_stream`, `lora_dir` names
-the adapter; its events tell neither usage nor how many tokens they bring.
+the adapter; its events have neither usage nor token counts.
 
-Greedy (temperature 0, `do_sample` false), with the seed of the gRPC client for the same request, so that a server of
-Lorrery's own gives the same output over every protocol.
+Greedy (temperature 0, `do_sample` false), with the seed of the gRPC client for the same request, so that a Lorrery
+server gives the same output over every protocol.
 """
 
 import functools
@@ -35,14 +35,14 @@ class Route(Protocol):
 
     path: str
     has_asked_length: bool
-    """Whether an output that ignores end-of-sequence surely has the length that was asked for."""
+    """Whether an output that ignores end-of-sequence is certain to have the requested length."""
 
     def body(self, ask: Ask, model: str) -> dict[str, Any]:
-        """Return what asks for a request; `model`: the base model's name."""
+        """Return the body of a request; `model`: the base model's name."""
         ...
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
-        """Take note of an event, which is no error.
+        """Record an event that is not an error.
 
         Raises:
             LookupError, TypeError, AttributeError: it is not of this route.
@@ -77,10 +77,10 @@ class Completions:
 
 
 class Chat:
-    """OpenAI's chat completions: the shared part is the system's message, each turn the user's.
+    """OpenAI's chat completions: the shared part is the system message, each turn a user message.
 
-    Messages go without blanks at their ends, which many chat templates take off or add themselves: an answer that goes
-    back is then the same tokens as it came.
+    Messages are stripped, because many chat templates strip them or add blanks themselves: an answer sent back then has
+    the same tokens as when it was received.
     """
 
     path = "/v1/chat/completions"
@@ -95,7 +95,7 @@ class Chat:
         return {"messages": messages, "max_completion_tokens": ask.max_new_tokens, **_common(ask, model)}
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
-        """See `Route.read`: a chunk that only says whose turn it is brings no token."""
+        """See `Route.read`: a chunk with only a role brings no token."""
         for choice in event["choices"]:
             delta = choice["delta"]
             text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
@@ -109,7 +109,7 @@ class Chat:
 
 
 class Slora:
-    """S-LoRA's own."""
+    """S-LoRA's own route."""
 
     path = "/generate_stream"
     has_asked_length = True
@@ -128,7 +128,7 @@ class Slora:
         }
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
-        """See `Route.read`; `finished` is -1 where S-LoRA has given a request up."""
+        """See `Route.read`; `finished` is -1 if S-LoRA aborted the request."""
         finished = event["finished"]
         if finished == -1:
             answer.fail("ABORTED", "the server gave the request up (finished is -1)")
@@ -143,7 +143,7 @@ def _common(ask: Ask, model: str) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0,
-        "seed": seed - 2**64 if seed >= 2**63 else seed,  # vLLM takes 64 bits with a sign
+        "seed": seed - 2**64 if seed >= 2**63 else seed,  # vLLM takes a signed 64-bit seed
     }
     if ask.ignore_eos:
         body["ignore_eos"] = True
@@ -160,7 +160,7 @@ def _read_usage(event: Mapping[str, Any], answer: Answer) -> None:
 
 
 def _texts(ask: Ask) -> list[str]:
-    """Return the shared part (may be empty), then in turn what was asked and what was answered, and what is asked."""
+    """Return the shared part (may be empty), then the earlier questions and answers in turn, and the new question."""
     turn = ask.request.turn
     texts = ["" if turn is None else _text(shared_token_ids(turn, ask.seed))]
     for earlier in ask.history:
@@ -181,6 +181,6 @@ def _text(token_ids: TokenIds) -> str:
 
 @functools.cache
 def _words() -> Sequence[str]:
-    """Return the words, each with its leading blank: one token each in the usual tokenizers."""
+    """Return the words with a leading blank, which makes each one token in the usual tokenizers."""
     text = resources.files("lorrery.tokenizer").joinpath("words.txt").read_text(encoding="utf-8")
     return [" " + word for word in text.split()]

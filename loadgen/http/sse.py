@@ -1,11 +1,11 @@
-"""Server-sent events: bytes as they come from the network to the data of each event.
+"""Server-sent events: splits bytes from the network into the data of each event.
 
 The rules are those of the HTML standard, section 9.2.6, event streams: lines end with LF, CR LF or CR; a line that
 begins with a colon is a comment; one blank after a field's colon is dropped; the `data` lines of an event are joined by
-LF; an empty line ends the event, and one without data is none. Other fields (`event`, `id`, `retry`) are not needed
-here. S-LoRA writes no blank after the colon, vLLM one.
+LF; an empty line ends the event, and an event without data is ignored. Other fields (`event`, `id`, `retry`) are not
+needed here. S-LoRA writes no blank after the colon, vLLM one.
 
-Most events are one `data` line that ends LF LF, and come whole; these take a split and a slice each.
+Most events are one `data` line that ends LF LF, and arrive whole; these take a split and a slice each.
 """
 
 import re
@@ -17,7 +17,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class EventStream:
-    """Takes one stream apart."""
+    """Splits one stream into events."""
 
     __slots__ = ("_after_cr", "_begun", "_data", "_rest")
 
@@ -31,7 +31,7 @@ class EventStream:
         if not received:
             return []
         if self._after_cr:
-            received = received.removeprefix(b"\n")  # of a CR LF that came in two pieces
+            received = received.removeprefix(b"\n")  # of a CR LF that arrived in two pieces
             self._after_cr = False
         rest = self._rest + received if self._rest else received
         if not self._begun:

@@ -1,4 +1,4 @@
-"""Requests of one's own, column by column: a workload that neither a generator nor a trace reader makes."""
+"""The caller's own requests, column by column: a workload from neither a generator nor a trace reader."""
 
 from array import array
 from collections.abc import Iterable, Sequence, Sized
@@ -16,7 +16,7 @@ from lorrery.loadgen.workload.request import WorkloadRequest
 __all__ = ["Requests"]
 
 _NUMBERS = "iufO"
-"""Kinds of numpy's arrays that hold numbers; objects may be whole numbers of any size."""
+"""Kinds of NumPy arrays that hold numbers; objects may be integers of any size."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ class Requests:
 
 
 def _are_ids(ids: object) -> bool:
-    """Tell whether these are ids of one prompt's blocks: whole numbers, one character of a text is none."""
+    """Return whether these are ids of one prompt's blocks: integers; a character of a text is not one."""
     return isinstance(ids, Sequence | np.ndarray) and all(
         isinstance(one, Integral) and 0 <= int(one) < 2**64 for one in ids
     )
@@ -94,10 +94,10 @@ def _listed(name: str, values: object) -> list[Any]:
 
 
 def _names(name: str, values: object, num_requests: int, *, optional: bool) -> list[str | None]:
-    """Return a name for each request; one name is everybody's.
+    """Return a name for each request; a single name applies to all.
 
     Raises:
-        ValueError: one that is no text, nor, if they are optional, None.
+        ValueError: a value that is not text, nor, if they are optional, None.
     """
     if isinstance(values, str) or (values is None and optional):
         return [values] * num_requests

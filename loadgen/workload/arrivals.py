@@ -1,4 +1,4 @@
-"""Simple synthetic workloads (an arrival process, uniform lengths), and what can be done to any workload in time.
+"""Simple synthetic workloads (an arrival process, uniform lengths), and changes to the timing of any workload.
 
 Times are seconds from the start. Poisson and gamma processes begin with a gap, the constant one at 0.
 """
@@ -18,7 +18,7 @@ __all__ = ["Bursts", "constant", "fitting", "gamma", "limit", "mmpp", "poisson",
 
 
 MOST_FACTOR, LEAST_SHARE = 1e6, 1e-6
-"""Of bursts."""
+"""Limits for bursts."""
 
 MOST_BURSTS = 10_000_000
 """In one workload; they are drawn one by one."""
@@ -36,7 +36,7 @@ def poisson(rate: float, num_requests: int, rng: np.random.Generator) -> npt.NDA
 def gamma(rate: float, cv: float, num_requests: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """Draw arrival times with gamma gaps of mean 1 / rate and coefficient of variation cv; shape (num_requests,).
 
-    cv = 1 is Poisson, above 1 comes in bursts, towards 0 is even.
+    cv = 1 is Poisson, above 1 is bursty, towards 0 is even.
 
     Raises:
         ValueError: rate or cv not above 0.
@@ -56,7 +56,7 @@ class Bursts:
     Attributes:
         factor: F, the rate in a burst over that in calm times, 1 to `MOST_FACTOR`.
         burst_seconds: above 0, at most `LAST_SECONDS`.
-        share: p, of the time that is burst, `LEAST_SHARE` to less than 1.
+        share: p, of the time in bursts, `LEAST_SHARE` to less than 1.
     """
 
     factor: float
@@ -73,16 +73,16 @@ class Bursts:
 
     @property
     def calm_seconds(self) -> float:
-        """How long a calm time lasts on average."""
+        """Mean duration of a calm period."""
         return self.burst_seconds * (1 - self.share) / self.share
 
     def rates(self, rate: float) -> tuple[float, float]:
-        """Return the rates in calm times and in bursts that make `rate` over all."""
+        """Return the rates in calm periods and in bursts that give `rate` overall."""
         calm = rate / (1 - self.share + self.share * self.factor)
         return calm, self.factor * calm
 
     def dispersion(self, rate: float) -> float:
-        """Return the variance of the number of arrivals over its mean, in the long run; of a Poisson process it is 1.
+        """Return the long-run ratio of the variance of the number of arrivals to its mean; 1 for a Poisson process.
 
         1 + 2 p (1 - p) (burst rate - calm rate)^2 / (R (1 / burst seconds + 1 / calm seconds)); Fischer and
         Meier-Hellstern, "The Markov-modulated Poisson process (MMPP) cookbook", 1993.
@@ -93,7 +93,7 @@ class Bursts:
 
 
 def mmpp(rate: float, bursts: Bursts, num_requests: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Draw arrival times of a Poisson process whose rate is that of calm times or of bursts; shape (num_requests,).
+    """Draw arrival times of a Poisson process that alternates between calm and burst rate; shape (num_requests,).
 
     Arrivals of rate 1 are stretched by the inverse of the rate's integral, which is exact. The first state is drawn by
     its share of the time.
@@ -116,7 +116,7 @@ def mmpp(rate: float, bursts: Bursts, num_requests: int, rng: np.random.Generato
     means = np.array([(bursts.calm_seconds, bursts.burst_seconds)[(first + odd) % 2] for odd in (0, 1)])
     rates = np.array([bursts.rates(rate)[(first + odd) % 2] for odd in (0, 1)])
     while num_placed < num_requests:
-        lengths = (rng.exponential(1.0, (256, 2)) * means).ravel()  # an even number, so that states go on in turn
+        lengths = (rng.exponential(1.0, (256, 2)) * means).ravel()  # an even number, so that states keep alternating
         seconds = np.concatenate(([second], second + np.cumsum(lengths)))
         counts = np.concatenate(([expected], expected + np.cumsum(lengths * np.tile(rates, 256))))
         second, expected = float(seconds[-1]), float(counts[-1])
@@ -127,7 +127,7 @@ def mmpp(rate: float, bursts: Bursts, num_requests: int, rng: np.random.Generato
 
 
 def constant(rate: float, num_requests: int) -> npt.NDArray[np.float64]:
-    """Give arrival times 0, 1 / rate, 2 / rate ...; shape (num_requests,).
+    """Return arrival times 0, 1 / rate, 2 / rate ...; shape (num_requests,).
 
     Raises:
         ValueError: rate not above 0.
@@ -196,13 +196,13 @@ def limit(
 def fitting(workload: Sequence[WorkloadRequest], max_input_len: int, max_total_len: int) -> Sequence[WorkloadRequest]:
     """Keep the requests whose prompt, and prompt and output together, are within a cluster's limits (inclusive).
 
-    The later turns of a session go with the first one that is not.
+    A session is cut at its first request that is not.
     """
     if isinstance(workload, DrawnRequests):
         prompts, outputs = workload.prompt_tokens, workload.output_tokens
         return workload.where((prompts <= max_input_len) & (prompts + outputs <= max_total_len))
     kept: list[WorkloadRequest] = []
-    cut_session: int | None = None  # the turns of a session stand next to each other
+    cut_session: int | None = None  # the turns of a session are adjacent
     for request in workload:
         session = None if request.turn is None else request.turn.session
         if session is not None and session == cut_session:

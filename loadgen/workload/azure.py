@@ -4,9 +4,9 @@ Source: github.com/Azure/AzurePublicDataset, `AzureLLMInferenceTrace_conv.csv`, 
 files of 2024; CC-BY 4.0; Patel et al., "Splitwise: Efficient Generative LLM Inference Using Phase Splitting", ISCA
 2024.
 
-Three columns: TIMESTAMP, ContextTokens (prompt), GeneratedTokens (output). What trips readers: lines end CR LF, the
-last one does not end at all, the 2023 files have seven fractional digits (one more than `strptime` takes) and no time
-zone. There are no prompts and no adapter or user names, so adapters assigned to it are synthetic.
+Three columns: TIMESTAMP, ContextTokens (prompt), GeneratedTokens (output). Pitfalls: lines end with CR LF, the last one
+without, the 2023 files have seven fractional digits (one more than `strptime` takes) and no time zone. There are no
+prompts and no adapter or user names, so adapters assigned to it are synthetic.
 """
 
 import re
@@ -36,14 +36,14 @@ def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadR
 
     Args:
         lines: the file's lines, with or without their ends.
-        limit: read so many rows at most.
+        limit: most rows to read.
 
     Returns:
         Requests in time order; rows with equal stamps stay in file order. A length of 0 counts as one token, because
-        there are no empty requests here.
+        empty requests do not exist here.
 
     Raises:
-        TraceError: another header, no row, or one that does not parse.
+        TraceError: another header, no rows, or one that does not parse.
     """
     numbered = iter(enumerate(lines, start=1))
     _, header = next(numbered, (1, ""))
@@ -83,7 +83,7 @@ def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadR
 
 
 def _nanoseconds(whole: str, fraction: str) -> int:
-    # Integers, because a float of seconds since any epoch has no room for seven fractional digits.
+    # Integers, because a float of seconds since any epoch cannot hold seven fractional digits.
     at = datetime.fromisoformat(whole)
     since = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - _EPOCH
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + int(fraction.ljust(9, "0"))

@@ -1,8 +1,8 @@
-"""Sessions of several turns, and prompts that begin alike.
+"""Sessions of several turns, and shared prompt prefixes.
 
-A session is a conversation: turn k + 1 has the whole history (its shared part, all turns before it, and what was
-answered) and words of its own. It is sent when the answer to turn k has ended and the think time has passed, so within
-a session the loop is closed: where answers are slow, fewer requests come.
+A session is a conversation: the prompt of turn k + 1 has the whole history (its shared part, all earlier turns and
+their answers) and its own words. It is sent when the answer to turn k has ended and the think time has passed, so the
+loop is closed within a session: slower answers mean fewer requests.
 
     prompt tokens(k) = shared tokens + sum over j < k of (own tokens(j) + output tokens(j)) + own tokens(k)
 """
@@ -20,12 +20,12 @@ __all__ = ["ChatShape", "chat", "session_requests", "share_prefixes"]
 
 @dataclass(frozen=True, slots=True)
 class ChatShape:
-    """What sessions are like.
+    """Distributions of sessions.
 
     Attributes:
-        turns: how many, uniform over [low, high].
+        turns: number of turns, uniform over [low, high].
         input_range: own tokens of a turn, uniform over [low, high].
-        output_range: the same for its output.
+        output_range: likewise for its output.
         think_seconds: mean of the exponential think times; 0: none.
     """
 
@@ -42,7 +42,7 @@ class ChatShape:
 
 
 def chat(at_seconds: npt.NDArray[np.float64], shape: ChatShape, rng: np.random.Generator) -> list[WorkloadRequest]:
-    """Make sessions that begin at these times; turns of one stand together, in order.
+    """Draw sessions that begin at these times; the turns of each are adjacent and in order.
 
     Raises:
         ValueError: an empty range, or one that begins below 1.
@@ -66,7 +66,7 @@ def chat(at_seconds: npt.NDArray[np.float64], shape: ChatShape, rng: np.random.G
 def session_requests(
     first_index: int, at_seconds: float, turns: Iterable[Turn], output_tokens: Sequence[int]
 ) -> list[WorkloadRequest]:
-    """Make the requests of one session, without a shared part."""
+    """Build the requests of one session, without a shared part."""
     made: list[WorkloadRequest] = []
     history = 0
     for turn, output in zip(turns, output_tokens, strict=True):
@@ -79,7 +79,7 @@ def session_requests(
 def share_prefixes(
     workload: Sequence[WorkloadRequest], num_tokens: int, num_groups: int, rng: np.random.Generator
 ) -> list[WorkloadRequest]:
-    """Put a shared part before each prompt, one of `num_groups`, drawn for each session or request, all as likely.
+    """Prepend a shared part to each prompt, one of `num_groups`, drawn uniformly for each session or request.
 
     Raises:
         ValueError: no token or no group.

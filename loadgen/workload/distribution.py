@@ -1,4 +1,4 @@
-"""What a report says of a sample: its size, mean and percentiles, which interpolate linearly."""
+"""Summary of a sample: its size, mean and linearly interpolated percentiles."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ import numpy.typing as npt
 __all__ = ["PERCENTILES", "Distribution", "distribution"]
 
 PERCENTILES = (0.5, 0.9, 0.99)
-"""Of every distribution, in order."""
+"""Percentiles of every distribution, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A sample's size, mean and percentiles, in the sample's unit; all 0 where the sample is empty."""
+    """A sample's size, mean and percentiles, in the sample's unit; all 0 for an empty sample."""
 
     count: int = 0
     mean: float = 0.0
@@ -23,7 +23,7 @@ class Distribution:
 
 
 def distribution(values: npt.NDArray[np.float64]) -> Distribution:
-    """Describe a sample; values: shape (n,). Takes 16 bytes a value."""
+    """Summarise a sample; values: shape (n,). Takes 16 bytes a value."""
     size = len(values)
     if not size:
         return Distribution()
@@ -32,5 +32,5 @@ def distribution(values: npt.NDArray[np.float64]) -> Distribution:
     low = in_order[np.floor(ranks).astype(np.int64)]
     high = in_order[(np.floor(ranks).astype(np.int64) + 1).clip(max=size - 1)]
     p50, p90, p99 = (low + (high - low) * (ranks - np.floor(ranks))).tolist()
-    # Not a dot product: BLAS sums in as many parts as it has threads, and the last digit would tell how many.
+    # Not a dot product: BLAS sums in as many parts as it has threads, which would change the last digit.
     return Distribution(size, float(in_order.sum()) / size, p50, p90, p99)

@@ -1,4 +1,4 @@
-"""Requests that were drawn, in columns: they are made when they are looked at, so that a million take 32 MB."""
+"""Drawn requests in columns: each request is built on access, so that a million take 32 MB."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -19,12 +19,12 @@ class DrawnRequests(Sequence[WorkloadRequest]):
     """A workload of one tenant without sessions and known prefixes.
 
     Args:
-        index: shape (n,), as in `WorkloadRequest`, as those that follow.
+        index: shape (n,), meaning as in `WorkloadRequest`, like the next three.
         at_seconds: shape (n,).
         prompt_tokens: shape (n,).
         output_tokens: shape (n,).
         adapters: names.
-        adapter: shape (n,), of each request the index of its adapter, -1 for the base model; None: all are for that.
+        adapter: shape (n,), index of each request's adapter, -1 for the base model; None: all use the base model.
 
     Raises:
         ValueError: columns of different lengths.
@@ -47,7 +47,7 @@ class DrawnRequests(Sequence[WorkloadRequest]):
         self._index = index
         self.at_seconds = at_seconds
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
-        self._adapters: tuple[str | None, ...] = (*adapters, None)  # the last is that of `_NO_ADAPTER`
+        self._adapters: tuple[str | None, ...] = (*adapters, None)  # the last is for `_NO_ADAPTER`
         self._adapter = np.full(len(index), _NO_ADAPTER, np.int32) if adapter is None else adapter
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class DrawnRequests(Sequence[WorkloadRequest]):
         return next(iter(self.where(slice(one, one + 1))))
 
     def where(self, rows: slice | npt.NDArray[np.bool_]) -> "DrawnRequests":
-        """Return some of them."""
+        """Return a subset."""
         return DrawnRequests(
             self._index[rows],
             self.at_seconds[rows],
@@ -94,14 +94,14 @@ class DrawnRequests(Sequence[WorkloadRequest]):
         )
 
     def sped_up(self, factor: float) -> "DrawnRequests":
-        """Return them with their times divided by a factor."""
+        """Return a copy with times divided by a factor."""
         return self._like(self.at_seconds / factor, self._adapters[:-1], self._adapter)
 
     def with_adapters(self, adapters: Sequence[str], indices: npt.NDArray[np.int64]) -> "DrawnRequests":
-        """Return them with `adapters[indices[i]]` in the i-th of them.
+        """Return a copy whose i-th request has the adapter `adapters[indices[i]]`.
 
         Raises:
-            ValueError: another number of indices than of requests, or one that is below 0 or stands for no adapter.
+            ValueError: the number of indices is not that of requests, or an index is out of range.
         """
         outside = indices[(indices < 0) | (indices >= len(adapters))]
         if len(outside):

@@ -1,12 +1,12 @@
-"""How the popularity of adapters changes while a workload is played. No public trace says it, so this is synthetic.
+"""Changes of adapter popularity while a workload is played. No public trace has them, so they are synthetic.
 
 With N adapters, z(i) their Zipf weights by rank i = 0 ... N - 1, and t a request's time in seconds:
 
 * `Diurnal`: P(i | t) proportional to z(i) * (1 + A * sin(2 pi * (t / T + i / N))). Each adapter has a day of length T,
-  and the days of N adapters begin evenly spread. A = 0 is no drift; with A = 1 each is unused once a day.
-* `Flash`: between `at` and `at + for` a share of all requests goes to one adapter, the rest as ever. Outside no drift.
-* `Shift`: every so many seconds the ranks move on: the adapter of rank i becomes i + by * floor(t / every) modulo N. So
-  the most popular one changes all at once, and what is resident is of no more use.
+and the days of N adapters begin evenly spread. A = 0 is no drift; with A = 1 each is unused once a day. * `Flash`:
+between `at` and `at + for` a share of all requests goes to one adapter, the rest as before. No drift outside. *
+`Shift`: at regular intervals the ranks move: the adapter of rank i becomes i + by * floor(t / every) modulo N. So the
+most popular one changes at once, and the resident adapters lose their use.
 """
 
 import math
@@ -20,16 +20,16 @@ from lorrery.loadgen.workload.popularity import zipf_indices
 __all__ = ["MOST_ADAPTERS", "Diurnal", "Drift", "Flash", "Shift", "drifting_indices"]
 
 LEAST_SECONDS = 0.001
-"""Of what comes again and again."""
+"""Least period of repeated changes."""
 MOST_ADAPTERS = 1_000_000
-"""Of a cluster, hence the furthest that ranks can move."""
+"""In a cluster, so also the largest shift of ranks."""
 _ROUNDS = 32
 Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Diurnal:
-    """Days that begin at different times.
+    """Days that begin at different times for each adapter.
 
     Attributes:
         period_seconds: T, `LEAST_SECONDS` or more.
@@ -52,7 +52,7 @@ class Flash:
 
     Attributes:
         at_seconds: when it begins.
-        for_seconds: how long it lasts.
+        for_seconds: its duration.
         share: of all requests in that time, 0 to 1.
         adapter: its index; None: the least popular.
     """
@@ -72,7 +72,7 @@ class Flash:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Ranks that move on.
+    """Ranks that move at intervals.
 
     Attributes:
         every_seconds: `LEAST_SECONDS` or more.
@@ -103,7 +103,7 @@ def drifting_indices(
     """Draw an adapter index for each time; shape as `at_seconds`.
 
     Raises:
-        ValueError: no adapter to draw, a negative exponent, or a flash crowd's adapter that is none.
+        ValueError: no adapter to draw, a negative exponent, or a flash crowd's adapter out of range.
     """
     count = len(at_seconds)
     match drift:
@@ -127,7 +127,7 @@ def _diurnal(
 ) -> Indices:
     """Draw by rejection: a candidate by Zipf is kept with probability (1 + A sin) / (1 + A), others are drawn again.
 
-    Where the popular adapters are all asleep that may take long; what is left after some rounds is drawn from its law.
+    When all popular adapters are at their low that may take long; what is left after some rounds is drawn directly.
     """
     found = np.zeros(len(at_seconds), np.int64)
     open_rows = np.arange(len(at_seconds))

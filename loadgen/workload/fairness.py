@@ -1,11 +1,11 @@
-"""How evenly tenants were served: what each got, and Jain's index of it.
+"""How evenly tenants were served: the tokens of each, and Jain's index of them.
 
 Jain, Chiu and Hawe (DEC-TR-301, 1984): with x_i the tokens of tenant i, prompts and outputs of completed requests,
 
     J = (sum x_i)^2 / (n * sum x_i^2)
 
-1 where all got the same, 1 / n where one got everything. It says nothing of what tenants asked for: where they ask for
-different amounts, even perfect service is below 1.
+1 if all got the same, 1 / n if one got everything. It ignores what tenants asked for: if they ask for different
+amounts, even perfect service is below 1.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ __all__ = ["Fairness", "TenantSummary", "fairness", "jain_index"]
 
 @dataclass(frozen=True, slots=True)
 class TenantSummary:
-    """One tenant's share; TTFT from the intended send time, 0 where nothing completed."""
+    """One tenant's share; TTFT from the intended send time, 0 if nothing completed."""
 
     tenant_id: str
     num_requests: int
@@ -44,14 +44,14 @@ class Fairness:
 
 
 def jain_index(served: Iterable[float]) -> float:
-    """Return Jain's index; 1 where nobody was served."""
+    """Return Jain's index; 1 if no tenant was served."""
     amounts = np.fromiter(served, np.float64)
     squares = float((amounts**2).sum())
     return float(amounts.sum()) ** 2 / (len(amounts) * squares) if squares else 1.0
 
 
 def fairness(table: OutcomeTable) -> Fairness | None:
-    """Return how evenly tenants were served; None where no request names one."""
+    """Return how evenly tenants were served; None if no request names one."""
     rows_of = dict(table.tenant_id.rows_of())
     if not any(rows_of):
         return None

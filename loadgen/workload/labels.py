@@ -1,4 +1,4 @@
-"""A column of a few different values, such as names of workers: four bytes a row, whatever the values are."""
+"""A column of a few distinct values, such as worker names: four bytes a row, whatever the values are."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar, overload
@@ -16,8 +16,8 @@ class Labels(Sequence[T], Generic[T]):
     """See the module.
 
     Args:
-        codes: shape (rows,), int32: for each row the index of its value.
-        values: all different.
+        codes: shape (rows,), int32: index of each row's value.
+        values: all distinct.
     """
 
     __slots__ = ("codes", "values")
@@ -28,7 +28,7 @@ class Labels(Sequence[T], Generic[T]):
 
     @classmethod
     def of(cls, rows: Iterable[T]) -> "Labels[T]":
-        """Lay out values that are given one by one."""
+        """Encode values given one by one."""
         code_of: dict[T, int] = {}
         codes = np.fromiter((code_of.setdefault(one, len(code_of)) for one in rows), np.int32)
         return cls(codes, list(code_of))

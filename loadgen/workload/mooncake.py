@@ -5,7 +5,7 @@ Storage for Less Computation", FAST 2025. Fields: `timestamp` (milliseconds from
 `output_length` (tokens), `hash_ids` (ids of consecutive 512-token blocks of the prompt; the last is usually partial).
 
 Stamps step by about 3,000 ms: requests that share one arrived somewhere in that window, in the file's order. Replayed
-as they stand they are bursts of about ten; `spread` moves them apart. A report must say which it was.
+unchanged they come in bursts of about ten; `spread` moves them apart. A report must say which was used.
 """
 
 import json
@@ -24,7 +24,7 @@ __all__ = ["ATTRIBUTION", "BLOCK_TOKENS", "WINDOW_SECONDS", "read_mooncake", "sp
 
 ATTRIBUTION = "Mooncake traces (Apache-2.0); Qin et al., Mooncake: Trading More Storage for Less Computation, FAST 2025"
 BLOCK_TOKENS = 512
-"""Prompt tokens that one of `hash_ids` stands for."""
+"""Prompt tokens per entry of `hash_ids`."""
 WINDOW_SECONDS = 3.0
 """Distance of two stamps in the conversation trace."""
 
@@ -34,11 +34,11 @@ def read_mooncake(lines: Iterable[str], limit: int | None = None) -> list[Worklo
 
     Args:
         lines: the file's lines, with or without their ends; empty ones are skipped.
-        limit: read so many rows at most.
+        limit: most rows to read.
 
     Returns:
         Requests in time order; rows with equal stamps stay in file order. A length of 0 counts as one token, because
-        there are no empty requests here.
+        empty requests do not exist here.
 
     Raises:
         TraceError: a row that does not parse, or whose `hash_ids` do not fit its length.

@@ -1,4 +1,4 @@
-"""What became of one request, as its client saw it. The input of every figure.
+"""The outcome of one request, as its client saw it; the input of every figure.
 
 Times are seconds from the start of the run; from a live run they are device seconds (wall time / `time_scale`), from
 the simulator its own. The clock is the caller's.
@@ -12,7 +12,7 @@ import numpy.typing as npt
 __all__ = ["INTERRUPTED", "OK", "RequestOutcome"]
 
 OK = "OK"
-"""Status of a request that got all it asked for."""
+"""Status of a request that completed as asked."""
 INTERRUPTED = "INTERRUPTED"
 """Status of a request that the end of the run cut off; neither completed nor failed."""
 
@@ -32,25 +32,25 @@ class RequestOutcome:
     Attributes:
         index: the workload's index.
         prompt_tokens: as sent.
-        intended_seconds: when the workload wanted it sent.
-        sent_seconds: when it was sent.
+        intended_seconds: scheduled send time.
+        sent_seconds: actual send time.
         end_seconds: when its stream ended, well or not.
         status: `OK`, `INTERRUPTED`, or why it failed: a gRPC status name, or the client's own
             finding (`WRONG_TOKEN_COUNT`, `NO_FINISH`).
         adapter_id: as sent; None is the base model.
         tenant_id: as sent.
-        message_seconds: shape (num_messages,), when each message with tokens arrived, not decreasing.
-        message_tokens: shape (num_messages,), how many tokens each brought, 1 or more.
+        message_seconds: shape (num_messages,), arrival time of each message with tokens, not decreasing.
+        message_tokens: shape (num_messages,), number of tokens in each, 1 or more.
         detail: the error's message, or empty.
         finish_reason: `eos`, `stop`, `length`, `aborted`, or empty if none arrived.
-        cached_tokens: prompt tokens that a prefix cache had, as the server says.
-        queue_seconds: from arrival to admission, less `adapter_load_seconds`, as the server says; None: it did not say.
-        adapter_load_seconds: while it lacked nothing but its adapter, likewise.
+        cached_tokens: prompt tokens found in a prefix cache, as reported by the server.
+        queue_seconds: from arrival to admission, less `adapter_load_seconds`, as reported; None: not reported.
+        adapter_load_seconds: time in which it waited only for its adapter, likewise.
         prefill_seconds: from admission to the first token, less `adapter_load_seconds`, likewise.
         decode_seconds: from the first token to the end, likewise.
-        worker_id: who ran the last step, as the server says.
-        num_requeues: how often it was queued again, as the server says.
-        token_ids_crc32: of the token ids in order, as little-endian u32. Equal seeds give equal values, so it shows a
+        worker_id: worker of the last step, as reported.
+        num_requeues: how often it was queued again, as reported.
+        token_ids_crc32: of the token ids in order, as little-endian u32. Equal seeds give equal values, so it reveals a
             lost, repeated or exchanged token between two runs. None if no ids were seen.
     """
 

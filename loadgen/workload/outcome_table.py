@@ -1,4 +1,4 @@
-"""What became of every request of a run, column by column: what reports are made of.
+"""The outcomes of all requests of a run, column by column; the input of reports.
 
 A live run collects `RequestOutcome`s, the simulator fills the columns itself; a million requests take 130 MB.
 """
@@ -21,14 +21,14 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutcomeTable:
-    """One row a request, in order of index; columns have one length, and the meaning of `RequestOutcome`'s fields.
+    """One row per request, in order of index; columns have equal lengths, and the meaning of `RequestOutcome`'s fields.
 
     Attributes:
-        first_token_seconds: NaN where no token came, as in `last_token_seconds`.
-        queue_seconds: NaN where nobody said, as in the three that follow.
+        first_token_seconds: NaN without a token, as in `last_token_seconds`.
+        queue_seconds: NaN if not reported, as in the next three.
         num_messages: messages with tokens.
-        detail: by row, where there is any.
-        itl_ms: gaps between the tokens of completed requests, pooled; of simulated ones, of all that ran.
+        detail: by row, if there is any.
+        itl_ms: gaps between the tokens of completed requests, pooled; in simulations, of all that ran.
     """
 
     index: Ints
@@ -60,22 +60,22 @@ class OutcomeTable:
 
     @property
     def ok(self) -> npt.NDArray[np.bool_]:
-        """Shape (n,): which got all they asked for."""
+        """Shape (n,): whether each completed as asked."""
         return self._has(OK)
 
     @property
     def interrupted(self) -> npt.NDArray[np.bool_]:
-        """Shape (n,): which the end of the run cut off."""
+        """Shape (n,): whether the end of the run cut each off."""
         return self._has(INTERRUPTED)
 
     @property
     def failed(self) -> npt.NDArray[np.bool_]:
-        """Shape (n,): which are neither of the two."""
+        """Shape (n,): whether each is neither `ok` nor `interrupted`."""
         return ~(self.ok | self.interrupted)
 
     @property
     def completed(self) -> npt.NDArray[np.bool_]:
-        """Shape (n,): which count in latencies: well ended, with a token."""
+        """Shape (n,): whether each counts in latencies: completed, with a token."""
         return self.ok & ~np.isnan(self.first_token_seconds)
 
     def _has(self, status: str) -> npt.NDArray[np.bool_]:
@@ -83,7 +83,7 @@ class OutcomeTable:
 
     @classmethod
     def of(cls, outcomes: Iterable[RequestOutcome]) -> "OutcomeTable":
-        """Lay out what a live run has collected."""
+        """Build the table from the outcomes of a live run."""
         rows = sorted(outcomes, key=lambda outcome: outcome.index)
         completed = [row for row in rows if row.status == OK]
         gaps = [token_gaps(row.message_seconds, row.message_tokens) for row in completed]
@@ -116,7 +116,7 @@ class OutcomeTable:
 
 
 def token_gaps(message_seconds: Floats, message_tokens: Ints) -> Floats:
-    """Give one request's gaps between tokens, seconds; shape (output tokens - tokens of the first message,)."""
+    """Return one request's gaps between tokens, seconds; shape (output tokens - tokens of the first message,)."""
     if len(message_seconds) < 2:  # no gap without a second message
         return np.empty(0, np.float64)
     tokens = message_tokens[1:]

@@ -1,6 +1,6 @@
-"""Which adapter a request names. No public trace says it, so what comes from here is synthetic; reports label it so.
+"""Draws the adapter of each request. No public trace has adapters, so the result is synthetic; reports label it so.
 
-Two laws are in use and easily mixed up. Both give the most popular adapter index 0 where they are skewed:
+Two laws are in use and easily confused. Both give the most popular adapter index 0 where they are skewed:
 
 * Zipf (`zipf_indices`): P(i) proportional to (i + 1) ** -exponent. exponent 0 is uniform, about 1 is usual, larger is
   more skewed. A law of ranks, discrete from the start.
@@ -53,7 +53,7 @@ def power_indices(
 
 
 def uniform_indices(num_adapters: int, num_requests: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Draw adapter indices, each as likely as any other; shape (num_requests,).
+    """Draw adapter indices uniformly; shape (num_requests,).
 
     Raises:
         ValueError: no adapter to draw.
@@ -66,7 +66,7 @@ def uniform_indices(num_adapters: int, num_requests: int, rng: np.random.Generat
 def assign(
     workload: Sequence[WorkloadRequest], adapters: Sequence[str], indices: npt.NDArray[np.int64]
 ) -> Sequence[WorkloadRequest]:
-    """Name `adapters[indices[i]]` in the workload's i-th request."""
+    """Give the workload's i-th request the adapter `adapters[indices[i]]`."""
     if isinstance(workload, DrawnRequests):
         return workload.with_adapters(adapters, indices)
     return [

@@ -1,14 +1,13 @@
-"""Mean and percentiles of a sample that is kept as arithmetic progressions, without spelling it out; exact.
+"""Mean and percentiles of a sample stored as arithmetic progressions, without expanding it; exact.
 
-A simulated worker's decode steps get longer by the same time from one to the next, and every sequence of the batch has
-the same gap. So gaps between tokens come as rows of four whole numbers: the first value, what each further one is
-longer by, how many there are, and how many sequences have each. A million requests have some five million rows, and a
-hundred million steps.
+A simulated worker's decode steps get longer by a constant from one to the next, and every sequence of the batch has the
+same gap. So gaps between tokens come as rows of four integers: the first value, the increment, the number of values,
+and the number of sequences with each. A million requests have some five million rows, and a hundred million steps.
 
-How many values of a row are below a limit is one division. A percentile lies between two cuts that are taken from a
-sample of the values: counting below the cuts says between which, and only what lies there is looked at again, until it
-is little enough to be spelt out and sorted (Floyd and Rivest, "Expected time bounds for selection", 1975). The cuts
-decide the cost and never the result. Rows are read in chunks, some ten times each, so they may be in a file.
+The number of values of a row below a limit is one division. A percentile lies between two cuts chosen from a sample of
+the values: counting below the cuts finds the interval, and only its contents are examined again, until they are few
+enough to expand and sort (Floyd and Rivest, "Expected time bounds for selection", 1975). The cuts affect the cost and
+never the result. Rows are read in chunks, some ten times each, so they may be in a file.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,31 +21,31 @@ from lorrery.loadgen.workload.distribution import PERCENTILES, Distribution
 __all__ = ["Chunks", "Rows", "describe", "spelt_out"]
 
 Rows = npt.NDArray[np.int64]
-"""Shape (n, 4): first value, what each further one is longer by (below 0: shorter), number of values, how often each.
+"""Shape (n, 4): first value, increment (below 0: decreasing), number of values, multiplicity of each.
 
-Numbers of values and how often are at least 1. The last value minus the first is below 2**62, and so is the sum of a
-row's values, each taken once. All values of all rows, repeats included, are fewer than 2**63.
+Numbers of values and multiplicities are at least 1. The last value minus the first is below 2**62, and so is the sum of
+a row's values, each taken once. All values of all rows, repeats included, are fewer than 2**63.
 """
 Chunks = Callable[[], Iterator[Rows]]
-"""Gives all rows, in parts, each time it is called."""
+"""Return all rows, in chunks, on each call."""
 
 MOST_SPELT_OUT = 250_000
-"""Values; 10 MB."""
+"""Values that may be expanded; 10 MB."""
 MOST_ROWS = 250_000
-"""That are kept between two looks; 8 MB."""
+"""Rows kept between two passes; 8 MB."""
 _SAMPLE = 32_768
 _DEVIATIONS = 4
-"""Between the place of a percentile in the sample and a cut."""
+"""Distance of a cut from a percentile's place in the sample, in standard deviations."""
 _HALF = 31
 """Bits of the lower half of a sum."""
 
 
 def describe(chunks: Chunks, convert: Callable[[float], float]) -> Distribution:
-    """Describe the values of all rows, as `distribution` does those of a sample.
+    """Summarise the values of all rows, as `distribution` does those of a sample.
 
     Args:
         chunks: the rows.
-        convert: to the unit of the figures; greater values must not become smaller ones.
+        convert: to the unit of the figures; must not be decreasing.
     """
     chunks = _growing(chunks)
     size, _, _, _, total = _measure(chunks)
@@ -63,14 +62,14 @@ def describe(chunks: Chunks, convert: Callable[[float], float]) -> Distribution:
 
 
 def spelt_out(rows: Rows) -> tuple[Rows, Rows]:
-    """Return every value, and how often each of them is there; two arrays of shape (values,)."""
+    """Return every value and its multiplicity; two arrays of shape (values,)."""
     first, step, num, times = rows.T
     index = np.arange(int(num.sum())) - np.repeat(np.cumsum(num) - num, num)
     return np.repeat(first, num) + index * np.repeat(step, num), np.repeat(times, num)
 
 
 def _growing(chunks: Chunks) -> Chunks:
-    """Turn round rows whose values get smaller."""
+    """Reverse rows whose values decrease."""
 
     def turned() -> Iterator[Rows]:
         for rows in chunks():
@@ -96,14 +95,14 @@ def _measure(chunks: Chunks) -> tuple[int, int, int, int, int]:
         least = min(least, int(first.min(initial=least)))
         greatest = max(greatest, int((first + step * (num - 1)).max(initial=greatest)))
         sums = num * first + step * (num * (num - 1) // 2)
-        # In two halves: the sum of all is beyond 64 bits.
+        # In two halves: the total exceeds 64 bits.
         total += int(((sums >> _HALF) * times).sum()) << _HALF
         total += int(((sums & ((1 << _HALF) - 1)) * times).sum())
     return size, num_values, least, greatest, total
 
 
 def _select(chunks: Chunks, ranks: Sequence[int]) -> list[int]:
-    """Return the values with these ranks, from 0, which are in order."""
+    """Return the values with these ranks, which count from 0 and are ascending."""
     size, num_values, least, greatest, _ = _measure(chunks)
     if least == greatest:
         return [least] * len(ranks)
@@ -124,9 +123,9 @@ def _select(chunks: Chunks, ranks: Sequence[int]) -> list[int]:
 
 
 def _cuts(chunks: Chunks, ranks: Sequence[int], size: int, least: int, greatest: int) -> list[int]:
-    """Return limits, in order, that are about as far from each of the ranks as a sample can tell.
+    """Return ascending limits around each of the ranks, as close as a sample can place them.
 
-    Every second one halves the range, so that an unlucky sample costs time and no more.
+    Every second one halves the range, so that an unlucky sample costs only time.
     """
     sample = np.sort(_sampled(chunks, size))
     cuts = {(least + greatest) // 2 + 1}
@@ -159,10 +158,10 @@ def _sampled(chunks: Chunks, size: int) -> Rows:
 
 
 def _num_below(rows: Rows, limit: int) -> Rows:
-    """Return for each row how many of its values are below a limit; shape (n,)."""
+    """Return the number of values below a limit for each row; shape (n,)."""
     first, step, num, _ = rows.T
     room = limit - first
-    # Of equal values all are below or none; a step of 1 in their place gives the sign.
+    # Equal values are all below the limit or none; a step of 1 in their place gives the sign.
     below = np.where(step > 0, -(-room // np.maximum(step, 1)), np.where(room > 0, num, 0))
     return below.clip(0, num)
 
@@ -172,7 +171,7 @@ def _num_times_below(rows: Rows, limit: int) -> int:
 
 
 def _between(chunks: Chunks, low: int, high: int) -> Chunks:
-    """Return what there is from `low` to below `high`; in memory, unless it is too much for that."""
+    """Return the values from `low` to below `high`; in memory unless they are too many."""
 
     def cut(rows: Rows) -> Rows:
         begin, end = _num_below(rows, low), _num_below(rows, high)

@@ -1,13 +1,13 @@
-"""The token ids of a prompt: words drawn at random, and equal where a workload says that prefixes are equal.
+"""The token ids of a prompt: random words, equal where a workload has equal prefixes.
 
 Ids 0 to 2 are special in the mock tokenizer and the 1,905 single-token words follow, so words are 3 ... 1907. A prompt
 is a function of (seed, request), so two runs with one seed send the same bytes. With `hash_ids` each block of 512
-tokens is a function of (seed, hash id): requests that share leading ids share that prefix token by token, which is what
-a prefix cache must see. With a `Turn` the prompt is
+tokens is a function of (seed, hash id): requests that share leading ids share that prefix token by token, as a prefix
+cache needs. With a `Turn` the prompt is
 
-    shared part of (seed, group) + for each earlier turn: its own words + what was answered + own words of (seed, turn)
+    shared part of (seed, group) + for each earlier turn: its own words + its answer + own words of (seed, turn)
 
-so a turn's prompt begins with the whole conversation before it, answers as they came.
+so a turn's prompt begins with the whole conversation before it, with answers as received.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ LAST_WORD_ID = 1907
 
 TokenIds = npt.NDArray[np.uint32]
 
-_BY_INDEX, _BY_BLOCK, _OF_OUTPUT, _BY_TURN, _BY_GROUP = range(5)  # keep the families of streams apart
+_BY_INDEX, _BY_BLOCK, _OF_OUTPUT, _BY_TURN, _BY_GROUP = range(5)  # separate families of streams
 
 
 def prompt_token_ids(
     request: WorkloadRequest, seed: int, said: Sequence[tuple[WorkloadRequest, TokenIds]] = ()
 ) -> TokenIds:
-    """Make the prompt; shape (prompt_tokens,), unless answers in `said` had other lengths than their true ones.
+    """Make the prompt; shape (prompt_tokens,), unless answers in `said` differ from their true lengths.
 
     Args:
         request: its index, length, hash ids and turn matter.
@@ -45,14 +45,14 @@ def prompt_token_ids(
 
 
 def shared_token_ids(turn: Turn, seed: int) -> TokenIds:
-    """Make the part that prompts of one group share; shape (shared_tokens,)."""
+    """Make the shared part of a group's prompts; shape (shared_tokens,)."""
     if not turn.shared_tokens:
         return np.empty(0, np.uint32)
     return _words([seed, _BY_GROUP, turn.shared_group], turn.shared_tokens)
 
 
 def own_token_ids(request: WorkloadRequest, seed: int) -> TokenIds:
-    """Make what a prompt has beside a shared part and earlier turns: all of it where there is neither."""
+    """Make the prompt without its shared part and earlier turns: all of it if there are none."""
     turn = request.turn
     if turn is not None:
         if turn.token_ids:
@@ -65,7 +65,7 @@ def own_token_ids(request: WorkloadRequest, seed: int) -> TokenIds:
 
 
 def output_seed(request: WorkloadRequest, seed: int) -> int:
-    """Make the seed that a request's output is drawn from; below 2 ** 64."""
+    """Return the seed of a request's output; below 2 ** 64."""
     return int(np.random.SeedSequence([seed, _OF_OUTPUT, request.index]).generate_state(1, np.uint64)[0])
 
 

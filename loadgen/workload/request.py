@@ -1,8 +1,7 @@
-"""What a workload is: requests with intended send times, lengths and names, in send order.
+"""A workload: requests with intended send times, lengths and names, in send order.
 
-A workload says what a client means to do, not what a cluster makes of it. It comes from a generator (`slora`,
-`arrivals`, `chat`) or from recorded data (`azure`, `mooncake`, `sharegpt`), and it feeds the live driver and the
-simulator alike.
+A workload states a client's intention, not a cluster's response. It comes from a generator (`slora`, `arrivals`,
+`chat`) or from recorded data (`azure`, `mooncake`, `sharegpt`), and it feeds the live driver and the simulator alike.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ __all__ = ["MOST_TOKENS", "TraceError", "Turn", "WorkloadRequest", "of_columns",
 
 
 MOST_TOKENS = 2**31 - 1
-"""Of one prompt or answer: they are counted in 32 bits on the wire."""
+"""In one prompt or answer: they are counted in 32 bits on the wire."""
 
 
 class TraceError(ValueError):
@@ -24,13 +23,13 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a prompt is made of: a part shared with others, all earlier turns of its session, and words of its own.
+    """The parts of a prompt: a part shared with others, all earlier turns of its session, and its own words.
 
     Attributes:
-        session: requests of one session come one after another: each is sent when the answer before it has ended.
+        session: requests of one session are sequential: each is sent after the previous answer has ended.
         number: its place in the session, from 0.
         own_tokens: prompt tokens that are neither shared nor of earlier turns.
-        think_seconds: device seconds from the end of the answer before to the sending; of the first turn 0.
+        think_seconds: device seconds from the end of the previous answer to the sending; for the first turn 0.
         shared_group: which shared part all prompts of the session begin with.
         shared_tokens: its length; 0: none is shared.
         text: the turn's own words, from a data set; empty: they are drawn.
@@ -50,21 +49,21 @@ class Turn:
 @mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class WorkloadRequest:
-    """One request as its client intends it. Nobody changes it; a frozen record takes three times as long to make.
+    """One request as its client intends it. Never mutated; a frozen record takes three times as long to make.
 
     Attributes:
         index: position in the workload, from 0; it seeds the prompt and the output.
-        at_seconds: intended send time in device seconds from the start of the run, never below 0; of a later turn of a
+        at_seconds: intended send time in device seconds from the start of the run, never below 0; for a later turn of a
             session: when the session begins.
-        prompt_tokens: length of the prompt, at least 1; of a later turn: if every answer has its true length.
+        prompt_tokens: length of the prompt, at least 1; for a later turn: if every answer has its true length.
         output_tokens: true length of the output, at least 1. No scheduling decision may see it.
         adapter_id: the LoRA adapter, or None for the base model.
-        tenant_id: on whose behalf; empty if nobody's.
+        tenant_id: its tenant; may be empty.
         hash_ids: ids of consecutive 512-token blocks of the prompt (equal leading ids: equal prefix), or None if
             unknown. `len(hash_ids) == ceil(prompt_tokens / 512)`. Readers of traces make an `array("Q")`, a fifth of a
             tuple's size, whose bytes prefix caches compare.
-        turn: what the prompt is made of; None: of words of its own, or of `hash_ids`. The turns of a session stand
-            next to each other in a workload.
+        turn: parts of the prompt; None: it consists of its own words, or follows `hash_ids`. The turns of a session are
+            adjacent in a workload.
     """
 
     index: int
@@ -104,7 +103,7 @@ def of_columns(
     output_tokens: list[int],
     adapter_ids: list[str | None],
 ) -> list[WorkloadRequest]:
-    """Make requests of one tenant without sessions and known prefixes, of columns of the same length."""
+    """Make requests of one tenant without sessions and known prefixes from columns of equal length."""
     return [
         WorkloadRequest(number, seconds, prompt, output, adapter_id)
         for number, seconds, prompt, output, adapter_id in zip(  # noqa: B905 - compiled, a strict one takes ten times
@@ -114,6 +113,6 @@ def of_columns(
 
 
 def sessions(workload: Iterable[WorkloadRequest]) -> Iterator[list[WorkloadRequest]]:
-    """Yield the requests that follow one another; one that is in no session is alone."""
+    """Yield the requests session by session; a request without a session is yielded alone."""
     for _, turns in groupby(workload, key=lambda one: -1 - one.index if one.turn is None else one.turn.session):
         yield list(turns)

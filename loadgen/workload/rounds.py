@@ -1,4 +1,4 @@
-"""What is sent beside a workload as it stands: short requests before it, and the same again at its end."""
+"""Requests beyond the workload itself: a warm-up before it, and its repetition."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ WARMUP_FIRST_INDEX = 2**32  # beyond any workload's
 
 
 def warmup_requests(workload: Sequence[WorkloadRequest], num_requests: int) -> list[WorkloadRequest]:
-    """Return short copies of a workload's first requests, with prompts that nobody else sends.
+    """Return short copies of a workload's first requests, with prompts that the workload does not contain.
 
     Otherwise the run would find them in a prefix cache.
     """
@@ -30,7 +30,7 @@ def warmup_requests(workload: Sequence[WorkloadRequest], num_requests: int) -> l
 
 
 def again_and_again(workload: Sequence[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Yield a workload without end: it begins again at its end, with new indices and sessions and so new prompts."""
+    """Repeat a workload endlessly, with new indices and sessions and so new prompts in each round."""
     num_sessions = 1 + max((one.turn.session for one in workload if one.turn is not None), default=0)
     for position in count():
         number, row = divmod(position, len(workload))

@@ -2,14 +2,14 @@
 
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}
 
-What is asked is the text; how long it is, and how long the answer was, a tokenizer says. There are no times in it.
+The prompts are the texts; a tokenizer determines their lengths and those of the answers. There are no times.
 
 The rules are those of vLLM's serving benchmark (vllm/benchmarks/datasets.py, `ShareGPTDataset`), so that results can be
-compared: entries with fewer than two messages are left out; they are taken in an order drawn from the seed; messages
-are paired as they stand, whoever speaks; and a pair is left out whose question or answer has fewer than 4 tokens, whose
-question has more than 1,024, or which has more than 2,048 together. vLLM plays the first pair only. Where more turns
-are asked for, a conversation goes on until a pair breaks a rule. Unlike vLLM's, lengths are without special tokens, and
-entries are not used twice where there are too few.
+compared: entries with fewer than two messages are left out; the order is drawn from the seed; messages are paired in
+sequence, whoever speaks; and a pair is left out if its question or answer has fewer than 4 tokens, its question more
+than 1,024, or both together more than 2,048. vLLM plays the first pair only. With more turns requested, a conversation
+continues until a pair breaks a rule. Unlike vLLM's, lengths exclude special tokens, and entries are not reused when
+there are too few.
 """
 
 import json
@@ -31,7 +31,7 @@ Pair = tuple[str, tuple[int, ...], int]
 Encode = Callable[[str], Sequence[int]]
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half of a character: JSON may have it (dumps that cut texts have), but no text that a tokenizer takes."""
+"""Half of a character: JSON may contain it (after truncation of text), but tokenizers reject it."""
 
 
 def read_sharegpt(text: str) -> list[list[str]]:
@@ -56,12 +56,12 @@ def read_sharegpt(text: str) -> list[list[str]]:
 def conversations(
     messages: Sequence[Sequence[str]], encode: Encode, max_turns: int, rng: np.random.Generator
 ) -> Iterator[list[Pair]]:
-    """Yield what is played of each conversation, in an order drawn; those of which nothing is left are left out.
+    """Yield the playable pairs of each conversation in random order; conversations without any are skipped.
 
     Args:
-        messages: as `read_sharegpt` gives them.
+        messages: as `read_sharegpt` returns them.
         encode: a text's tokens, without special ones.
-        max_turns: pairs of a conversation at most.
+        max_turns: most pairs of a conversation.
         rng: one permutation.
     """
     for row in rng.permutation(len(messages)).tolist():

@@ -54,7 +54,7 @@ def draw(
     """Draw the arrays of a workload; equal arguments give equal bits.
 
     Args:
-        num_adapters: 0 counts as 1 (and nobody should name it: see `generate_requests`).
+        num_adapters: 0 counts as 1 (which should not be named: see `generate_requests`).
         alpha: skew, above 0.
         req_rate: requests/s, above 0.
         cv: coefficient of variation of the gaps, above 0.
@@ -87,7 +87,7 @@ def draw(
 
 
 def adapter_name(index: int, adapter_dirs: Sequence[str]) -> str:
-    """Name adapter `index` as S-LoRA does: the directories in turn, then how many rounds were gone before."""
+    """Name adapter `index` as S-LoRA does: the directories in turn, then the number of completed rounds."""
     rounds, position = divmod(index, len(adapter_dirs))
     return f"{adapter_dirs[position]}-{rounds}"
 
@@ -95,12 +95,12 @@ def adapter_name(index: int, adapter_dirs: Sequence[str]) -> str:
 def generate_requests(
     draws: SloraDraws, *, adapter_dirs: Sequence[str] | None = None, adapters: Sequence[str] | None = None
 ) -> DrawnRequests:
-    """Make a workload of the draws.
+    """Make a workload from the draws.
 
     Args:
-        draws: what `draw` gave.
+        draws: from `draw`.
         adapter_dirs: name index i as S-LoRA does, `adapter_name(i, adapter_dirs)`.
-        adapters: name index i `adapters[i]`; as long as the indices reach. With neither, all use the base model.
+        adapters: name index i `adapters[i]`; must cover all indices. With neither, all use the base model.
 
     Raises:
         ValueError: both namings at once, or `adapters` is too short.

@@ -13,8 +13,8 @@ requests that have one, and "all" completed and aborted ones together (seconds, 
     avg_satisfaction               mean over all of 1 - f**2 / 36 where f < 6, else 0
     avg_attainment                 mean over all of 1 where f < 6, else 0
 
-`strip_throughput` means nothing on runs not much longer than 20 s; it is negative where the warm-up counts more
-requests than completed.
+`strip_throughput` is meaningless for runs not much longer than 20 s; it is negative if the warm-up counts more requests
+than completed.
 """
 
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ from numpy.typing import ArrayLike
 __all__ = ["SLO_SECONDS", "WARMUP_SECONDS", "SloraSummary", "slora_summary"]
 
 SLO_SECONDS = 6.0
-"""First-token time from which on a request is worth nothing to S-LoRA."""
+"""First-token time from which a request has no value for S-LoRA."""
 WARMUP_SECONDS = 10.0
-"""What `strip_throughput` cuts off at either end."""
+"""Time that `strip_throughput` cuts off at either end."""
 
 
 @dataclass(frozen=True, slots=True)
 class SloraSummary:
-    """The figures under S-LoRA's names; None where there is nothing to divide by."""
+    """The figures under S-LoRA's names; None if the divisor is zero."""
 
     total_time: float
     num_abort: int

@@ -1,17 +1,17 @@
-"""The usual figures of a run, from outcomes. Which formula each is, stands in `FORMULAS` and goes into every report.
+"""The usual figures of a run, from outcomes. Their formulas are in `FORMULAS` and in every report.
 
 With s the origin, t1 and tn the arrivals of the first and last token, n the number of output tokens:
 
     TTFT = t1 - s        E2E = tn - s        TPOT = (E2E - TTFT) / (n - 1), n > 1 only        normalised TPOT = E2E / n
     ITL  = gaps between tokens, pooled over all requests
 
-TTFT, E2E and normalised TPOT come from two origins. From the *intended* send time they contain what a late client or a
-stalled server made later requests wait (no coordinated omission); from the *sent* time they are what most other tools
-report. TPOT and ITL have no origin. TPOT is vLLM's and inference-perf's, and what guidellm and aiperf call ITL;
+TTFT, E2E and normalised TPOT come from two origins. From the *intended* send time they include the delay that a late
+client or a stalled server causes to later requests (no coordinated omission); from the *sent* time they are what most
+other tools report. TPOT and ITL have no origin. TPOT is as in vLLM and inference-perf; guidellm and aiperf call it ITL;
 normalised TPOT is S-LoRA's "per output token" and guidellm's TPOT.
 
-A message that brings k tokens after a gap g counts as k gaps of g / k; the tokens of a request's first message make no
-gap. So a request's gaps always add up to tn - t1, however the router coalesced.
+A message that brings k tokens after a gap g counts as k gaps of g / k; the tokens of a request's first message have no
+gaps. So a request's gaps always add up to tn - t1, however the router coalesced.
 
 Percentiles interpolate linearly. Only completed requests count in latencies and tokens/s; the run lasts from the first
 send to the last end of any measured request.
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 BASE_MODEL = "(base model)"
-"""Name in per-adapter figures of requests without an adapter."""
+"""Name of requests without an adapter in per-adapter figures."""
 
 FORMULAS = {
     "ttft_ms": "first token - s",
@@ -56,7 +56,7 @@ FORMULAS = {
 
 @dataclass(frozen=True, slots=True)
 class OriginLatencies:
-    """The latencies that depend on where the clock starts."""
+    """The latencies that depend on the origin of time."""
 
     ttft_ms: Distribution
     e2e_ms: Distribution
@@ -82,10 +82,10 @@ class Summary:
 
     Attributes:
         by_status: number of requests per status, `OK` included.
-        num_failed_before_token: failed requests that had brought no token yet; the others broke off in their streams.
+        num_failed_before_token: failed requests without any token; the others failed during their streams.
         tokens_per_message: mean over all messages, 1 unless the router coalesced; 0 if none arrived.
         adapters: the busiest first (requests, then name).
-        fairness: between tenants; None where no request names one.
+        fairness: between tenants; None if no request names one.
     """
 
     num_requests: int
@@ -149,7 +149,7 @@ def summarise(table: OutcomeTable) -> Summary:
 
 @dataclass(frozen=True, slots=True)
 class _Latencies:
-    """What latencies are made of, of some requests; each column is taken when it is asked for.
+    """Computes the latencies of some requests; each column is read on demand.
 
     Attributes:
         which: rows.
@@ -160,7 +160,7 @@ class _Latencies:
 
     @classmethod
     def of(cls, table: OutcomeTable, rows: npt.NDArray[np.int64]) -> "_Latencies":
-        """Take these rows, which are in order; all of them without a copy of each column."""
+        """Select these rows, which are ascending; selecting all makes no copies."""
         return cls(table, slice(None) if len(rows) == len(table) else rows)
 
     @property
@@ -172,7 +172,7 @@ class _Latencies:
         return self.table.output_tokens[self.which]
 
     def from_origin(self, origin_seconds: npt.NDArray[np.float64]) -> OriginLatencies:
-        """Describe those that depend on where the clock starts, for all requests of the table."""
+        """Summarise the latencies that depend on the origin, given for all requests of the table."""
         origin = origin_seconds[self.which]
         ttft = self.table.first_token_seconds[self.which] - origin
         e2e = self.table.last_token_seconds[self.which] - origin
@@ -183,7 +183,7 @@ class _Latencies:
         )
 
     def tpot_ms(self) -> Distribution:
-        """Describe it, for those with two output tokens or more."""
+        """Summarise TPOT, for requests with two output tokens or more."""
         tokens = self.output_tokens
         several = tokens > 1
         spans = (self.table.last_token_seconds[self.which] - self.table.first_token_seconds[self.which])[several]

@@ -1,4 +1,4 @@
-"""The orrery in a terminal, `lorrery top`: a model of what frames say, rules over it, tables of it, and a screen.
+"""The orrery in a terminal, `lorrery top`: a model built from frames, rules over it, tables of it, and a screen.
 
-`run.py` holds them together; docs/orrery.md describes what is seen.
+`run.py` combines them; docs/orrery.md describes the display.
 """

@@ -113,10 +113,10 @@ def top(
 
 
 def _look(view: str | None, sort: str | None, text: str) -> Look:
-    """Return the look that the options ask for.
+    """Return the look that the options specify.
 
     Raises:
-        SettingsError: no view or no column has that name.
+        SettingsError: a view or column of that name does not exist.
     """
     if view is not None and view not in VIEWS:
         raise SettingsError(f"--view {view}: there are {', '.join(VIEWS)}")
@@ -135,10 +135,10 @@ def _look(view: str | None, sort: str | None, text: str) -> Look:
 
 
 def _feed(target: str | None, config: Path | None, api_key: str) -> "LiveFeed":
-    """Return the feed of a running cluster; a record does without what this imports, which takes most of a second.
+    """Return the feed of a running cluster; records skip these imports, which take most of a second.
 
     Raises:
-        SettingsError: the target is none, or the settings have an error.
+        SettingsError: the target is invalid, or the settings have an error.
     """
     from lorrery.chassis.channel import check_target
     from lorrery.orrery.live import LiveFeed

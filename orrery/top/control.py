@@ -1,4 +1,4 @@
-"""What keys do: views, sorting, filtering, scrolling, pausing; a player takes what concerns a record."""
+"""Handles keys: views, sorting, filtering, scrolling, pausing; commands for a record are left to the player."""
 
 from typing import Literal
 
@@ -15,12 +15,12 @@ _FAR = 10**9
 
 
 def press(look: Look, key: str, page: int) -> Command:
-    """Let a key change what the user looks at; return what else it asks for.
+    """Apply a key to the look, in place; return the command that it gives to the source.
 
     Args:
         look: is changed.
-        key: as `keyboard.keys_of` has it.
-        page: rows that fit the screen.
+        key: as from `keyboard.keys_of`.
+        page: number of rows on the screen.
     """
     if look.is_typing:
         _type(look, key)

@@ -1,4 +1,4 @@
-"""Single keys of a terminal, and its state given back however the program ends."""
+"""Reads single keys from a terminal, whose state is restored however the program ends."""
 
 import asyncio
 import codecs
@@ -19,7 +19,7 @@ _KEY = re.compile(r"\x1b([\[O][0-9;]*[A-Za-z~])|\x1b|.", re.DOTALL)
 
 
 def keys_of(text: str) -> Iterator[str]:
-    """Yield the keys that a terminal has sent: a character, or a name as `up`, `page down`, `enter`, `escape`."""
+    """Yield the keys in a terminal's input: a character, or a name such as `up`, `page down`, `enter`, `escape`."""
     for match in _KEY.finditer(text):
         if match[1] is not None:
             if match[1] in _SEQUENCES:
@@ -34,11 +34,11 @@ def keys_of(text: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def keys(descriptor: int | None, pressed: Callable[[str], None]) -> Iterator[None]:
-    """Call `pressed` for each key, from the running loop; Ctrl-C stays a signal.
+    """Call `pressed` for each key, in the running loop; Ctrl-C remains a signal.
 
     Args:
-        descriptor: of the terminal; None: there is none.
-        pressed: is given the key, see `keys_of`.
+        descriptor: of the terminal; None: no terminal.
+        pressed: called with the key, see `keys_of`.
     """
     if descriptor is None:
         yield

@@ -1,7 +1,7 @@
-"""What the screen knows: the cluster as of the newest frame, and what the last minute of frames has said.
+"""The state behind the screen: the cluster as of the newest frame, and the history of the last minute.
 
-Frames name adapters and tenants by number, in order of appearance, and a new connection numbers anew. So everything
-here is kept by name, and numbers only lead to names. All times are device seconds.
+Frames refer to adapters and tenants by index, in order of appearance, and a new connection starts new indices. So all
+state is kept by name, and indices only serve to look up names. All times are device seconds.
 """
 
 from collections import deque
@@ -13,22 +13,22 @@ from lorrery.orrery.frame import Worker as WorkerState
 from lorrery.orrery.top.series import Counter, Gauge
 
 BASE, NO_TENANT = "base model", "(no tenant)"
-"""How requests of no adapter and of no tenant are shown."""
+"""Display names for requests without an adapter and without a tenant."""
 LOST_SECONDS = 60.0
-"""How long a worker that is gone is still shown."""
+"""How long a lost worker is still shown."""
 RECENT_SECONDS = 10.0
-"""Of requests that ended: over which percentiles of TTFT go."""
+"""Window of ended requests for the percentiles of TTFT."""
 RATE_SECONDS = 2.0
-"""Over which tokens and requests per second are taken."""
+"""Window of tokens and requests per second."""
 _MAX_ENDED, _MAX_EVENTS = 2_000, 300
 
 
 @dataclass(slots=True)
 class Adapter:
-    """An adapter, or the base model, as all workers have it.
+    """An adapter, or the base model, over all workers.
 
     Attributes:
-        unloaded: whether new requests can no longer name it.
+        unloaded: whether it is refused to new requests.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Adapter:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has been unloaded, and its last request has ended."""
+        """Whether it is unloaded and its last request has ended."""
         return self.unloaded and not self.running and not self.waiting
 
 
 @dataclass(slots=True)
 class Tenant:
-    """A tenant: what it has now, and what it got."""
+    """A tenant's current requests, and its totals."""
 
     name: str
     running: int = 0
@@ -64,12 +64,12 @@ class Tenant:
 
 @dataclass(slots=True)
 class Worker:
-    """A worker: its part of the newest frame, and what came before.
+    """A worker: its part of the newest frame, and its history.
 
     Attributes:
         joined_at: when a request last joined its batch.
         ran_at: when it last had a batch.
-        lost_at: since when it is gone; None: it is there.
+        lost_at: when it was lost; None: it is attached.
     """
 
     name: str
@@ -84,26 +84,26 @@ class Worker:
 
     @property
     def running(self) -> Sequence[RunningRow]:
-        """Its batch; empty once it is gone."""
+        """Its batch; empty if it is lost."""
         return self.state.running if self.lost_at is None else ()
 
     @property
     def waiting(self) -> int:
-        """Its queue; empty once it is gone."""
+        """Length of its queue; 0 if it is lost."""
         return self.state.waiting if self.lost_at is None else 0
 
     @property
     def resident(self) -> Sequence[ResidentRow]:
-        """The adapters on its GPU; none once it is gone."""
+        """Adapters on its GPU; empty if it is lost."""
         return self.state.adapters if self.lost_at is None else ()
 
     @property
     def kv_ratio(self) -> float:
-        """How full its KV pool is."""
+        """Share of its KV pool in use; 0 if it is lost."""
         return self.state.kv / self.state.pool if self.state.pool and self.lost_at is None else 0.0
 
     def update(self, at: float, state: WorkerState) -> None:
-        """Take over its part of a frame."""
+        """Apply its part of a frame."""
         requests = frozenset(row.request for row in state.running)
         if requests - self.requests:
             self.joined_at = at
@@ -117,7 +117,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request that has ended, with names instead of numbers."""
+    """An ended request, with names instead of indices."""
 
     at: float
     row: EndedRow
@@ -127,18 +127,18 @@ class Ended:
 
     @property
     def ttft(self) -> float:
-        """From its arrival at the scheduler to its first token."""
+        """Time from its arrival at the scheduler to its first token."""
         return self.row.queue + self.row.adapter_load + self.row.prefill
 
 
 class Model:
-    """Takes frames, and holds what tables and rules read.
+    """Applies frames, and holds the state that tables and rules read.
 
     Attributes:
-        at: of the newest frame.
-        started_at: of the first one; None before it.
-        lost: workers that have gone within the last minute, without having drained.
-        ttft: percentiles 50 and 95 of what ended within the last seconds, None if nothing did.
+        at: time of the newest frame.
+        started_at: time of the first frame; None before it.
+        lost: workers lost within the last minute, that is, gone without having drained.
+        ttft: percentiles 50 and 95 over the requests that ended recently; None: none did.
     """
 
     def __init__(self, hello: Hello) -> None:
@@ -173,24 +173,24 @@ class Model:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait: at workers, for a worker, for their key's quota."""
+        """Requests that wait: at workers, for a worker, or for their key's quota."""
         return self.unplaced + self.held + sum(worker.waiting for worker in self.workers)
 
     @property
     def kv_ratio(self) -> float:
-        """How full all KV pools are together."""
+        """Share of all KV pools together that is in use."""
         pool = sum(worker.state.pool for worker in self.workers)
         return sum(worker.state.kv for worker in self.workers) / pool if pool else 0.0
 
     def begin(self, hello: Hello) -> None:
-        """Go on with a new connection: it numbers names and requests anew, and counts anew."""
+        """Continue with a new connection, which restarts indices, request numbers and counts."""
         self.hello = hello
         self._adapter_names, self._tenant_names = [], []
         for worker in self.workers:
             worker.requests = frozenset()
 
     def learn(self, adapters: Iterable[str], tenants: Iterable[str]) -> None:
-        """Take the names of frames that are not applied."""
+        """Add the names of frames that are not applied."""
         self._adapter_names += adapters
         self._tenant_names += tenants
 
@@ -205,9 +205,9 @@ class Model:
         return self._tenant_names[index] if 0 <= index < len(self._tenant_names) else f"tenant {index}"
 
     def apply(self, frame: Frame) -> None:
-        """Take over a frame."""
+        """Apply a frame."""
         if frame.at < self.at - 1:
-            self._forget()  # the scheduler, and with it the device clock, began anew
+            self._forget()  # the scheduler was restarted, and with it the device clock
         self.learn(frame.adapters_new, frame.tenants_new)
         self.at = frame.at
         if self.started_at is None:
@@ -234,7 +234,7 @@ class Model:
         present = {id(worker) for worker in self.workers}
         for worker in before:
             if id(worker) not in present:
-                if worker.state.state == "draining" and not worker.running:  # it left as it should
+                if worker.state.state == "draining" and not worker.running:  # a regular departure
                     del self._by_key[worker.state.shard, worker.name]
                 else:
                     worker.lost_at = frame.at
@@ -270,7 +270,7 @@ class Model:
             tenant.waitings.push(frame.at, tenant.waiting)
 
     def _take_residents(self, frame: Frame) -> None:
-        """Count the GPUs that an adapter is on, or coming to; one may have two versions of it."""
+        """Count the GPUs that each adapter is on, or being loaded to; a GPU may have two versions of it."""
         states: dict[int, int] = {}
         for worker in frame.workers:
             loading = {row.adapter for row in worker.adapters if row.state == LOADING}
@@ -278,7 +278,7 @@ class Model:
                 self._adapter(index).loading += 1
             for index in {row.adapter for row in worker.adapters} - loading:
                 self._adapter(index).on_gpus += 1
-            for row in worker.adapters:  # the rank is that of a version in use before one that nobody uses
+            for row in worker.adapters:  # prefer the rank of a version in use over that of an unused one
                 if row.state >= states.get(row.adapter, 0):
                     states[row.adapter] = row.state
                     self._adapter(row.adapter).rank = row.rank
@@ -303,7 +303,7 @@ class Model:
         self.ttft = percentiles(self.recent())
 
     def recent(self) -> list[Ended]:
-        """Return the requests that have ended within the last seconds and had a first token, the newest first."""
+        """Return the requests that ended within `RECENT_SECONDS` and had a first token, newest first."""
         found = []
         for one in reversed(self.ended):
             if one.at <= self.at - RECENT_SECONDS:
@@ -314,6 +314,6 @@ class Model:
 
 
 def percentiles(ended: Iterable[Ended]) -> tuple[float, float] | None:
-    """Return the percentiles 50 and 95 of their TTFT; None if there are none."""
+    """Return the percentiles 50 and 95 of their TTFT; None: there are none."""
     times = sorted(one.ttft for one in ended)
     return (times[len(times) // 2], times[len(times) * 95 // 100]) if times else None

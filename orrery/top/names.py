@@ -1,4 +1,4 @@
-"""Names as a terminal may show them: whatever could move its cursor, recolour or reorder it is spelled out."""
+"""Makes names safe for a terminal: characters that could move its cursor, recolour or reorder text are escaped."""
 
 
 def plain(text: str) -> str:

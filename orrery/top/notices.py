@@ -1,4 +1,4 @@
-"""What is wrong: the rules of docs/orrery.md, over the model; the page has the same, with the same limits."""
+"""Detects problems: the rules of docs/orrery.md over the model; the web page has the same rules and limits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ SHARE_SECONDS = 30.0
 GROWTH_SECONDS = 30.0
 RECENT_SECONDS = 10.0
 _MANY = 3
-"""Notices of one rule that are shown one by one; more are one notice."""
+"""Notices of one rule that are listed separately; more are merged into one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that is wrong.
+    """A problem.
 
     Attributes:
-        rule: that says so.
-        is_bad: work stands still or is lost; else it goes on, worse than it might.
-        title: what is wrong, with names and figures.
+        rule: the rule that found it.
+        is_bad: whether work is stopped or lost; else it continues, but worse than it could.
+        title: the problem, with names and figures.
         why: the rule, so that a reader can check it.
         subject: what it concerns; empty: the whole cluster.
         kind: of the subject.
-        many: what is said of several subjects together.
+        many: the text for several subjects together.
     """
 
     rule: str
@@ -38,7 +38,7 @@ class Notice:
 
 
 def notices(model: Model) -> list[Notice]:
-    """Return all notices, the worst first."""
+    """Return all notices, bad ones first."""
     if model.started_at is None:
         return []
     found = [notice for rule in _RULES for notice in _merged(list(rule(model)))]
@@ -121,7 +121,7 @@ def _failed_loads(model: Model) -> Iterator[Notice]:
 
 
 def _unfair_tenant(model: Model) -> Iterator[Notice]:
-    """Half of an equal share, for one who wants it, while another has more than that."""
+    """Find tenants with less than half of an equal share that want more, while another tenant has more than one."""
     wanting = {name: shares for name, shares in tenant_shares(model).items() if shares[1] > 0}
     if len(wanting) < 2 or model.at - (model.started_at or 0.0) < SHARE_SECONDS:
         return
@@ -147,7 +147,7 @@ def _unfair_tenant(model: Model) -> Iterator[Notice]:
 
 
 def _thrash(model: Model) -> Iterator[Notice]:
-    """An adapter that is loaded again within a minute was evicted too early."""
+    """Find adapters that were loaded again within a minute of their eviction."""
     again = [(adapter.thrash.growth(THRASH_SECONDS), adapter.name) for adapter in model.adapters.values()]
     for number, name in sorted((one for one in again if one[0] > 0), reverse=True):
         yield Notice(
@@ -233,7 +233,7 @@ _RULES: Sequence[Callable[[Model], Iterator[Notice]]] = (
 
 
 def tenant_shares(model: Model) -> dict[str, tuple[float, float]]:
-    """Return each tenant's part of the tokens, and of the requests that run and wait, over the last seconds."""
+    """Return each tenant's share of the tokens, and of the running and waiting requests, over `SHARE_SECONDS`."""
     tokens = {name: tenant.tokens.growth(SHARE_SECONDS) for name, tenant in model.tenants.items()}
     requests = {
         name: tenant.runnings.mean(SHARE_SECONDS) + tenant.waitings.mean(SHARE_SECONDS)
@@ -244,7 +244,7 @@ def tenant_shares(model: Model) -> dict[str, tuple[float, float]]:
 
 
 def tenant_title(tenant: Tenant) -> str:
-    """Return a tenant's name as it is shown."""
+    """Return a tenant's display name."""
     return tenant.name or NO_TENANT
 
 

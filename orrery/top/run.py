@@ -1,4 +1,4 @@
-"""Shows a feed or a record until the user leaves: one task takes frames, keys change the look, each change is drawn.
+"""Shows a feed or a record until the user quits: one task applies frames, keys change the look, each change is drawn.
 
 Without a terminal one frame is printed, or all as JSON lines.
 """
@@ -29,9 +29,9 @@ from lorrery.orrery.top.screen import Look, compose, whole
 from lorrery.orrery.top.tape import Tape
 
 RETRY_SECONDS = 1.0
-"""How long after a feed has failed it is asked again, wall time."""
+"""Delay before a failed feed is watched again, in wall seconds."""
 _ONCE_FRAMES = 12
-"""Frames of a live feed before one is printed: rates need two seconds' half, at ten a second."""
+"""Frames of a live feed before one is printed: at ten per second, enough for rates over part of their two seconds."""
 _ONCE_HZ = 10.0
 _SEEK_FRAMES = 10
 _MIN_SPEED, _MAX_SPEED = 1 / 64, 1024.0
@@ -39,27 +39,27 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Source(Protocol):
-    """Gives the screen something to show."""
+    """Provides the model that the screen shows."""
 
     model: Model
 
     async def play(self, changed: Callable[[], None]) -> None:
-        """Keep the model up to date, and call `changed` whenever it is."""
+        """Keep the model up to date; call `changed` after each change."""
         ...
 
     def obey(self, command: str, look: Look) -> None:
-        """Do what a key asks for, see `control.press`."""
+        """Execute a command from `control.press`."""
         ...
 
 
 class Watching:
-    """A live feed; after a failure it is asked again, and the screen says so meanwhile.
+    """A live feed; after a failure it is watched again, and the screen shows the failure meanwhile.
 
     Args:
         feed: of the cluster.
-        hello: that it has given.
-        hz: frames a second.
-        look: is told of failures.
+        hello: received from the feed.
+        hz: frames per second.
+        look: its status shows failures.
     """
 
     def __init__(self, feed: Feed, hello: Hello, hz: float, look: Look) -> None:
@@ -91,13 +91,13 @@ class Watching:
 
 
 class Playing:
-    """A record, at a speed that keys change.
+    """A record, played at a speed that keys change.
 
     Args:
         tape: the record.
-        hz: of the screen.
-        speed: device seconds in a wall second.
-        look: is told where the record stands.
+        hz: redraws per second.
+        speed: device seconds per wall second.
+        look: its status shows the position.
         at: where to begin, paused; None: at the start, running.
     """
 
@@ -161,10 +161,10 @@ class Playing:
 
 
 async def show(source: Source, look: Look, console: Console) -> int:
-    """Show a source on the whole terminal until the user leaves; return the exit code.
+    """Show a source on the whole terminal until the user quits; return the exit code.
 
-    The terminal is as before afterwards, whatever ends this: a key, a signal, an error. While the program is stopped by
-    Ctrl-Z too.
+    The terminal is restored afterwards, whether a key, a signal or an error ends this, and also while the program is
+    stopped with Ctrl-Z.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
@@ -200,7 +200,7 @@ async def show(source: Source, look: Look, console: Console) -> int:
                 everything: list[asyncio.Future[Any]] = [ended, *tasks]
                 done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {ended}:
-                    task.result()  # an error
+                    task.result()  # raises its error
             finally:
                 for task in tasks:
                     task.cancel()
@@ -215,7 +215,7 @@ async def show(source: Source, look: Look, console: Console) -> int:
                 if ended.done():
                     return ended.result()
                 suspended.clear()
-                os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is given back; goes on here after SIGCONT
+                os.kill(os.getpid(), signal.SIGSTOP)  # the terminal is restored; continues here after SIGCONT
         finally:
             loop.remove_signal_handler(signal.SIGWINCH)
             loop.remove_signal_handler(signal.SIGTSTP)
@@ -231,10 +231,10 @@ def _screen(source: Source, look: Look, console: Console) -> Group:
 
 
 async def first_hello(feed: Feed) -> Hello:
-    """Ask a feed what it is of.
+    """Return the hello of a feed.
 
     Raises:
-        LorreryError: it does not answer; the message has what to do.
+        LorreryError: the feed does not answer; the message suggests what to do.
     """
     try:
         return await feed.hello()
@@ -243,7 +243,7 @@ async def first_hello(feed: Feed) -> Hello:
 
 
 async def print_once(source: Feed | Tape, look: Look, console: Console, views: Sequence[str], at: float | None) -> None:
-    """Print the state of a moment: now, or of a record the end or `at`.
+    """Print the state at one moment: now, or of a record its end or `at`.
 
     Raises:
         LorreryError: the cluster does not answer.
@@ -264,10 +264,10 @@ async def print_once(source: Feed | Tape, look: Look, console: Console, views: S
 
 
 async def print_json(source: Feed | Tape, hz: float, *, once: bool, at: float | None) -> None:
-    """Print the hello and the frames, a line of JSON each; of a live feed until it ends or the reader has gone.
+    """Print the hello and the frames, one line of JSON each; of a live feed until it ends or the reader has gone.
 
     Raises:
-        LorreryError: the cluster does not answer any more.
+        LorreryError: the cluster no longer answers.
     """
     write = sys.stdout.buffer
     if isinstance(source, Tape):
@@ -288,7 +288,7 @@ async def print_json(source: Feed | Tape, hz: float, *, once: bool, at: float | 
 
 
 async def _frames(feed: Feed, hz: float) -> AsyncGenerator[Frame, None]:
-    """Watch a feed; the watch ends when this is closed."""
+    """Watch a feed; closing this ends the watch."""
     frames = feed.frames(hz)
     try:
         async for frame in frames:

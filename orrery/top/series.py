@@ -1,4 +1,4 @@
-"""The last minute of one figure, by device time; frames may come ten times a second or, from a record, seldom."""
+"""The last minute of one figure, in device time; frames may come ten times a second or, from a record, rarely."""
 
 from collections import deque
 
@@ -7,13 +7,13 @@ _SPACING_SECONDS = 0.5
 
 
 class Gauge:
-    """A figure that goes up and down: its mean, and what it was."""
+    """A figure that goes up and down: its mean, and its past values."""
 
     def __init__(self) -> None:
         self._values: deque[tuple[float, float]] = deque()
 
     def push(self, at: float, value: float) -> None:
-        """Note a value; times never fall. Of values that come quickly, one each half second is kept."""
+        """Add a value; times are non-decreasing. Of values in quick succession, one per half second is kept."""
         values = self._values
         if len(values) > 1 and at - values[-2][0] < _SPACING_SECONDS:
             values.pop()
@@ -22,7 +22,7 @@ class Gauge:
             values.popleft()
 
     def mean(self, seconds: float) -> float:
-        """Return the mean of what was noted in the last so many seconds; 0 where nothing was."""
+        """Return the mean of the values of the last `seconds`; 0 if there are none."""
         if not self._values:
             return 0.0
         since = self._values[-1][0] - seconds
@@ -30,7 +30,7 @@ class Gauge:
         return sum(recent) / len(recent)
 
     def before(self, seconds: float) -> float | None:
-        """Return what it was so many seconds ago; None where that is not known."""
+        """Return the value `seconds` ago; None: unknown."""
         if not self._values:
             return None
         since = self._values[-1][0] - seconds
@@ -38,10 +38,10 @@ class Gauge:
 
 
 class Counter:
-    """A count that only grows: by how much, and how fast. It begins anew where whoever counts does.
+    """A count that only grows: its growth, and its rate. A smaller total means that the source has restarted.
 
     Attributes:
-        total: what was noted last.
+        total: the last total.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Counter:
         self._since = self._before = self._at = 0.0
 
     def push(self, at: float, total: float) -> None:
-        """Note a total; times never fall."""
+        """Add a total; times are non-decreasing."""
         if not self._changes or total < self.total:
             self._changes.clear()
             self._changes.append((at, total))
@@ -62,11 +62,11 @@ class Counter:
         self._before, self._at, self.total = self._at, at, total
 
     def growth(self, seconds: float) -> float:
-        """Return the growth within the last so many seconds, or as far back as is known."""
+        """Return the growth within the last `seconds`, or as far back as known."""
         return self.total - self._value(self._from(seconds))
 
     def rate(self, seconds: float) -> float:
-        """Return the growth a second, over the last so many seconds, or between the last two notes if that is more."""
+        """Return the growth per second over the last `seconds`, or between the last two totals if that is longer."""
         since = self._from(seconds)
         return (self.total - self._value(since)) / (self._at - since) if self._at > since else 0.0
 

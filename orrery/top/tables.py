@@ -1,6 +1,6 @@
-"""The tables: one row for each worker, adapter, tenant or request, of columns that may be sorted by.
+"""The tables: one row per worker, adapter, tenant or request, with sortable columns.
 
-A column says how its figure is shown, and which may be left out first where the terminal is narrow.
+A column defines how its figure is shown, and when it is left out on a narrow terminal.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +14,13 @@ from lorrery.orrery.top.names import plain
 from lorrery.orrery.top.notices import SHARE_SECONDS, THRASH_SECONDS, tenant_shares, tenant_title
 
 BUSY_SECONDS = 5.0
-"""Over which a worker's busy share and tokens per second are taken."""
+"""Window of a worker's busy share and tokens per second."""
 _MAX_ENDED_SHOWN = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A share from 0 to 1 as a bar, with a figure beside it."""
+    """A share from 0 to 1 shown as a bar with a text beside it."""
 
     share: float
     text: str
@@ -36,8 +36,8 @@ class Column:
     """One column.
 
     Attributes:
-        keep: the lower, the sooner it is left out; the first column always stays.
-        is_name: may be cut; sorted from A to Z, figures from the largest.
+        keep: priority; the column with the lowest is left out first, and the first column always stays.
+        is_name: may be truncated; names sort from A to Z, figures from the largest.
     """
 
     heading: str
@@ -47,11 +47,11 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: a cell and a sort key for each column.
+    """One row: a cell and a sort key per column.
 
     Attributes:
-        cells: called for rows that are shown.
-        mark: draws attention: "bad" or "warn"; "dim": has nothing to do.
+        cells: called only for rows that are shown.
+        mark: "bad" or "warn" to highlight the row; "dim" if it is idle.
     """
 
     cells: Callable[[], tuple[Cell, ...]]
@@ -59,17 +59,17 @@ class Row:
     mark: Mark = ""
 
     def matches(self, text: str) -> bool:
-        """Say whether a name of the row has `text` in it; case does not matter."""
+        """Return whether a name in the row contains `text`, ignoring case."""
         return any(text in key.casefold() for key in self.keys if isinstance(key, str))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: its columns, and its rows from a model.
+    """A table: its columns, and its rows computed from a model.
 
     Attributes:
-        name: of the view, as the user types it.
-        sort: index of the column that it is sorted by at first.
+        name: of its view, as typed by the user.
+        sort: index of the initial sort column.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Table:
 
 
 def seconds(value: float) -> str:
-    """Return a duration with three figures."""
+    """Format a duration with about three digits."""
     if value < 0.0005:
         return "0"
     if value < 1:
@@ -90,7 +90,7 @@ def seconds(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Return a number in at most six characters."""
+    """Format a number in at most six characters."""
     for limit, divisor, unit in ((1e5, 1, ""), (1e7, 1e3, "k"), (1e10, 1e6, "M"), (float("inf"), 1e9, "G")):
         if value < limit:
             return f"{value / divisor:,.0f}{unit}"
@@ -98,7 +98,7 @@ def count(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """Return a share as per cent."""
+    """Format a share as a percentage."""
     return f"{value:.0%}"
 
 

@@ -1,4 +1,4 @@
-"""A record in memory, from which any moment can be shown: compressed frames, and the names that each brings."""
+"""A record in memory with random access: compressed frames, and the new names in each."""
 
 import zlib
 from bisect import bisect_right
@@ -14,10 +14,10 @@ class Tape:
     """The frames of a record.
 
     Args:
-        record: is read whole.
+        record: read completely.
 
     Raises:
-        FormatError: a line is no frame, or there is none.
+        FormatError: a line is not a frame, or there is no frame.
     """
 
     def __init__(self, record: Record) -> None:
@@ -36,15 +36,15 @@ class Tape:
         return len(self.times)
 
     def frame(self, index: int) -> Frame:
-        """Return a frame."""
+        """Return the frame with this index."""
         return decode_frame(zlib.decompress(self._frames[index]))
 
     def index_at(self, at: float) -> int:
-        """Return the frame that shows this time: the last one at or before it, or else the first."""
+        """Return the index of the last frame at or before a time, or else of the first."""
         return max(0, bisect_right(self.times, at) - 1)
 
     def model_at(self, index: int) -> Model:
-        """Return what is known at a frame: the minute before it, and the names of all frames until then."""
+        """Return the model at a frame, built from the minute before it and the names of all earlier frames."""
         model = Model(self.hello)
         first = self.index_at(self.times[index] - KEPT_SECONDS)
         for adapters, tenants in self._names[:first]:

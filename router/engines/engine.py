@@ -1,7 +1,7 @@
-"""What an engine is to every protocol: who calls, what it serves, how full it is, its adapters.
+"""What the engine protocols share: authentication, served names, load and adapters.
 
-An engine is the whole cluster. With `EnginePort.adapter` it serves that adapter under its name, for gateways that know
-no adapters.
+An engine is the whole cluster. With `EnginePort.adapter` it serves that adapter under its own name, for gateways
+without support for adapters.
 """
 
 import time
@@ -39,7 +39,7 @@ class Engine:
     Args:
         handler: of the router.
         metrics: of the router.
-        port: which engine this is.
+        port: settings of this engine.
 
     Attributes:
         folder: of its tokenizer.
@@ -58,7 +58,7 @@ class Engine:
 
     @property
     def served_name(self) -> str:
-        """The name that clients use for what they get without an adapter's."""
+        """The model name that clients use without naming an adapter."""
         return self._port.adapter or self.settings.model
 
     @property
@@ -68,21 +68,21 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a prompt and its output together."""
+        """Upper bound on prompt plus output, in tokens."""
         return self.settings.scheduler.max_req_total_len
 
     @property
     def uptime_seconds(self) -> float:
-        """How long it has been there."""
+        """Seconds since it was created."""
         return time.monotonic() - self._began
 
     @property
     def num_open(self) -> int:
-        """Requests of this port that are open."""
+        """Number of open requests on this port."""
         return self._requests.num_open
 
     def caller(self, context: status.Context) -> ApiKey:
-        """Return what a caller may do.
+        """Authenticate the caller; return its permissions.
 
         Raises:
             Unauthenticated: no valid key.
@@ -90,10 +90,10 @@ class Engine:
         return self.handler.caller(authorization(context), certificate_roles(context))
 
     async def answer(self, context: status.Context, answer: Callable[[ApiKey], Awaitable[_T]]) -> _T:
-        """Answer a call that is no request; a scheduler's errors become its status.
+        """Serve a call that is not a request; errors of a scheduler become its status.
 
         Raises:
-            RequestError: as `answer` does.
+            RequestError: raised by `answer`.
         """
         try:
             return await answer(self.caller(context))
@@ -103,10 +103,10 @@ class Engine:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def adapter_of(self, *names: str) -> str:
-        """Return the adapter that a request names, in the first of these that is not empty; empty: none.
+        """Return the adapter that a request names: the first of `names` that is neither empty nor the base model.
 
         Raises:
-            UnknownName: this engine serves one adapter only, and it is another.
+            UnknownName: this engine serves one adapter only, and the name is another.
         """
         name = next((name for name in names if name not in ("", self.settings.model)), "")
         if self._port.adapter and name not in ("", self._port.adapter):
@@ -126,15 +126,15 @@ class Engine:
         write: Write,
         names: Names,
     ) -> None:
-        """Serve n outputs of one request, and write what comes of them; whatever fails becomes the call's status.
+        """Serve n outputs of one request, and write their messages; an error becomes the call's status.
 
         Args:
             context: of the call.
-            method: that was called, SERVICE/METHOD.
-            message: of one output, its prompt as token ids; its seed counts up over the outputs.
-            n: how many; 0: one.
-            write: takes what comes.
-            names: of fields in errors.
+            method: the method called, SERVICE/METHOD.
+            message: for one output, with its prompt as token ids; its seed counts up over the outputs.
+            n: number of outputs; 0 means one.
+            write: takes the messages.
+            names: field names for errors.
         """
         try:
             with named(names), self.handler.traces.grpc(context, method):
@@ -164,17 +164,17 @@ class Engine:
         await self.handler.generate(message, lambda: self.caller(context), call)
 
     def abort(self, context: status.Context, *request_ids: str) -> int:
-        """End the caller's requests of these ids, and return how many were open.
+        """Abort the caller's requests with these ids; return how many were open.
 
         Raises:
             Unauthenticated: no valid key.
         """
         return self._requests.abort(self.caller(context).name, request_ids)
 
-    # --- what it is -------------------------------------------------------------------------------------------------
+    # --- description ------------------------------------------------------------------------------------------------
 
     async def workers(self, context: status.Context) -> tuple[list[types_pb2.Worker], int]:
-        """Return its workers, and the requests that wait for one."""
+        """Return the workers, and the number of requests that wait for one."""
         shards = (await self.answer(context, self.handler.cluster_status)).shards
         return [worker for shard in shards for worker in shard.workers], sum(shard.num_unplaced for shard in shards)
 
@@ -185,10 +185,10 @@ class Engine:
         return ""
 
     async def load(self, context: status.Context) -> Load:
-        """Return how full it is.
+        """Return the load.
 
         Raises:
-            PermissionDenied: the caller may not know.
+            PermissionDenied: the caller is no operator.
         """
         check_operator(self.caller(context), "read an engine's load")
         workers, num_unplaced = await self.workers(context)
@@ -203,7 +203,7 @@ class Engine:
         )
 
     def max_running(self, num_workers: int) -> int:
-        """Return how many requests can run at once on so many workers."""
+        """Return how many requests can run at once on `num_workers` workers."""
         return num_workers * self.settings.scheduler.max_running
 
     # --- KV events --------------------------------------------------------------------------------------------------
@@ -211,12 +211,12 @@ class Engine:
     async def follow_kv_events(
         self, context: status.Context, write: Callable[[scheduler_pb2.KvEvents], Awaitable[None]]
     ) -> None:
-        """Write, without end, what happens to its prefix cache: that of all workers, taken as one.
+        """Write the events of its prefix cache, without end: those of all workers merged into one.
 
-        An engine that serves one adapter under its name has that one's blocks, as those of a model that has none.
+        An engine that serves one adapter under its name has that adapter's blocks, presented as blocks of a base model.
 
         Raises:
-            NotOffered: there are none.
+            NotOffered: KV events are off.
             RequestError: the caller may not follow them, or reads too slowly.
         """
         try:
@@ -229,19 +229,19 @@ class Engine:
             raise NotOffered(str(error), call="SubscribeKvEvents") from None
 
     async def kv_event_sources(self, context: status.Context) -> list[types_pb2.KvEventSource]:
-        """Return where its workers publish KV events."""
+        """Return the addresses at which its workers publish KV events."""
         workers, _ = await self.workers(context)
         return [worker.kv_events for worker in workers if worker.HasField("kv_events")]
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     async def list_loras(self, context: status.Context) -> list[str]:
-        """Return the names of the adapters that requests may name."""
+        """Return the names of the adapters that requests may use."""
         known = await self.answer(context, self.handler.list_adapters)
         return sorted(adapter.adapter_id for adapter in known.adapters)
 
     async def load_lora(self, context: status.Context, name: str, path: str) -> None:
-        """Load an adapter, whose rank stands in its folder on this machine.
+        """Load an adapter; its rank is read from its folder on this machine.
 
         Raises:
             RequestError: it cannot be loaded.
@@ -264,7 +264,7 @@ class Engine:
 
 
 def not_offered(call: str, why: str) -> Any:  # noqa: ANN401  it stands for methods of any generated class
-    """Return what answers a call of an engine that has no meaning here."""
+    """Return a handler that refuses a call without meaning for a cluster."""
 
     async def answer(servicer: object, request: object, context: status.Context) -> None:
         raise NotOffered(f"{call} is not to be had here: {why}", call=call)

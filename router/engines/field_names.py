@@ -1,4 +1,4 @@
-"""What each engine protocol calls the fields and calls that errors speak of, with the messages that they are in."""
+"""Names of fields and calls in errors, with the messages that contain them, by engine protocol."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from lorrery.router.field_names import EMPTY, Names
 
 
 def _within(message: str, *same: str, **other: str) -> Mapping[str, str]:
-    """Return where a message has fields: those of our names, and those of other ones."""
+    """Return the paths of fields in a message: of those with Lorrery's names, and of those with others."""
     return {name: f"{message}.{theirs}" for name, theirs in ({name: name for name in same} | other).items()}
 
 
@@ -22,11 +22,11 @@ VLLM = Names(
         **_within("stopping", "max_new_tokens", "min_new_tokens", "stop_token_ids", stop_sequences="stop_strings"),
     }
 )
-"""Of `vllm.Inference`, where `lora_name` is set."""
+"""For `vllm.Inference`, if `lora_name` is set."""
 VLLM_MODEL = Names({**VLLM.words, "adapter_id": "model"})
-"""The same, where `model` alone may name an adapter."""
+"""The same if only `model` may name an adapter."""
 VLLM_LORA = Names({"ListAdapters": _LISTING, "adapter_id": "lora_name"})
-"""Of the calls of `vllm.Control` that load adapters."""
+"""For the calls of `vllm.Control` that load adapters."""
 
 _SMG = {"token_ids": "tokenized.input_ids", EMPTY: "prompt is empty; give tokenized.input_ids"}
 _SAMPLED = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "stop_token_ids", "n")
@@ -45,7 +45,7 @@ SMG_VLLM = Names(
         ),
     }
 )
-"""Of `vllm.grpc.engine.VllmEngine`, where no request names an adapter."""
+"""For `vllm.grpc.engine.VllmEngine`, whose requests name no adapter."""
 
 _SGLANG_LISTING = "ListLoadedLoRAAdapters"
 SGLANG = Names(
@@ -58,6 +58,6 @@ SGLANG = Names(
         **_within("sampling_params", *_SAMPLED, "max_new_tokens", "min_new_tokens", stop_sequences="stop"),
     }
 )
-"""Of `sglang.grpc.scheduler.SglangScheduler`."""
+"""For `sglang.grpc.scheduler.SglangScheduler`."""
 SGLANG_LORA = Names({"ListAdapters": _SGLANG_LISTING, "adapter_id": "lora_name", "source_path": "lora_path"})
-"""Of its calls that load adapters."""
+"""For its calls that load adapters."""

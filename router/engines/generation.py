@@ -1,7 +1,7 @@
-"""One request of an engine's client: n outputs of one prompt, and what ends them before their time.
+"""One request of an engine's client: n outputs of one prompt, and what ends them early.
 
-A client ends a request by cancelling its call, or by an `Abort` that names it. The first ends the call; after the
-second the call goes on to say, of each output, that it was aborted and what it has.
+A client ends a request by cancelling its call, or by an `Abort` that names it. Cancelling ends the call. After an
+`Abort` the call continues, and reports for each output that it was aborted and what it has so far.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from lorrery.vocabulary.finish_reason import FinishReason
 _WORDS: dict[FinishReason | None, str] = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
 
 MAX_OUTPUTS = 128
-"""Most outputs of one request, as over HTTP."""
+"""Upper bound on the outputs of one request, as over HTTP."""
 
 
 @dataclass
 class Output:
-    """One output of a request, as far as it has come."""
+    """One output of a request, as received so far."""
 
     index: int
     prompt_tokens: int
@@ -36,7 +36,7 @@ class Output:
     reason: FinishReason | None = None
 
     def add(self, message: router_pb2.GenerateResponse) -> None:
-        """Take what is new."""
+        """Append a message."""
         self.text += message.text
         self.token_ids.extend(message.token_ids)
         self.logprobs.extend(message.logprobs)
@@ -45,32 +45,32 @@ class Output:
             self.reason = FinishReason.of(message.finish.reason)
 
     def abort(self) -> None:
-        """End it here."""
+        """End the output as aborted, with the tokens that it has."""
         self.usage = types_pb2.Usage(prompt_tokens=self.prompt_tokens, completion_tokens=len(self.token_ids))
         self.reason = FinishReason.ABORTED
 
     def whole(self) -> router_pb2.GenerateResponse:
-        """Return all that it has, as one message."""
+        """Return the whole output as one message."""
         return router_pb2.GenerateResponse(text=self.text, token_ids=self.token_ids, logprobs=self.logprobs)
 
     @property
     def word(self) -> str:
-        """Why it ended, as engines say it."""
+        """The finish reason in the engines' words."""
         return _WORDS.get(self.reason, "stop")
 
 
 Write = Callable[[Output, router_pb2.GenerateResponse], Awaitable[Any]]
-"""Takes a message after its output has taken it; after an abort an empty one."""
+"""Takes a message after it was added to its output; after an abort, an empty one."""
 Serve = Callable[[router_pb2.GenerateRequest, GrpcCall], Awaitable[None]]
 """Serves one output. Raises RequestError."""
 
 
 class Open:
-    """A request that is open.
+    """An open request.
 
     Args:
-        messages: for each output.
-        prompt_tokens: how long the prompt is.
+        messages: one per output.
+        prompt_tokens: length of the prompt.
     """
 
     def __init__(self, messages: Sequence[router_pb2.GenerateRequest], prompt_tokens: int) -> None:
@@ -87,7 +87,7 @@ class Open:
         return sum(output.prompt_tokens for output in self.outputs if not output.token_ids and output.reason is None)
 
     def abort(self) -> None:
-        """End it; without effect once it is over."""
+        """Abort the request; no effect once it is over."""
         if self._task is None or self.aborted:
             return
         self.aborted = True
@@ -96,10 +96,10 @@ class Open:
         self._task.cancel()
 
     async def run(self, context: status.Context, serve: Serve, write: Write) -> None:
-        """Serve its outputs, all at once, and write what comes of them.
+        """Serve all outputs concurrently, and write their messages.
 
         Raises:
-            RequestError: one of them is not served; the others are ended.
+            RequestError: one of them fails; the others are ended.
         """
         task = self._task = asyncio.current_task()
         assert task is not None
@@ -137,14 +137,14 @@ class Open:
             await begin_stream(context)
 
     async def _farewell(self, write: Write) -> None:
-        """Say of each output that was not over that it is."""
+        """Report every unfinished output as aborted."""
         try:
             async with asyncio.timeout(FAREWELL_SECONDS):
                 for output in self.outputs:
                     if output.reason is None:
                         output.abort()
                         await write(output, router_pb2.GenerateResponse())
-        except TimeoutError:  # who reads nothing hears nothing
+        except TimeoutError:  # the client reads nothing, not even this
             raise asyncio.CancelledError from None
 
     async def _serve(self, serve: Serve) -> None:
@@ -156,20 +156,20 @@ class Open:
                 for message, call in zip(self._messages, self._calls, strict=True):
                     tasks.create_task(_awaited(serve(message, call)))
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None  # the others were cancelled for it, or came with it
+            raise group.exceptions[0] from None  # the others were cancelled because of it, or failed at the same time
 
 
 class OpenRequests:
-    """The open requests of one port, by the key that asked and the id that it gave."""
+    """The open requests of one port, by API key and request id."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], Open] = {}
 
     def add(self, key: str, request_id: str, request: Open) -> None:
-        """Take a request in.
+        """Add a request.
 
         Raises:
-            Conflict: one of this id is open, so that an abort could mean either.
+            Conflict: one with this id is open, so an abort would be ambiguous.
         """
         if (key, request_id) in self._open:
             name = quoted(request_id)
@@ -182,11 +182,11 @@ class OpenRequests:
         self._open[key, request_id] = request
 
     def remove(self, key: str, request_id: str) -> None:
-        """Forget one that is over."""
+        """Remove a request that is over."""
         del self._open[key, request_id]
 
     def abort(self, key: str, request_ids: Sequence[str]) -> int:
-        """End those of these that are open, and return how many they are."""
+        """Abort the open requests among `request_ids`; return their number."""
         found = [request for name in request_ids if (request := self._open.get((key, name))) is not None]
         for request in found:
             request.abort()
@@ -194,17 +194,17 @@ class OpenRequests:
 
     @property
     def num_open(self) -> int:
-        """How many there are."""
+        """Number of open requests."""
         return len(self._open)
 
     @property
     def num_unstarted_tokens(self) -> int:
-        """Prompt tokens of those that have no token yet."""
+        """Prompt tokens of the outputs without a token."""
         return sum(request.num_unstarted_tokens for request in self._open.values())
 
 
 def matched_stop(tokenizer: Tokenizer, output: Output, sampling: types_pb2.SamplingParams) -> int | str | None:
-    """Return the stop token or stop string that ended an output; None: neither did."""
+    """Return the stop token or stop string that ended an output; None: neither."""
     if output.reason is not FinishReason.STOP or not output.token_ids:
         return None
     if output.token_ids[-1] in sampling.stop_token_ids:

@@ -1,15 +1,15 @@
-"""How full an engine is, and how fast it is."""
+"""The load and the throughput of an engine."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Load:
-    """How full an engine is.
+    """The load of an engine.
 
     Attributes:
-        num_unstarted_tokens: prompt tokens of this port's requests that have no token yet.
-        tokens_per_second: written by this router to all its clients; wall seconds.
+        num_unstarted_tokens: prompt tokens of this port's requests without output.
+        tokens_per_second: tokens written by this router to all its clients, per wall second.
     """
 
     num_running: int
@@ -22,5 +22,5 @@ class Load:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the KV pool that is in use."""
+        """Share of the KV pool in use."""
         return self.kv_tokens / self.max_kv_tokens if self.max_kv_tokens else 0.0

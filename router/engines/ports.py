@@ -1,4 +1,4 @@
-"""The ports at which the router is an engine: a gRPC server each, with health and reflection of its own."""
+"""The engine ports of a router: one gRPC server each, with its own health and reflection services."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,13 +16,13 @@ from lorrery.router.settings import EnginePort, Protocol
 
 
 class EngineServer:
-    """One port.
+    """One engine port.
 
     Args:
-        name: in the announcement, and of its setting.
+        name: of its setting, also used in the announcement.
         handler: of the router.
         metrics: of the router.
-        port: what to be there.
+        port: its settings.
 
     Raises:
         SettingsError: its protocol needs a package that is not installed.
@@ -38,10 +38,10 @@ class EngineServer:
         self._names = _register(name, port.protocol, Engine(handler, metrics, port), self._server)
 
     async def start(self) -> str:
-        """Take the address, and return it as it can be dialled.
+        """Bind the address and start; return the address as it can be dialled.
 
         Raises:
-            LorreryError: it cannot be taken.
+            LorreryError: it cannot be bound.
         """
         await self._health.attach(self._server, self._names)
         enable_reflection(self._server, self._names)
@@ -50,15 +50,15 @@ class EngineServer:
         return address
 
     async def set_ready(self, ready: bool) -> None:
-        """Tell those who ask for its health."""
+        """Set the health status."""
         await self._health.set(ready)
 
     async def end_health(self) -> None:
-        """Answer NOT_SERVING from now on."""
+        """Report NOT_SERVING from now on."""
         await self._health.end()
 
     async def stop(self) -> None:
-        """End every call that is still open."""
+        """Stop, and end every open call."""
         await self._server.stop(STOP_GRACE_SECONDS)
         await self._guard.all_ended(STOP_GRACE_SECONDS)
 
@@ -84,7 +84,7 @@ def _register(name: str, protocol: Protocol, engine: Engine, server: grpc.aio.Se
         ) from None
 
 
-# A protocol is imported by routers that speak it only.
+# Each protocol is imported only if a port uses it.
 
 
 def _add_vllm(engine: Engine, server: grpc.aio.Server) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""What the protocols of engines have in common in what they ask for."""
+"""Conversion of requests that the engine protocols share."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,13 +8,13 @@ from lorrery.v1 import router_pb2, types_pb2
 
 
 def refuse(asked: Mapping[str, object]) -> None:
-    """Refuse what would change an output and cannot be honoured.
+    """Refuse fields that would change an output and cannot be honoured.
 
     Args:
-        asked: by field; one that is empty, false or 0 is not asked for.
+        asked: values by field; empty, false and 0 count as unset.
 
     Raises:
-        InvalidRequest: something is.
+        InvalidRequest: a field is set.
     """
     for field, value in asked.items():
         if value:
@@ -36,18 +36,18 @@ def generate_request(
     """Return the message of a request.
 
     Args:
-        request_id: empty: one is made.
+        request_id: empty: generated.
         prompt: its tokens.
         adapter_id: empty: the base model.
-        sampling: all but what follows; a top_p or top_k of 0 is not said.
+        sampling: all parameters but those below; a top_p or top_k of 0 counts as unset.
         temperature: 0: greedy.
         max_tokens: 0: the rest of the context.
-        seed: of 64 bits, with or without a sign; None: drawn here.
+        seed: 64 bits, signed or unsigned; None: drawn by the router.
         top_logprobs: alternatives to each token; None: no log-probabilities.
-        truncate: the last so many tokens of the prompt count; 0: all.
+        truncate: number of last prompt tokens to keep; 0: all.
 
     Raises:
-        InvalidRequest: a value that has no meaning.
+        InvalidRequest: a value out of range.
     """
     sampling.do_sample = temperature != 0
     sampling.signed_penalties = True

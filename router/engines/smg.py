@@ -1,4 +1,4 @@
-"""What the two protocols of the gateway smg have in common; their messages are in the package `smg-grpc-proto`."""
+"""What the two protocols of the gateway smg share; their messages are in the package `smg-grpc-proto`."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,13 +17,13 @@ NO_FLUSH = "blocks that nobody uses are evicted as room is needed; start the sch
 
 
 async def tokenizer_chunks(folder: Path) -> AsyncIterator[Any]:
-    """Yield the archive of a tokenizer in pieces."""
+    """Yield the archive of a tokenizer in chunks."""
     for piece, digest in chunks(await archive(folder)):
         yield common_pb2.GetTokenizerChunk(data=piece, sha256=digest)
 
 
 def add_logprobs(message: Any, token_ids: Any, logprobs: Any) -> None:
-    """Add how likely tokens were to a message's `output_logprobs`."""
+    """Add the log-probabilities of tokens to a message's `output_logprobs`."""
     for token_id, one in zip(token_ids, logprobs, strict=True):
         message.token_logprobs.append(one.logprob)
         message.token_ids.append(token_id)
@@ -31,7 +31,7 @@ def add_logprobs(message: Any, token_ids: Any, logprobs: Any) -> None:
 
 
 def chunk_of(output: Output, news: router_pb2.GenerateResponse) -> dict[str, Any]:
-    """Return the fields of a chunk: what is new, and how much it is in all."""
+    """Return the fields of a chunk: the new tokens, and the total so far."""
     return {
         "token_ids": news.token_ids,
         "prompt_tokens": output.prompt_tokens,
@@ -41,7 +41,7 @@ def chunk_of(output: Output, news: router_pb2.GenerateResponse) -> dict[str, Any
 
 
 def complete_of(output: Output, stop: int | str | None) -> dict[str, Any]:
-    """Return the fields of the last message of an output: all of it."""
+    """Return the fields of the last message of an output, with all of its tokens."""
     fields: dict[str, Any] = {
         "output_ids": output.token_ids,
         "finish_reason": output.word,
@@ -58,7 +58,7 @@ def complete_of(output: Output, stop: int | str | None) -> dict[str, Any]:
 
 
 def load_of(load: Load) -> dict[str, Any]:
-    """Return the fields of a load that both protocols have."""
+    """Return the load fields that both protocols have."""
     return {
         "num_running_reqs": load.num_running,
         "num_waiting_reqs": load.num_waiting,

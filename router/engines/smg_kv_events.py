@@ -1,7 +1,7 @@
-"""`SubscribeKvEvents` of both protocols of the gateway smg: what the engine's prefix cache stores and removes.
+"""`SubscribeKvEvents` of both protocols of the gateway smg: blocks that the engine's prefix cache stores and removes.
 
-Batches are numbered from 1, without gaps. A subscriber that names the number it wants next is given everything anew
-under that number, after an event that all is cleared: nothing is kept for it here.
+Batches are numbered from 1, without gaps. A subscriber that asks for a sequence number gets the whole cache again from
+that number on, after an event that clears everything: no batches are kept.
 """
 
 import time
@@ -18,7 +18,7 @@ from lorrery.vocabulary.adapter_log import adapter_number
 
 MEDIUM = "GPU"
 RANK = 0
-"""The engine is one; its workers are no data parallel ranks."""
+"""There is one engine; its workers are not data-parallel ranks."""
 
 
 async def subscribe(engine: Engine, request: Any, context: status.Context) -> None:
@@ -61,5 +61,5 @@ def _add_stored(message: Any, stored: pb.BlocksStored, block_size: int) -> None:
 
 
 def _signed(block_hash: int) -> int:
-    """Return a hash as these messages have it: the same 64 bits, with a sign."""
+    """Return a hash in the form of these messages: the same 64 bits, signed."""
     return block_hash - 2**64 if block_hash >= 2**63 else block_hash

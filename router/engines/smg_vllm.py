@@ -1,4 +1,4 @@
-"""`vllm.grpc.engine.VllmEngine`, as the gateway smg speaks it. It knows no adapters: see `EnginePort.adapter`."""
+"""`vllm.grpc.engine.VllmEngine`, as the gateway smg uses it. It has no adapters: see `EnginePort.adapter`."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,10 +21,10 @@ SERVER_TYPE = "vllm-grpc"
 
 
 class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # the package has no types
-    """The service.
+    """The service `vllm.grpc.engine.VllmEngine`.
 
     Args:
-        engine: answers.
+        engine: performs the operations.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -33,7 +33,7 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
     # --- requests ---
 
     async def Generate(self, request: Any, context: status.Context) -> None:
-        """Stream the outputs of one request, each as chunks of what is new, if it streams, and all of it at its end."""
+        """Stream the outputs of one request: chunks of new tokens if it streams, and each output in full at its end."""
         engine = self._engine
         with named(SMG_VLLM):
             message = await self._read(request, context)
@@ -95,19 +95,19 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
         )
 
     async def Abort(self, request: Any, context: status.Context) -> Any:
-        """End requests; those that are not open are passed over."""
+        """Abort requests; ids that are not open are ignored."""
         self._engine.abort(context, *request.request_ids)
         return vllm_engine_pb2.AbortResponse()
 
-    # --- what it is ---
+    # --- description ---
 
     async def HealthCheck(self, request: Any, context: status.Context) -> Any:
-        """Tell whether it can serve."""
+        """Report whether the engine can serve."""
         why = self._engine.why_unhealthy()
         return vllm_engine_pb2.HealthCheckResponse(healthy=not why, message=why or "serving")
 
     async def GetModelInfo(self, request: Any, context: status.Context) -> Any:
-        """Tell what it serves."""
+        """Describe the model."""
         engine = self._engine
         engine.caller(context)
         return vllm_engine_pb2.GetModelInfoResponse(
@@ -122,7 +122,7 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
         )
 
     async def GetServerInfo(self, request: Any, context: status.Context) -> Any:
-        """Tell how it runs."""
+        """Describe the server."""
         engine = self._engine
         workers, _ = await engine.workers(context)
         return vllm_engine_pb2.GetServerInfoResponse(
@@ -135,7 +135,7 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
         )
 
     async def GetLoads(self, request: Any, context: status.Context) -> Any:
-        """Tell how full it is."""
+        """Report the load."""
         load = vllm_engine_pb2.SchedulerLoad(**smg.load_of(await self._engine.load(context)))
         return vllm_engine_pb2.GetLoadsResponse(version=VERSION, dp_rank_count=1, loads=[load])
 
@@ -146,10 +146,10 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
             yield chunk
 
     async def SubscribeKvEvents(self, request: Any, context: status.Context) -> None:
-        """Tell what happens to the prefix cache."""
+        """Stream the events of the prefix cache."""
         await smg_kv_events.subscribe(self._engine, request, context)
 
-    # --- what has no meaning here ---
+    # --- calls without a meaning here ---
 
     Embed: Any = not_offered("Embed", smg.NO_EMBEDDINGS)
     FlushCache: Any = not_offered("FlushCache", smg.NO_FLUSH)

@@ -1,4 +1,4 @@
-"""The tokenizer as gateways want it: a folder on this machine, or its files in an archive."""
+"""The tokenizer in the forms that gateways need: a folder on this machine, or an archive of its files."""
 
 import asyncio
 import hashlib
@@ -14,9 +14,9 @@ _NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json"),
     *("chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model"),
 )
-"""What a folder of a tokenizer may have; it may be a model's, with weights beside."""
+"""Files of a tokenizer; its folder may be a model's, which has weights too."""
 _YEAR_ZERO = (1980, 1, 1, 0, 0, 0)
-"""So that the same files make the same archive."""
+"""Fixed time stamp, so that equal files make equal archives."""
 
 
 def tokenizer_folder(setting: Path | None) -> Path:
@@ -30,13 +30,13 @@ async def archive(folder: Path) -> bytes:
     """Return a zip archive of a tokenizer's files.
 
     Raises:
-        OSError: they cannot be read.
+        OSError: a file cannot be read.
     """
     return await asyncio.to_thread(_archive, folder)
 
 
 def chunks(content: bytes) -> Iterator[tuple[bytes, str]]:
-    """Yield an archive in pieces, the last with the hash of the whole (SHA-256, hexadecimal)."""
+    """Yield an archive in chunks, the last with the SHA-256 of the whole in hexadecimal."""
     for begin in range(0, len(content), CHUNK_BYTES):
         last = begin + CHUNK_BYTES >= len(content)
         yield content[begin : begin + CHUNK_BYTES], hashlib.sha256(content).hexdigest() if last else ""

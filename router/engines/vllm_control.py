@@ -1,4 +1,4 @@
-"""vLLM's own gRPC for those who run an engine: `vllm.Control`."""
+"""vLLM's own gRPC for operators of an engine: `vllm.Control`."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from lorrery.vocabulary.adapter_log import adapter_number
 
 NAME = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 API_VERSION = "vllm"
-"""Dynamo's sidecar takes no other."""
+"""The only version that Dynamo's sidecar accepts."""
 KV_EVENT_SCHEMA = 1
-"""vLLM's number for the messages of docs/kv-events.md."""
+"""vLLM's schema number for the messages of docs/kv-events.md."""
 NO_FOLDER = "lorrery:"
-"""Before the name of an adapter that was not loaded here, as its path: the sidecar takes no adapter without one."""
+"""Prefix of the made-up path of an adapter that was not loaded here: the sidecar ignores adapters without a path."""
 _NO_WEIGHTS = "the model is a mock without weights"
 _NO_PAUSE = "a cluster does not pause; drain the router with SIGTERM"
 
@@ -25,18 +25,18 @@ class Control(control_pb2_grpc.ControlServicer):
     """The service `vllm.Control`.
 
     Args:
-        engine: answers.
+        engine: performs the operations.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    # --- what it is ---
+    # --- description ---
 
     async def GetServerInfo(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.GetServerInfoRequest, context: status.Context
     ) -> control_pb2.ServerInfo:
-        """Tell the engine's limits."""
+        """Describe the engine and its limits."""
         engine, scheduler = self._engine, self._engine.settings.scheduler
         adapters = engine.settings.adapters
         workers, _ = await engine.workers(context)
@@ -66,7 +66,7 @@ class Control(control_pb2_grpc.ControlServicer):
     async def GetModelInfo(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.GetModelInfoRequest, context: status.Context
     ) -> control_pb2.ModelInfo:
-        """Tell what it serves."""
+        """Describe the model."""
         engine = self._engine
         engine.caller(context)
         return control_pb2.ModelInfo(
@@ -82,7 +82,7 @@ class Control(control_pb2_grpc.ControlServicer):
     async def Abort(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.AbortRequest, context: status.Context
     ) -> control_pb2.AbortResponse:
-        """End requests; those that are not open are passed over."""
+        """Abort requests; ids that are not open are ignored."""
         self._engine.abort(context, *request.request_ids)
         return control_pb2.AbortResponse()
 
@@ -91,7 +91,7 @@ class Control(control_pb2_grpc.ControlServicer):
     async def LoadLora(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.LoadLoraRequest, context: status.Context
     ) -> control_pb2.LoadLoraResponse:
-        """Make an adapter known to the whole cluster."""
+        """Register an adapter at every shard."""
         with named(VLLM_LORA):
             await self._engine.load_lora(context, request.lora_name, request.source_path)
         return control_pb2.LoadLoraResponse(adapter=self._adapter(request.lora_name))
@@ -99,7 +99,7 @@ class Control(control_pb2_grpc.ControlServicer):
     async def UnloadLora(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.UnloadLoraRequest, context: status.Context
     ) -> control_pb2.UnloadLoraResponse:
-        """Make an adapter unknown to new requests."""
+        """Unregister an adapter at every shard, for new requests."""
         adapter = self._adapter(request.lora_name)
         with named(VLLM_LORA):
             await self._engine.unload_lora(context, request.lora_name)
@@ -108,7 +108,7 @@ class Control(control_pb2_grpc.ControlServicer):
     async def ListLoras(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.ListLorasRequest, context: status.Context
     ) -> control_pb2.ListLorasResponse:
-        """List the adapters that requests may name."""
+        """List the adapters that requests may use."""
         names = await self._engine.list_loras(context)
         return control_pb2.ListLorasResponse(adapters=map(self._adapter, names))
 
@@ -121,7 +121,7 @@ class Control(control_pb2_grpc.ControlServicer):
     async def GetKvEventSources(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.GetKvEventSourcesRequest, context: status.Context
     ) -> control_pb2.GetKvEventSourcesResponse:
-        """List where workers publish KV events."""
+        """List the addresses at which workers publish KV events."""
         sources = await self._engine.kv_event_sources(context)
         return control_pb2.GetKvEventSourcesResponse(
             sources=[
@@ -145,13 +145,13 @@ class Control(control_pb2_grpc.ControlServicer):
     async def IsPaused(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.IsPausedRequest, context: status.Context
     ) -> control_pb2.IsPausedResponse:
-        """Say no: it cannot be paused."""
+        """Return false: it cannot be paused."""
         return control_pb2.IsPausedResponse()
 
     async def IsSleeping(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.IsSleepingRequest, context: status.Context
     ) -> control_pb2.IsSleepingResponse:
-        """Say no: it never sleeps."""
+        """Return false: it never sleeps."""
         return control_pb2.IsSleepingResponse()
 
     Shutdown: Any = not_offered("Shutdown", "a cluster is stopped by who started it")

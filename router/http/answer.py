@@ -1,8 +1,8 @@
-"""One HTTP answer, made of one or more generations: collected, or streamed as server-sent events.
+"""One HTTP response, made of one or more generations: collected, or streamed as server-sent events.
 
-Nothing is sent before the first token: a client takes its first byte for the first token, and an error that comes
-before it gets a status of its own. An event is one message of a generation, which is one token unless the router is
-late. A client that goes ends its generations.
+Nothing is sent before the first token: clients take the first byte as the first token, and an error before it can still
+have a status of its own. An event is one message of a generation, which is one token unless the router is late. A
+client that disconnects ends its generations.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from lorrery.vocabulary.finish_reason import FinishReason
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 WRITER = "writer"
-"""Where the ASGI state has the `BodyWriter` of a request."""
+"""Key of a request's `BodyWriter` in the ASGI state."""
 
 
 class BodyWriter(Protocol):
-    """Writes parts of a body past ASGI's `send`, which is a dozen coroutines deep and may wait."""
+    """Writes parts of a body without ASGI's `send`, which is a dozen coroutines deep and may wait."""
 
     @property
     def is_ready(self) -> bool:
@@ -38,12 +38,12 @@ class BodyWriter(Protocol):
         ...
 
     def write_now(self, body: bytes) -> None:
-        """Write a part that is not the last; call it only while `is_ready`."""
+        """Write a part that is not the last; call only while `is_ready`."""
         ...
 
 
 class Shape(Protocol):
-    """How one kind of client wants its output.
+    """The response format of one kind of client.
 
     Attributes:
         media_type: of a stream.
@@ -53,35 +53,35 @@ class Shape(Protocol):
     def media_type(self) -> str: ...  # noqa: D102  above
 
     def echo(self, index: int) -> Iterable[bytes]:
-        """Return the events that come before a choice's first message; made as they are asked for."""
+        """Yield the events before a choice's first message, lazily."""
         ...
 
     def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
-        """Return the event of one message of a choice; `logprobs`: say how likely its tokens were, if that is asked."""
+        """Return the event for one message of a choice; `logprobs`: of its tokens, if requested."""
         ...
 
     def last_events(self, usages: Sequence[types_pb2.Usage]) -> bytes:
-        """Return what follows the last token of the last choice; `usages`: of each, in order."""
+        """Return the events after the last token of the last choice; `usages`: one per choice, in order."""
         ...
 
     def error_events(self, error: RequestError) -> bytes:
-        """Return what tells of an error after the stream has begun."""
+        """Return the events that report an error after the stream has begun."""
         ...
 
     def whole(self, choices: "Sequence[Collected]") -> Iterable[str]:
-        """Return the body of an answer that is not streamed, JSON in parts; made as they are asked for."""
+        """Yield the body of an unstreamed response, JSON in parts, lazily."""
         ...
 
 
 @dataclass
 class Collected:
-    """The whole output of one choice, some ten bytes a token.
+    """The whole output of one choice, some ten bytes per token.
 
     Attributes:
-        text: of it.
-        token_ids: its tokens.
-        logprobs: say how likely they were; None: that is not asked.
-        finish: set at its end.
+        text: the text.
+        token_ids: the tokens.
+        logprobs: of the tokens; None: not requested.
+        finish: set at the end.
     """
 
     text: StringIO = field(default_factory=StringIO)
@@ -91,13 +91,13 @@ class Collected:
 
     @property
     def usage(self) -> types_pb2.Usage:
-        """What it consumed."""
+        """Usage of the choice."""
         assert self.finish is not None
         return self.finish.usage
 
 
 def finish_word(message: router_pb2.GenerateResponse) -> str | None:
-    """Return OpenAI's finish reason of a message; None: it is not the last."""
+    """Return OpenAI's finish reason of a message; None: it is not the last message."""
     if not message.HasField("finish"):
         return None
     return {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}.get(
@@ -106,15 +106,15 @@ def finish_word(message: router_pb2.GenerateResponse) -> str | None:
 
 
 class ChoiceCall:
-    """The `generate.Call` of one choice of an answer.
+    """The `generate.Call` of one choice of a response.
 
     Args:
         write: takes each message, in order.
-        write_now: takes it without waiting, if it can.
-        fault_rules: that the request asks for.
+        write_now: takes a message without waiting, if it can.
+        fault_rules: of the request.
 
     Attributes:
-        logprobs: say how likely its tokens are, if that is asked.
+        logprobs: of its tokens, if requested.
     """
 
     aborted = complete = False
@@ -145,14 +145,14 @@ Generate = Callable[[ChoiceCall], Awaitable[None]]
 
 
 class Answer(Response):
-    """The answer to one HTTP request, once it is known what it asks for.
+    """The response to one HTTP request whose parameters are known.
 
     Args:
-        choices: each serves one, in order.
-        shape: what the client wants to see.
-        turns: of all answers that are long.
-        stream: as events, or in one piece.
-        fault_rules: that the request asks for.
+        choices: each serves one choice, in order.
+        shape: the response format.
+        turns: shared by all long responses.
+        stream: whether to send events, or one body.
+        fault_rules: of the request.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Answer(Response):
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve the generations, as ASGI has it."""
+        """Run the generations, as an ASGI application."""
         task = asyncio.current_task()
         assert task is not None
         gone = False
@@ -248,7 +248,7 @@ class Answer(Response):
 
             def write_now(message: router_pb2.GenerateResponse) -> bool:
                 if not begun or writer is None or not writer.is_ready:
-                    return False  # before the event is made: shapes count what they have shown
+                    return False  # checked before the event is made, because shapes count what they have shown
                 writer.write_now(event(index, message, call.logprobs))
                 return True
 
@@ -274,7 +274,7 @@ class Answer(Response):
                 for index, generate in enumerate(self._choices):
                     tasks.create_task(_awaited(generate(call_of(index))))
         except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None  # the others were cancelled for it, or came with it
+            raise group.exceptions[0] from None  # the others were cancelled because of it, or failed at the same time
 
     async def _send(self, send: Send, events: bytes, *, last: bool = False) -> None:
         if not self._begun:
@@ -293,7 +293,7 @@ async def _awaited(awaitable: Awaitable[None]) -> None:
 
 
 def data(text: str) -> bytes:
-    """Return one event; a blank after the colon is what OpenAI's clients strip."""
+    """Return one event; OpenAI's clients strip the blank after the colon."""
     return f"data: {text}\n\n".encode()
 
 

@@ -1,8 +1,8 @@
-"""What is Anthropic's own of every exchange on its routes: where the key stands, and how errors look.
+"""Anthropic's conventions on its routes: the header of the key, and the format of errors.
 
-The wire is that of Anthropic's API reference (errors, authentication): a key is in `x-api-key`, an error is
-`{"type": "error", "error": {"type", "message"}, "request_id"}`, and every answer has the header `request-id`. The list
-of models is one route for both: who sends `anthropic-version` is Anthropic's client.
+The format is that of Anthropic's API reference (errors, authentication): a key is in `x-api-key`, an error is `{"type":
+"error", "error": {"type", "message"}, "request_id"}`, and every response has the header `request-id`. The list of
+models is one route for both APIs: a request with `anthropic-version` comes from an Anthropic client.
 """
 
 import json
@@ -29,13 +29,13 @@ _TYPES = {
 
 
 def anthropic_body(status: HTTPStatus, message: str, request_id: str) -> dict[str, Any]:
-    """Return an error in Anthropic's shape."""
+    """Return an error in Anthropic's format."""
     kind = _TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def is_anthropics(scope: Scope) -> bool:
-    """Return whether a request is one of Anthropic's."""
+    """Return whether a request is for Anthropic's API."""
     path = f"{scope['path']}/"
     if path.startswith(f"{_MODELS}/"):
         return any(name == _VERSION for name, _ in scope["headers"])
@@ -43,10 +43,10 @@ def is_anthropics(scope: Scope) -> bool:
 
 
 def as_anthropic_has_it(app: ASGIApp) -> ASGIApp:
-    """Return an app whose answers on Anthropic's routes have its errors and header, and whose key may be its.
+    """Wrap an app so that Anthropic's routes use its errors and header, and accept its key header.
 
     Args:
-        app: answers, with errors in OpenAI's shape, each in one piece.
+        app: returns errors in OpenAI's format, each as one body part.
     """
 
     async def served(scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +80,7 @@ def as_anthropic_has_it(app: ASGIApp) -> ASGIApp:
 
 
 def _is_error(start: Message) -> bool:
-    """Return whether an answer has an error of ours; that of a browser's question about origins is plain text."""
+    """Return whether a response is an error in JSON; that to a CORS preflight is plain text."""
     return start["status"] >= HTTPStatus.BAD_REQUEST and (b"content-type", b"application/json") in start["headers"]
 
 

@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's routes. What their fields share with those of OpenAI's is in generating.py."""
+"""The bodies of Anthropic's routes. Fields shared with OpenAI's are in generating.py."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive,
 _TEXTS = ("text",)
 _KINDS = ("text", "tool_use", "tool_result")
 _UNREAD = ("thinking", "redacted_thinking")
-"""Models do not read what they have thought in earlier turns."""
+"""Models do not read their reasoning from earlier turns."""
 
 _BLOCKS: TypeAdapter[list[Block]] = TypeAdapter(Blocks)
 
@@ -33,7 +33,7 @@ class Message(BaseModel):
     content: Content
 
     def turns(self, where: str) -> Iterator[dict[str, Any]]:
-        """Return it as chat templates read it: a tool's results before what else is said.
+        """Yield the turn as messages for chat templates: the results of tools first.
 
         Raises:
             InvalidRequest: it has more than text and tools.
@@ -105,12 +105,12 @@ class Conversation(BaseModel):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What else the chat template may read."""
+        """Further variables for the chat template."""
         chosen = self.tool_choice is None or self.tool_choice.type != "none"
         return {"tools": self.tools} if self.tools and chosen else {}
 
     def turns(self) -> list[dict[str, Any]]:
-        """Return the conversation as chat templates read it.
+        """Return the conversation as messages for chat templates.
 
         Raises:
             InvalidRequest: it has more than text and tools.

@@ -1,11 +1,11 @@
-"""Anthropic's answers of `/v1/messages`.
+"""Anthropic's responses to `/v1/messages`.
 
-The wire is that of Anthropic's API reference (Messages, and streaming messages) and of the types of its Python package
-(`anthropic.types`); vLLM answers in the same shapes (vllm/entrypoints/anthropic). A stream is `message_start`, one
-block of text (`content_block_start`, `content_block_delta` for each message of the generation, `content_block_stop`),
-then `message_delta` with the stop reason and the whole usage, and `message_stop`. Of its usage, `input_tokens` are
-those that no cache had; `cache_read_input_tokens` are the others. Which these are is known at the end: `message_start`
-has all of them as `input_tokens`.
+The format is that of Anthropic's API reference (Messages, and streaming messages) and of the types of its Python
+package (`anthropic.types`); vLLM uses the same shapes (vllm/entrypoints/anthropic). A stream is `message_start`, one
+text block (`content_block_start`, `content_block_delta` for each message of the generation, `content_block_stop`), then
+`message_delta` with the stop reason and the whole usage, and `message_stop`. In the usage, `input_tokens` counts the
+uncached prompt tokens and `cache_read_input_tokens` the cached ones. The split is known at the end only:
+`message_start` counts all of them as `input_tokens`.
 """
 
 import json
@@ -26,11 +26,11 @@ _STOP_REASONS = {FinishReason.LENGTH: "max_tokens"}
 
 
 class MessageShape:
-    """How `/v1/messages` answers.
+    """The response format of `/v1/messages`.
 
     Args:
-        request_id: of the answer.
-        model: as the client named it.
+        request_id: of the response.
+        model: name that the client gave.
         prompt_tokens: of the conversation.
     """
 
@@ -43,7 +43,7 @@ class MessageShape:
         self._finish = router_pb2.Finish()
 
     def echo(self, index: int) -> Iterator[bytes]:
-        """See `Shape`: what comes before the text."""
+        """See `Shape`: the events before the text."""
         begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
         usage = _usage(types_pb2.Usage(prompt_tokens=self._prompt_tokens))
         yield named_event("message_start", {"message": {**self._head, **begun, "usage": usage}})
@@ -51,7 +51,7 @@ class MessageShape:
         yield named_event("ping", {})
 
     def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
-        """See `Shape`; nothing for a finish without text."""
+        """See `Shape`; empty for a finish without text."""
         if message.HasField("finish"):
             self._finish = message.finish
             if not message.text:
@@ -85,7 +85,7 @@ class MessageShape:
 
 
 def _ending(finish: router_pb2.Finish) -> dict[str, Any]:
-    """Return why a message ends here; a stop token that is none of its stop sequences is its own end."""
+    """Return why a message ends; a stop token that is not one of its stop sequences counts as `end_turn`."""
     if finish.stop_sequence:
         return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop_sequence}
     return {"stop_reason": _STOP_REASONS.get(FinishReason.of(finish.reason), "end_turn"), "stop_sequence": None}

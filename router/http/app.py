@@ -1,4 +1,4 @@
-"""The application: the routes of every kind of client, those of the process itself, and errors as answers."""
+"""The application: the routes of every kind of client, those of the process itself, and errors as responses."""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -49,8 +49,8 @@ def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
     """Return the ASGI application of a router's HTTP edge.
 
     Args:
-        handler: answers.
-        registry: what `/metrics` shows.
+        handler: performs the operations.
+        registry: shown by `/metrics`.
     """
     app = FastAPI(title="Lorrery", version=VERSION, responses=_ERRORS, redoc_url=None)
     edge = Edge(handler)
@@ -99,7 +99,7 @@ def _add_process_routes(app: FastAPI, handler: Handler, registry: CollectorRegis
 
 
 def _got(error: dict[str, Any]) -> str:
-    """Say what stands in a wrong field; nothing where it is missing."""
+    """Describe the value of a wrong field; empty if it is missing."""
     value = error["input"]
     if error["type"] == "missing":
         return ""
@@ -109,7 +109,7 @@ def _got(error: dict[str, Any]) -> str:
 
 
 def _field(error: dict[str, Any], body: object) -> tuple[str | int, ...]:
-    """Return where in a body a wrong field is; after it pydantic writes which of several kinds it has tried."""
+    """Return the path of a wrong field in a body; pydantic appends to it the alternatives of a union that it tried."""
     field: list[str | int] = []
     at: Any = body
     for part in error["loc"][1:]:
@@ -129,7 +129,7 @@ def _path(field: Sequence[str | int]) -> str:
 
 
 def _first_error(error: RequestValidationError) -> tuple[str, str]:
-    """Return which field is wrong first, and why; one that may be of several kinds has a reason for each."""
+    """Return the path of the first wrong field and why it is wrong; a field of a union type has one reason per type."""
     errors = error.errors()
     where = _field(errors[0], error.body)
     reasons = dict.fromkeys(str(one["msg"]) for one in errors if _field(one, error.body) == where)

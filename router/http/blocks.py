@@ -1,4 +1,4 @@
-"""Content that comes as blocks, of which text is read: of OpenAI's Responses and of Anthropic's Messages."""
+"""Content blocks, of which only text is read; for OpenAI's Responses and Anthropic's Messages."""
 
 from collections.abc import Collection, Sequence
 from typing import Annotated
@@ -18,7 +18,7 @@ class Block(BaseModel):
     text: str | None = None
 
     def field(self, name: str) -> object:
-        """Return a further field; None: it has none."""
+        """Return a further field; None: absent."""
         return (self.model_extra or {}).get(name)
 
 
@@ -31,8 +31,8 @@ def text_of(content: str | Sequence[Block] | None, where: str, kinds: Collection
 
     Args:
         content: of a message.
-        where: it stands in the request, for errors.
-        kinds: the types of blocks that have text.
+        where: its path in the request, for errors.
+        kinds: block types that have text.
 
     Raises:
         InvalidRequest: a block is of another type, or has no text.
@@ -51,7 +51,7 @@ def _text(block: Block, where: str, kinds: Collection[str]) -> str:
 
 
 def unread(kind: str, where: str, kinds: Collection[str]) -> InvalidRequest:
-    """Return the error about a block of a type that is not read here."""
+    """Return the error for a block of an unsupported type."""
     read = " or ".join(quoted(one) for one in kinds)
     return InvalidRequest(
         f"{where}.type is {quoted(kind)}; the model reads text alone, {read}; leave the block out",

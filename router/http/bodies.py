@@ -1,8 +1,8 @@
-"""Bodies of requests: JSON without what different readers read differently, or what costs a reader too much.
+"""Request bodies: strict JSON, without what parsers interpret differently or what is costly to parse.
 
-Refused beside what is no JSON at all: another content type (a page of another site could send such a body without the
-browser's asking), text that is no UTF-8, NaN and Infinity, a name that an object has twice, numbers of thousands of
-digits, and nesting deeper than Python's parser goes.
+Refused, beside invalid JSON: another content type (a page of another site could send such a body without a CORS
+preflight), text that is not UTF-8, NaN and Infinity, duplicate names in an object, numbers of thousands of digits, and
+nesting deeper than Python's parser supports.
 """
 
 import json
@@ -20,17 +20,17 @@ _MAX_QUOTED = 100
 
 
 def json_route(admit: Callable[[Request], object]) -> type[APIRoute]:
-    """Return the class of routes whose body is JSON.
+    """Return the class of routes with a JSON body.
 
     Args:
-        admit: checks who asks, before anything is read or parsed for it; what it raises is the answer.
+        admit: authenticates the caller before anything is read or parsed; what it raises becomes the response.
     """
 
     class JsonRoute(APIRoute):
-        """Such a route."""
+        """A route with a JSON body."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            """Return what serves it."""
+            """Return the handler with the check and the JSON parser."""
             serve = super().get_route_handler()
 
             async def served(request: Request) -> Response:
@@ -43,13 +43,13 @@ def json_route(admit: Callable[[Request], object]) -> type[APIRoute]:
 
 
 class JsonRequest(Request):
-    """A request whose body is JSON."""
+    """A request with a JSON body."""
 
     async def body(self) -> bytes:
         """Return the body.
 
         Raises:
-            HTTPException: it announces another kind of content, or is compressed or too long.
+            HTTPException: it has another content type, is compressed, or is too long.
         """
         coding = self.headers.get("content-encoding", "").strip().lower()
         if coding not in ("", "identity"):
@@ -67,19 +67,19 @@ class JsonRequest(Request):
         return await super().body()
 
     async def json(self) -> object:
-        """Return the content of the body.
+        """Return the parsed body.
 
         Raises:
-            HTTPException: it cannot be read.
+            HTTPException: it cannot be parsed.
         """
         return parse(await self.body())
 
 
 def parse(body: bytes) -> object:
-    """Return the content of a body.
+    """Parse a body.
 
     Raises:
-        HTTPException: it cannot be read.
+        HTTPException: it cannot be parsed.
     """
     try:
         text = body.decode()

@@ -1,11 +1,12 @@
-"""One HTTP connection, within bounds: uvicorn's protocol has none on the time and the bytes that a request takes.
+"""One HTTP connection, within bounds; uvicorn's protocol bounds neither the time nor the bytes of a request.
 
-A request has `http_request_seconds` to come whole, counted from the connection's beginning or, behind another, from its
-own first byte; its head has `MAX_HEAD_BYTES`. What is slower or longer is told so and closed, as are connections over
-`http_max_connections`. The time of a request that waits behind another on its connection is not counted until its turn
-comes. Reading goes on meanwhile, up to `_MAX_AHEAD` of them, so that a client that goes is noticed. A request that is
-refused behind others is told so after their answers. A client that stops reading its answers is cut (stuck_reader.py);
-one that is told so while it sends may send on for a while, lest it lose the answer (chassis/lingering.py).
+A request must be complete within `http_request_seconds`, counted from the start of the connection or, for a later
+request, from its first byte; its head may have `MAX_HEAD_BYTES`. A slower or longer request gets an error and its
+connection is closed, as are connections over `http_max_connections`. The time of a request that waits behind another on
+its connection starts when its turn comes. Up to `_MAX_AHEAD` such requests are read meanwhile, so that a disconnect is
+noticed. If such a request is refused, its error is sent after the responses before it. A client that stops reading its
+responses is cut (stuck_reader.py). A client that gets an error while it is sending may send on for a while, lest it
+lose the error (chassis/lingering.py).
 """
 
 import asyncio
@@ -32,15 +33,15 @@ from lorrery.router.settings import RouterSettings
 MAX_HEAD_BYTES = 1 << 16
 _MAX_AHEAD = 8
 _FRAMING = 2
-"""A body in chunks takes more bytes than it has, but not so many times as much."""
+"""A chunked body takes more bytes than it has, but less than this many times as much."""
 
 
 def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[UpgradeBlindProtocol]:
-    """Return the protocol of a server's connections.
+    """Return the protocol class of a server's connections.
 
     Args:
         settings: with the limits.
-        max_body_bytes: most of a body.
+        max_body_bytes: upper bound on a body.
     """
     max_bytes = MAX_HEAD_BYTES + _FRAMING * max_body_bytes
 
@@ -59,11 +60,11 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             self._refused = False
             self._in_head = True
             self._begun = False
-            self._num_bytes = 0  # of the message that comes, as far as others did not end among them
+            self._num_bytes = 0  # received since a message last ended
             self._num_messages = 0
-            self._head_bytes = 0  # of the request that comes
-            self._wrong_head: tuple[HTTPStatus, str, str] | None = None  # what is answered to it
-            self._last_words = b""  # behind the answers under way; what comes after them is not read
+            self._head_bytes = 0  # of the request being received
+            self._wrong_head: tuple[HTTPStatus, str, str] | None = None  # error for the request being received
+            self._last_words = b""  # sent after the responses under way; input after it is ignored
             self._running: RequestResponseCycle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -94,7 +95,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             self._unset_timer()
             self._closing.end()
             self._reader.end()
-            if self._running is not None:  # uvicorn tells the latest, behind which this one may have others
+            if self._running is not None:  # uvicorn notifies the latest request only, queued behind this one
                 self._running.disconnected = True
                 self._running.message_event.set()
             super().connection_lost(exc)
@@ -118,9 +119,9 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             if self._in_head and self._num_bytes > MAX_HEAD_BYTES:
                 self._head_too_long()
             elif self._num_bytes > max_bytes:
-                self.transport.close()  # it has had its answer, and sends on
+                self.transport.close()  # it has been answered, and keeps sending
             elif self._timer is None and not self._begun and not self._answers():
-                self._expect(settings.http_request_seconds)  # blank lines before a request are none
+                self._expect(settings.http_request_seconds)  # blank lines before a request do not count as one
 
         def pause_writing(self) -> None:
             super().pause_writing()
@@ -130,7 +131,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             super().resume_writing()
             self._reader.end()
             if not self._answers():
-                self._reader.begin()  # the end of an answer has less to wait for than writers are paused for
+                self._reader.begin()  # the remainder of a response can be below the mark at which writers are paused
 
         def send_400_response(self, msg: str) -> None:
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -152,7 +153,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             super().on_url(url)
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            if self._in_head:  # trailers come here too
+            if self._in_head:  # called for trailers too
                 self._head_bytes += len(name) + len(value) + len(": \r\n")
             super().on_header(name, value)
 
@@ -163,7 +164,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             if self._wrong_head is not None:
                 raise ValueError
             if self._head_bytes > MAX_HEAD_BYTES:
-                raise OverflowError  # which the parser turns into its own, and that into a call of send_400_response
+                raise OverflowError  # the parser turns it into its own error, and that into a call of send_400_response
             super().on_headers_complete()
             self._in_head = False
             if 0 < len(self.pipeline) < _MAX_AHEAD:
@@ -182,11 +183,11 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             super().on_message_complete()
 
         def _may_be_sending(self) -> bool:
-            """Return whether more of a request is to come, or what comes is none."""
+            """Return whether more of a request, or of ignored input, may arrive."""
             return self._begun or bool(self._last_words)
 
         def _answers(self) -> bool:
-            """Return whether a request that has come is not answered yet."""
+            """Return whether a received request is still unanswered."""
             return self.cycle is not None and not self.cycle.response_complete
 
         def _expect(self, seconds: float) -> None:
@@ -200,7 +201,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
         def _too_slow(self) -> None:
             self._timer = None
             if self.pipeline or (self._in_head and self._answers()):
-                self._expect(settings.http_request_seconds)  # what it sends waits behind its own request
+                self._expect(settings.http_request_seconds)  # the time of a queued request has not started
             elif not self._begun:
                 self.transport.close()
             else:
@@ -213,16 +214,16 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, "head_too_long")
 
         def _end(self, status: HTTPStatus, text: str, code: str) -> None:
-            """Say what is wrong with the request that comes, behind the answers to those before it, and close."""
+            """Refuse the request being received, after the responses to those before it, and close."""
             if self.transport.is_closing() or self._last_words:
                 return
             self._unset_timer()
             others_wait = self._answers() if self._in_head else bool(self.pipeline)
             if not self._in_head and self.pipeline:
-                self.pipeline.popleft()  # that request, of which only the head is whole
+                self.pipeline.popleft()  # that request, of which only the head is complete
                 self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._running)
             elif not self._in_head and self.cycle.response_started:
-                self.transport.close()  # its answer did not wait for its body
+                self.transport.close()  # its response started before its body was complete
                 return
             content = json.dumps(body(status, text, code)).encode()
             self._last_words = (
@@ -266,10 +267,10 @@ def _why_wrong(version: str, headers: Sequence[tuple[bytes, bytes]]) -> tuple[HT
 
 
 def in_no_chunks(send: Send) -> Send:
-    """Return a `send` for HTTP/1.0, which knows no chunks: an answer of no given length ends with its connection.
+    """Return a `send` for HTTP/1.0, which has no chunks: a response of unknown length ends with the connection.
 
     Args:
-        send: as uvicorn gave it, which would send chunks.
+        send: uvicorn's, which would send chunks.
     """
     cycle: RequestResponseCycle = cast("Any", send).__self__
     has_length = True
@@ -287,10 +288,10 @@ def in_no_chunks(send: Send) -> Send:
 
 
 class DirectWriter:
-    """The `answer.BodyWriter` of a request: writes a chunk as uvicorn's `send` would, at a fifth of its cost.
+    """The `answer.BodyWriter` of a request: writes a chunk as uvicorn's `send` would, at a fifth of the cost.
 
     Args:
-        send: as uvicorn gave it.
+        send: uvicorn's.
     """
 
     __slots__ = ("_cycle",)
@@ -300,12 +301,12 @@ class DirectWriter:
 
     @property
     def is_ready(self) -> bool:
-        """See `BodyWriter`; an answer that is not in chunks is uvicorn's to write."""
+        """See `BodyWriter`; a response without chunks is left to uvicorn."""
         cycle = self._cycle
         return cycle.chunked_encoding is True and not cycle.flow.write_paused
 
     def write_now(self, body: bytes) -> None:
         """See `BodyWriter`."""
         cycle = self._cycle
-        if body and not cycle.disconnected:  # an empty chunk would end the answer
+        if body and not cycle.disconnected:  # an empty chunk would end the response
             cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))

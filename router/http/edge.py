@@ -1,4 +1,4 @@
-"""What the routes of every kind of client have in common: who calls, whom a name means, and the answer."""
+"""What the routes for all kinds of clients share: authentication, model names, and the response."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -21,18 +21,20 @@ from lorrery.router.keys import ApiKey
 from lorrery.v1 import router_pb2
 
 ROLES, REQUEST_ID = "roles", "request_id"
-"""What the server knows of a request, in its ASGI state: the roles in the certificate that was shown, and its id. The
-writer of its answer's body is there too, see answer.py."""
+"""Keys in a request's ASGI state: the roles in the client's certificate, and the request id.
+
+The writer of the response's body is there too, see answer.py.
+"""
 
 EITHER: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
-"""How routes describe an answer that is a stream if that is asked for."""
+"""OpenAPI description of a response that is a stream if requested."""
 
 
 class Edge:
     """The handler as the routes see it.
 
     Args:
-        handler: answers.
+        handler: performs the operations.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -44,7 +46,7 @@ class Edge:
         self.max_model_len = handler.settings.scheduler.max_req_total_len
 
     def caller(self, http: Request) -> ApiKey:
-        """Return what a caller may do.
+        """Authenticate the caller; return its permissions.
 
         Raises:
             Unauthenticated: no valid key.
@@ -53,7 +55,7 @@ class Edge:
         return self.handler.caller(http.headers.get("authorization", ""), roles)
 
     def admit(self, http: Request) -> None:
-        """Check who asks, and count who is not let in.
+        """Check that the caller is authenticated, and count refusals.
 
         Raises:
             Unauthenticated: no valid key.
@@ -65,12 +67,12 @@ class Edge:
             raise
 
     def request_id(self, http: Request) -> str:
-        """Return what the client calls its request, or what the server does."""
+        """Return the request's id: the client's, or one that the server generated."""
         name: str = http.scope["state"][REQUEST_ID]
         return name
 
     def tenant(self, user: str | None) -> str:
-        """Return whose request it is: the key tells, where one is asked for."""
+        """Return the tenant that a request names; empty where API keys determine the tenant."""
         return "" if user is None or self.handler.counts_keys else user
 
     def answer(
@@ -82,7 +84,7 @@ class Edge:
         stream: bool | None,
         names: Sequence[Names],
     ) -> Response:
-        """Return the answer to a request for so many outputs; `names`: of fields in errors about each message."""
+        """Return the response with one output per message; `names`: field names for errors about each message."""
 
         async def generate(message: router_pb2.GenerateRequest, its_names: Names, call: Call) -> None:
             with named(its_names):
@@ -92,11 +94,11 @@ class Edge:
         return Answer(choices, shape, self.turns, stream=bool(stream), fault_rules=http.headers.getlist(METADATA_KEY))
 
     async def check_model(self, http: Request, model: str | None) -> None:
-        """Check that a request names the base model, be it by naming none, or an adapter that the caller may know of.
+        """Check that a request names no model, the base model, or an adapter that the caller may see.
 
         Raises:
-            RequestError: it names another, or that cannot be found out now.
-            grpc.aio.AioRpcError: the same, as a scheduler has answered.
+            RequestError: it names another model, or the check is impossible now.
+            grpc.aio.AioRpcError: a scheduler's error.
         """
         if not model or model in (self.handler.settings.model, *self.models):
             return

@@ -1,4 +1,4 @@
-"""Errors as HTTP carries them: a status, and a body in OpenAI's shape."""
+"""Errors as HTTP responses: a status, and a body in OpenAI's format."""
 
 import json
 from http import HTTPStatus
@@ -24,7 +24,7 @@ HTTP_STATUS: dict[grpc.StatusCode, HTTPStatus] = {
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
 }
-"""Status of gRPC -> status of HTTP; any other is 500."""
+"""gRPC status -> HTTP status; any other is 500."""
 
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -38,28 +38,28 @@ _CODES = {
     Reason.UNKNOWN_ADAPTER: "model_not_found",
     Reason.NEVER_FITS: "context_length_exceeded",
 }
-"""Where OpenAI has a code of its own; any other is the reason in lower case."""
+"""Reasons for which OpenAI has its own code; the code of any other is the reason in lower case."""
 
 
 def http_status(error: RequestError) -> HTTPStatus:
-    """Return the status that a client sees."""
+    """Return the HTTP status of an error."""
     return HTTP_STATUS.get(grpc_status(error), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def error_body(error: RequestError) -> dict[str, Any]:
-    """Return the body that a client sees."""
+    """Return the response body of an error."""
     code = _CODES.get(error.reason, error.reason.lower())
     return body(http_status(error), public_text(error), code, error.facts.get("field"))
 
 
 def body(status: HTTPStatus, message: str, code: str, param: str | None = None) -> dict[str, Any]:
-    """Return an error in OpenAI's shape."""
+    """Return an error in OpenAI's format."""
     kind = _TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def error_response(error: RequestError) -> Response:
-    """Return the answer to a request that has failed before anything was sent."""
+    """Return the response to a request that failed before anything was sent."""
     headers = {}
     seconds = retry_seconds(error)
     if seconds is not None:
@@ -71,5 +71,5 @@ def error_response(error: RequestError) -> Response:
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return an answer with a JSON body."""
+    """Return a response with a JSON body."""
     return Response(json.dumps(content), status, headers, media_type="application/json")

@@ -1,4 +1,4 @@
-"""What the clients of each HTTP route call the fields and calls that errors speak of."""
+"""Names of fields and calls in errors, by HTTP route."""
 
 from lorrery.router.field_names import EMPTY, Names
 
@@ -18,11 +18,11 @@ COMPLETION = Names(
         "top_logprobs": "logprobs",
     }
 )
-"""Of OpenAI's completions, and llm-mock's `/generate`."""
+"""For OpenAI's completions, and llm-mock's `/generate`."""
 
 
 def of_prompt(number: int) -> Names:
-    """Return what a completion with a list of prompts calls things, in errors about one of them."""
+    """Return the names for errors about one prompt of a completion with a list of prompts."""
     place = f"prompt[{number}]"
     words = {EMPTY: f"{place} is empty; give text or tokens", "text": place, "token_ids": place}
     return Names({**COMPLETION.words, **words}, {"prompt": place})
@@ -52,9 +52,9 @@ MESSAGES = Names(
     {**CHAT.words, "stop": "stop_sequences", "stop_sequences": "stop_sequences"},
     {"prompt": "messages"},
 )
-"""Of Anthropic's."""
+"""For Anthropic's routes."""
 LORA = Names({"ListAdapters": _ADAPTERS, "adapter_id": "lora_name"})
-"""Of vLLM's routes that load adapters."""
+"""For vLLM's routes that load adapters."""
 
 _SLORA_PARAMETERS = (
     *("do_sample", "presence_penalty", "frequency_penalty", "temperature", "top_p", "top_k"),
@@ -70,4 +70,4 @@ SLORA = Names(
     },
     {"prompt": "inputs", **{name: f"parameters.{name}" for name in _SLORA_PARAMETERS}},
 )
-"""Of S-LoRA's routes; messages about its sampling parameters are S-LoRA's."""
+"""For S-LoRA's routes; messages about its sampling parameters are S-LoRA's."""

@@ -1,8 +1,8 @@
-"""What clients of every OpenAI-like route may ask for: OpenAI's fields, and those that vLLM adds to them.
+"""Request fields of every OpenAI-like route: OpenAI's own, and those that vLLM adds.
 
-Every field is one of three kinds: it is honoured; it is passed over, as are unknown ones and those that are null, since
-the output of a mock does not depend on it; or it asks for another kind of output than there is, and is refused with the
-reason. docs/clients.md lists them.
+A field is of one of three kinds: it is honoured; it is ignored, as are unknown and null fields, because the output of a
+mock does not depend on it; or it asks for output that cannot be produced, and is refused with a reason. docs/clients.md
+lists them.
 """
 
 from abc import abstractmethod
@@ -15,17 +15,17 @@ from lorrery.chassis.errors import InvalidRequest
 from lorrery.v1 import router_pb2, types_pb2
 
 MAX_CHOICES = 128
-"""Most outputs of one prompt, as OpenAI has it."""
+"""Upper bound on the outputs of one prompt, as in OpenAI's API."""
 
 TokenId = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
-"""A wrong element ends the reading of a list: the errors of a long one would take a hundred times its size."""
+"""Validation of a list stops at the first wrong element: the errors of a whole list would be a hundred times as big."""
 Count = Annotated[int, Field(ge=0, le=0x7FFFFFFF)]
 Positive = Annotated[int, Field(ge=1, le=0x7FFFFFFF)]
 
 LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
-"""Unknown fields are passed over; a value is of its field's type, and a number a number."""
+"""Unknown fields are ignored; values must have exactly the field's type."""
 
 _REFUSED = {
     "suffix": "output follows its prompt, and is followed by nothing",
@@ -45,7 +45,7 @@ _REFUSED = {
     "priority": "requests have no priorities here; leave it out, or 0",
     "cache_salt": "prefix caches are shared by those who share an adapter; give a tenant an adapter of its own",
 }
-"""Fields that must be left out, null, or without effect (false, 0, empty), and why."""
+"""Fields that must be left out, null, or without effect (false, 0, empty), and the reason."""
 
 
 class StreamOptions(BaseModel):
@@ -111,28 +111,28 @@ class GeneratingRequest(BaseModel):
 
     most_tokens_name: ClassVar[str] = "max_tokens"
     fills_context: ClassVar[bool] = False
-    """Whether an output of no given length may be as long as the context has room for."""
+    """Whether an output without a given length may use all of the remaining context."""
 
     @property
     def include_usage(self) -> bool:
-        """Whether its stream ends with its usage."""
+        """Whether its stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     @abstractmethod
     def most_tokens(self) -> int | None:
-        """The output tokens that it asks for."""
+        """The number of output tokens requested."""
 
     @property
     @abstractmethod
     def top_logprobs(self) -> int | None:
-        """How many alternatives to each token it asks for; None: no log-probabilities."""
+        """Number of alternatives to each token; None: no log-probabilities."""
 
     def check(self) -> None:
-        """Check what types do not say.
+        """Check what the types do not express.
 
         Raises:
-            InvalidRequest: it asks for what is not to be had.
+            InvalidRequest: a field cannot be honoured.
         """
         refuse_given(self, _REFUSED)
         if self.response_format is not None and (kind := self.response_format.get("type", "text")) != "text":
@@ -154,10 +154,10 @@ class GeneratingRequest(BaseModel):
             raise refused("prompt_logprobs", self.prompt_logprobs, "streams have none; leave out one of the two")
 
     def check_outputs(self, num_prompts: int, http_max_outputs: int) -> None:
-        """Check how many outputs it asks for.
+        """Check the number of outputs.
 
         Raises:
-            InvalidRequest: they are too many.
+            InvalidRequest: it exceeds `http_max_outputs`.
         """
         n = self.n or 1
         if num_prompts * n > http_max_outputs:
@@ -222,12 +222,12 @@ class GeneratingRequest(BaseModel):
 def outputs(
     messages: Sequence[router_pb2.GenerateRequest], n: int, seed: int | None
 ) -> list[router_pb2.GenerateRequest]:
-    """Return a message for each output, those of the first prompt first, each with an id and a seed of its own.
+    """Return a message for each output in order, prompt by prompt, each with its own id and seed.
 
     Args:
         messages: one for each prompt.
-        n: outputs of each.
-        seed: of the first output.
+        n: outputs per prompt.
+        seed: of the first output; it counts up.
     """
     found: list[router_pb2.GenerateRequest] = []
     for message in messages:
@@ -244,22 +244,22 @@ def outputs(
 
 
 def refuse_given(request: GeneratingRequest, reasons: Mapping[str, str]) -> None:
-    """Refuse what is given with an effect.
+    """Check that fields that cannot be honoured are not set to a value with an effect.
 
     Args:
-        request: with these fields.
-        reasons: why, by field.
+        request: has these fields.
+        reasons: why each is refused, by field.
 
     Raises:
-        InvalidRequest: the first that asks for something.
+        InvalidRequest: the first field that is.
     """
     for name, why in reasons.items():
         value = getattr(request, name)
-        asks = value is not None if name == "prompt_logprobs" else value  # 0 asks for some, without alternatives
+        asks = value is not None if name == "prompt_logprobs" else value  # 0 wants them without alternatives
         if asks and (name, value) != ("n", 1):
             raise refused(name.rstrip("_"), value, why)
 
 
 def refused(name: str, value: object, why: str) -> InvalidRequest:
-    """Return the error of who asks for what is not to be had."""
+    """Return the error for a field that cannot be honoured."""
     return InvalidRequest(f"{name} is not to be had here: {why}", field=name, value=value)

@@ -1,7 +1,7 @@
-"""llm-mock's `/generate`, which is that of vLLM's first API server (dongmingli-Ben/llm-mock, commit f07dd39).
+"""llm-mock's `/generate`, the same as that of vLLM's first API server (dongmingli-Ben/llm-mock, commit f07dd39).
 
-The text of an answer begins with its prompt. A stream is one JSON object after another, each with the whole text so far
-and a NUL behind it.
+The text of a response begins with its prompt. A stream is a sequence of JSON objects, each with the whole text so far
+and followed by a NUL.
 """
 
 import json
@@ -24,17 +24,17 @@ class LlmMockRequest(CompletionRequest):
 
 
 class LlmMockShape:
-    """How llm-mock answers.
+    """llm-mock's response format.
 
     Args:
-        prompt: with which each text begins.
-        n: texts of an answer.
+        prompt: precedes each text.
+        n: number of texts.
     """
 
     media_type = "application/octet-stream"
 
     def __init__(self, prompt: str, n: int) -> None:
-        self._quoted = [quoted(prompt)[:-1]] * n  # as far as they go: each event shows all of all
+        self._quoted = [quoted(prompt)[:-1]] * n  # texts so far: each event repeats all of them
 
     def echo(self, index: int) -> Iterable[bytes]:
         """See `Shape`."""

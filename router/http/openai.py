@@ -23,7 +23,7 @@ from lorrery.router.http.token_json import LogprobsJson
 from lorrery.v1 import router_pb2
 
 _UNKNOWN = "1970-01-01T00:00:00Z"
-"""When a model was released, as Anthropic's API says that nobody knows."""
+"""Release date of every model; by Anthropic's API this value stands for an unknown one."""
 
 
 def routes(edge: Edge) -> APIRouter:
@@ -114,7 +114,7 @@ async def _answer(
 
 
 def _names(request: GeneratingRequest) -> list[Names]:
-    """Return what errors about each of a request's prompts call things."""
+    """Return the field names for errors about each of a request's prompts."""
     if not isinstance(request, CompletionRequest):
         return [CHAT]
     if not request.lists_prompts:
@@ -125,7 +125,7 @@ def _names(request: GeneratingRequest) -> list[Names]:
 async def _details(
     edge: Edge, request: GeneratingRequest, http: Request, messages: Sequence[tuple[router_pb2.GenerateRequest, Names]]
 ) -> Details | None:
-    """Return what to show beside the text; where that is of the prompts, the messages get these as tokens."""
+    """Return what to show beside the text, or None; if that includes prompts, tokenise them in the messages."""
     echo = isinstance(request, CompletionRequest) and bool(request.echo)
     of_prompts = echo or bool(request.return_token_ids) or request.prompt_logprobs is not None
     if not of_prompts and request.top_logprobs is None:

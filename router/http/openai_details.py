@@ -1,7 +1,7 @@
-"""What an answer of OpenAI's routes shows beside its text: log-probabilities, token ids, the prompt.
+"""What responses of OpenAI's routes show beside the text: log-probabilities, token ids, the prompt.
 
-What is shown of a token is worked out when it is written: it follows from the token, its place and the seed, so that a
-long answer keeps no more than its tokens until then.
+Log-probabilities are computed when they are written. They follow from the token, its position and the seed, so a long
+response only has to keep its tokens until then.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ from lorrery.router.logprobs import OutputLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt whose tokens matter to the answer.
+    """A prompt that is shown in the response.
 
     Attributes:
-        text: of it.
+        text: its text.
         token_ids: its tokens.
-        logprobs: says how likely they are.
+        logprobs: of its tokens.
     """
 
     text: str
@@ -27,7 +27,7 @@ class Prompt:
     logprobs: OutputLogprobs
 
     def run(self, first: int = 0, last: int | None = None) -> Run:
-        """Return some of its tokens; those of a prompt have negative places."""
+        """Return tokens `first` to `last` as a run; prompt tokens have negative positions."""
         return Run(self.logprobs, first - len(self.token_ids), self.token_ids[first:last], follows=first > 0)
 
 
@@ -43,14 +43,14 @@ class _Shown:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a choice: one event, or the whole of it.
+    """A part of a choice: one event, or the whole.
 
     Attributes:
-        text: of it.
-        runs: of tokens whose log-probabilities are shown.
-        offset: characters before them.
-        token_ids: of the output, new ones.
-        prompt: where its tokens or log-probabilities are shown here.
+        text: its text.
+        runs: tokens whose log-probabilities are shown.
+        offset: number of characters before them.
+        token_ids: new output tokens.
+        prompt: the prompt, if its tokens or log-probabilities are shown here.
     """
 
     text: str
@@ -62,17 +62,17 @@ class Piece:
 
 @dataclass
 class Details:
-    """What to show, and of which prompts.
+    """What to show, and the prompts it refers to.
 
     Attributes:
-        json: how log-probabilities are written.
-        n: outputs of each prompt.
-        prompts: in order; none where they do not matter.
-        top_logprobs: how many alternatives to show; None: no log-probabilities.
-        prompt_logprobs: the same of the prompt, in vLLM's own field.
+        json: writes log-probabilities.
+        n: outputs per prompt.
+        prompts: in order; empty if they are not shown.
+        top_logprobs: number of alternatives per token; None: no log-probabilities.
+        prompt_logprobs: the same for the prompt, in vLLM's own field.
         token_ids: whether to show token ids.
         echo: whether text and log-probabilities begin with the prompt's.
-        output: whether there is output behind the echo.
+        output: whether output follows the echo.
     """
 
     json: LogprobsJson
@@ -86,7 +86,7 @@ class Details:
     _shown: dict[int, _Shown] = field(default_factory=dict)
 
     def echoed(self, index: int) -> Iterator[Piece]:
-        """Return what of a long prompt is shown before the first piece of a choice, which has the rest of it."""
+        """Yield the parts of a long prompt that precede the first piece of a choice, which has the rest of it."""
         if not self.echo or self.top_logprobs is None:
             return
         prompt, shown = self.prompts[index // self.n], self._of(index)
@@ -96,7 +96,7 @@ class Details:
             yield self._piece(shown, "" if first else prompt.text, [prompt.run(first, shown.num_echoed)])
 
     def take(self, index: int, text: str, token_ids: Sequence[int], logprobs: OutputLogprobs | None) -> Piece:
-        """Return what to show of the next piece of a choice; the first begins with the prompt where it is echoed."""
+        """Return the next piece of a choice; the first piece begins with the prompt if that is echoed."""
         shown = self._of(index)
         if not self.output:
             text, token_ids = "", ()
@@ -128,23 +128,23 @@ class Details:
         return Piece(text, runs, offset, token_ids, prompt)
 
     def completion_logprobs(self, piece: Piece) -> Iterator[str]:
-        """Return log-probabilities as `/v1/completions` shows them."""
+        """Return log-probabilities in the format of `/v1/completions`."""
         if self.top_logprobs is None:
             return iter(("null",))
         return self.json.completion(piece.runs, self.top_logprobs, piece.offset)
 
     def chat_logprobs(self, piece: Piece) -> Iterator[str]:
-        """Return log-probabilities as `/v1/chat/completions` shows them."""
+        """Return log-probabilities in the format of `/v1/chat/completions`."""
         return iter(("null",)) if self.top_logprobs is None else self.json.chat(piece.runs, self.top_logprobs)
 
     def own(self, piece: Piece) -> Iterator[str]:
-        """Return further fields of a choice, each behind a comma."""
+        """Yield further fields of a choice, each after a comma."""
         if self.token_ids:
             yield ', "token_ids": '
             yield from array_of(piece.token_ids)
 
     def about_prompt(self, piece: Piece) -> Iterator[str]:
-        """Return further fields about its prompt, each behind a comma."""
+        """Yield further fields about its prompt, each after a comma."""
         if piece.prompt is None:
             return
         if self.token_ids:

@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's routes. What all of them have is in generating.py."""
+"""The bodies of OpenAI's routes. The fields that all of them share are in generating.py."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
@@ -14,7 +14,7 @@ _CHAT_REFUSED = {
     "continue_final_message": "the chat template ends each turn",
 }
 _OWN_VARIABLES = ("self", "messages", "add_generation_prompt")
-"""Of the chat template, which have fields of their own."""
+"""Variables of the chat template that have fields of their own."""
 
 
 class CompletionRequest(GeneratingRequest):
@@ -29,12 +29,12 @@ class CompletionRequest(GeneratingRequest):
 
     @property
     def echoes_only(self) -> bool:
-        """Whether it wants its prompt back, and no output."""
+        """Whether only the prompt is wanted back, without output."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
     def most_tokens(self) -> int | None:
-        """See `GeneratingRequest`: a prompt that is computed has a token of output, wanted or not."""
+        """See `GeneratingRequest`: computing a prompt always gives one output token, wanted or not."""
         return 1 if self.echoes_only else self.max_tokens
 
     @property
@@ -44,7 +44,7 @@ class CompletionRequest(GeneratingRequest):
 
     @property
     def lists_prompts(self) -> bool:
-        """Whether it has a list of prompts, were it of one."""
+        """Whether `prompt` is a list of prompts, even of one."""
         return isinstance(self.prompt, list) and bool(self.prompt) and not isinstance(self.prompt[0], int)
 
     @property
@@ -76,10 +76,10 @@ class ContentPart(BaseModel):
     text: str | None = None
 
     def check(self, field: str) -> str:
-        """Return what is said; `field`: its name, for errors.
+        """Return the text; `field`: its name, for errors.
 
         Raises:
-            InvalidRequest: it is no text.
+            InvalidRequest: it is not text.
         """
         if self.type not in _TEXTS:
             raise InvalidRequest(
@@ -102,10 +102,10 @@ class ChatMessage(BaseModel):
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
     def text(self, field: str) -> str:
-        """Return what is said; `field`: its name, for errors.
+        """Return the text; `field`: its name, for errors.
 
         Raises:
-            InvalidRequest: a part of it is no text.
+            InvalidRequest: a part of it is not text.
         """
         if isinstance(self.content, list):
             return "".join([part.check(f"{field}.content[{number}]") for number, part in enumerate(self.content)])
@@ -113,10 +113,10 @@ class ChatMessage(BaseModel):
 
 
 def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return a conversation as chat templates read it.
+    """Return a conversation as messages for chat templates.
 
     Raises:
-        InvalidRequest: it is not all text.
+        InvalidRequest: it has more than text.
     """
     return [
         {**(message.model_extra or {}), "role": message.role, "content": message.text(f"messages[{number}]")}
@@ -159,12 +159,12 @@ class ChatRequest(GeneratingRequest):
 
     @property
     def turns(self) -> list[dict[str, Any]]:
-        """The conversation as chat templates read it."""
+        """The conversation as messages for chat templates."""
         return turns(self.messages_)
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What else the chat template may read."""
+        """Further variables for the chat template."""
         given = dict(self.chat_template_kwargs or {})
         if self.tools and self.tool_choice != "none":
             given["tools"] = self.tools

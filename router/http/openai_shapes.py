@@ -1,8 +1,7 @@
-"""OpenAI's answers, as vLLM makes them.
+"""OpenAI's responses, as vLLM makes them.
 
-What matters to clients, and is easily got wrong: a chunk carries one token, the role comes with the first and the
-finish reason with the last; usage has a chunk of its own, without choices, and only if it is asked for; the last event
-is `[DONE]`.
+Details that clients rely on: a chunk carries one token, the role comes with the first token and the finish reason with
+the last; usage has its own chunk, without choices, and only if requested; the last event is `[DONE]`.
 """
 
 import json
@@ -20,21 +19,21 @@ from lorrery.v1 import router_pb2, types_pb2
 
 
 class CompletionShape:
-    """How `/v1/completions` answers.
+    """The response format of `/v1/completions`.
 
     Args:
-        request_id: of the whole answer.
-        model: as the client named it.
-        n: outputs of each prompt.
+        request_id: of the whole response.
+        model: name that the client gave.
+        n: outputs per prompt.
         include_usage: whether a stream ends with its usage.
-        details: what else to show; None: text alone.
+        details: what to show beside the text; None: text only.
     """
 
     media_type = EVENT_STREAM
     kind = "text_completion"
     chunk_kind = "text_completion"
     prompt_in_choice = True
-    """Whether what is shown of a prompt is in each choice, or beside them."""
+    """Whether details of a prompt are in each choice, or beside the choices."""
 
     def __init__(
         self, request_id: str, model: str, n: int, include_usage: bool, details: Details | None = None
@@ -69,7 +68,7 @@ class CompletionShape:
         return f"{self._prefix}{index}, {choice}}}]{''.join(self._beside(details, piece))}}}\n\n".encode()
 
     def _detailed(self, details: Details, text: str, piece: Piece, finish: str | None) -> Iterator[str]:
-        """Return the fields of a choice with its details."""
+        """Yield the fields of a choice with its details."""
         yield f'{text}, "logprobs": '
         yield from self._logprobs(details, piece)
         yield f', "finish_reason": {_word(finish)}'
@@ -78,7 +77,7 @@ class CompletionShape:
             yield from details.about_prompt(piece)
 
     def _beside(self, details: Details, piece: Piece) -> Iterator[str]:
-        """Return what stands beside the choices."""
+        """Return the fields beside the choices."""
         return iter(()) if self.prompt_in_choice else details.about_prompt(piece)
 
     def _logprobs(self, details: Details, piece: Piece) -> Iterator[str]:
@@ -130,7 +129,7 @@ class CompletionShape:
 
 
 class ChatShape(CompletionShape):
-    """How `/v1/chat/completions` answers."""
+    """The response format of `/v1/chat/completions`."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
@@ -160,12 +159,12 @@ def _word(finish: str | None) -> str:
 
 
 def usage_of(usages: Sequence[types_pb2.Usage], n: int, *, output: bool = True) -> dict[str, Any]:
-    """Return the usage of an answer.
+    """Return the usage of a response.
 
     Args:
         usages: of each output, in order.
-        n: outputs of each prompt, which counts once.
-        output: whether what was produced counts.
+        n: outputs per prompt; each prompt counts once.
+        output: whether produced tokens count.
     """
     prompt = sum(usage.prompt_tokens for usage in usages[::n])
     cached = sum(usage.cached_tokens for usage in usages[::n])
@@ -179,5 +178,5 @@ def usage_of(usages: Sequence[types_pb2.Usage], n: int, *, output: bool = True) 
 
 
 def unix_seconds() -> int:
-    """Return the time of day, which answers are stamped with; nothing is decided by it."""
+    """Return the Unix time that responses are stamped with; no decision depends on it."""
     return int(time.time())

@@ -1,8 +1,8 @@
-"""JSON bodies of any length, written piece by piece while the rest of the router goes on.
+"""JSON bodies of any length, written piece by piece without blocking the event loop.
 
-A body comes as parts of its text, which are made as they are asked for. One that is whole before a piece is full has a
-content length; a longer one goes in chunks, no faster than its reader takes them, so that it never lies in memory as a
-whole. HTTP/1.0 has no chunks; there it has to.
+A body is a lazy sequence of text parts. A body that ends within the first piece has a content length; a longer one is
+sent in chunks as fast as its reader takes them, so it is never in memory as a whole. HTTP/1.0 has no chunks, so there
+it is.
 """
 
 import json
@@ -16,15 +16,15 @@ from starlette.types import Receive, Scope, Send
 from lorrery.chassis.turns import Turns
 
 PIECE_CHARACTERS = 1 << 16
-"""A piece is sent once it has so many."""
+"""Size at which a piece is sent."""
 BATCH = 64
-"""So many elements of a list make a part."""
+"""List elements per part."""
 
 T = TypeVar("T")
 
 
 async def send_json(scope: Scope, send: Send, parts: Iterable[str], turns: Turns) -> None:
-    """Send an answer whose body is these parts; between them the loop goes on where a turn is over."""
+    """Send a response whose body consists of `parts`; yields to the event loop whenever its turn is over."""
     in_chunks = scope.get("http_version") != "1.0"
     begun = False
     turn = turns.begin()
@@ -54,11 +54,11 @@ async def _start(send: Send, length: int | None = None) -> None:
 
 
 class JsonParts(Response):
-    """An answer that is made as it is sent.
+    """A response that is generated while it is sent.
 
     Args:
         parts: of its text.
-        turns: of all such answers.
+        turns: shared by all such responses.
     """
 
     def __init__(self, parts: Iterable[str], turns: Turns) -> None:
@@ -67,17 +67,17 @@ class JsonParts(Response):
         self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, as ASGI has it."""
+        """Send the response, as an ASGI application."""
         await send_json(scope, send, self._parts, self._turns)
 
 
 def batches(elements: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Return a sequence in runs of `BATCH`."""
+    """Yield slices of `BATCH` elements."""
     return (elements[at : at + BATCH] for at in range(0, len(elements), BATCH))
 
 
 def array(parts: Iterable[str]) -> Iterator[str]:
-    """Return an array; each part has one element or more, with what stands between them."""
+    """Yield a JSON array; each part has one or more elements, with the separators between them."""
     yield "["
     for number, part in enumerate(parts):
         yield f", {part}" if number else part
@@ -85,6 +85,6 @@ def array(parts: Iterable[str]) -> Iterator[str]:
 
 
 def array_of(elements: Iterable[object]) -> Iterator[str]:
-    """Return an array of what JSON can say, which is asked for as it is shown."""
+    """Yield a JSON array of elements, which are taken lazily."""
     source = iter(elements)
     return array(json.dumps(batch)[1:-1] for batch in iter(lambda: list(islice(source, BATCH)), []))

@@ -1,6 +1,6 @@
-"""What HTTP requests there were, under the names that prometheus-fastapi-instrumentator has, and vLLM's server by it.
+"""Counts HTTP requests under the names of prometheus-fastapi-instrumentator, which vLLM's server uses.
 
-Counted are the routes that serve clients; those that are asked every few seconds (metrics, health) are not.
+Routes that serve clients are counted; routes that are polled every few seconds (metrics, health) are not.
 """
 
 from prometheus_client import CollectorRegistry
@@ -43,7 +43,7 @@ class RequestsCounted:
     """See the module.
 
     Args:
-        registry: where they are shown.
+        registry: where the metrics are registered.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -60,10 +60,10 @@ class RequestsCounted:
         """Count a request.
 
         Args:
-            handler: path of its route; None: there is none.
+            handler: path of its route; None: no route.
             method: such as `POST`.
-            status: of the answer.
-            seconds: from its head to the end of the answer.
+            status: of the response.
+            seconds: from the request's head to the end of the response.
         """
         if handler in _NOT_COUNTED:
             return

@@ -1,4 +1,4 @@
-"""OpenAI's Responses route, as vLLM answers it. Nothing is kept: a response cannot be asked for again."""
+"""OpenAI's Responses route, as vLLM answers it. Nothing is stored: a response cannot be retrieved later."""
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response

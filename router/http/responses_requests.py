@@ -1,4 +1,4 @@
-"""The body of OpenAI's `/v1/responses`. What its fields share with those of the other routes is in generating.py."""
+"""The body of OpenAI's `/v1/responses`. Fields shared with the other routes are in generating.py."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
@@ -12,7 +12,7 @@ from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive,
 _TEXTS = ("input_text", "output_text", "text")
 _ITEMS = ("message", "function_call", "function_call_output")
 _UNREAD_ITEMS = ("reasoning",)
-"""Models do not read what they have thought in earlier turns."""
+"""Models do not read their reasoning from earlier turns."""
 
 _REFUSED = {
     "background": "responses are not kept; leave it out, and stream",
@@ -40,10 +40,10 @@ class InputItem(BaseModel):
     output: Content | None = None
 
     def turns(self, where: str) -> Iterator[dict[str, Any]]:
-        """Return it as chat templates read it; nothing if they do not.
+        """Yield the item as messages for chat templates; nothing if templates do not read it.
 
         Raises:
-            InvalidRequest: it is none that can be read.
+            InvalidRequest: it is of a kind that cannot be read.
         """
         if self.type in _UNREAD_ITEMS:
             return
@@ -104,11 +104,11 @@ class ResponsesRequest(GeneratingRequest):
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What else the chat template may read."""
+        """Further variables for the chat template."""
         return {"tools": self.tools} if self.tools and self.tool_choice != "none" else {}
 
     def turns(self) -> list[dict[str, Any]]:
-        """Return the conversation as chat templates read it.
+        """Return the conversation as messages for chat templates.
 
         Raises:
             InvalidRequest: it has more than text.

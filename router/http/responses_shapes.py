@@ -1,12 +1,12 @@
-"""OpenAI's answers of `/v1/responses`.
+"""OpenAI's responses to `/v1/responses`.
 
-The wire is that of OpenAI's API reference (Responses: the response object, and streaming events) and of the types of
-its Python package (`openai.types.responses`); vLLM answers in the same shapes (vllm/entrypoints/openai/responses). A
-stream numbers its events; before the first delta come `response.created`, `response.in_progress`,
-`response.output_item.added` and `response.content_part.added`, behind the last one the text, its part, its item and the
-response, each whole. There is no `[DONE]`. As with vLLM, a stream that `max_output_tokens` has cut ends with
-`response.completed` too, and the response in it says `incomplete`; OpenAI has an event `response.incomplete` for that,
-of which its own package's streams raise.
+The format is that of OpenAI's API reference (Responses: the response object, and streaming events) and of the types of
+its Python package (`openai.types.responses`); vLLM uses the same shapes (vllm/entrypoints/openai/responses). A stream
+numbers its events. Before the first delta come `response.created`, `response.in_progress`, `response.output_item.added`
+and `response.content_part.added`; after the last one come the text, its part, its item and the response, each complete.
+There is no `[DONE]`. As in vLLM, a stream cut by `max_output_tokens` also ends with `response.completed`, whose
+response is `incomplete`; OpenAI has an event `response.incomplete` for that, on which the streams of its own package
+raise.
 """
 
 import json
@@ -28,12 +28,12 @@ from lorrery.vocabulary.finish_reason import FinishReason
 
 
 class ResponseShape:
-    """How `/v1/responses` answers.
+    """The response format of `/v1/responses`.
 
     Args:
-        request_id: of the answer.
-        model: as the client named it.
-        request: what it asks for, much of which the answer repeats.
+        request_id: of the response.
+        model: name that the client gave.
+        request: the request, many of whose fields the response repeats.
     """
 
     media_type = EVENT_STREAM
@@ -73,7 +73,7 @@ class ResponseShape:
         self._reason = FinishReason.UNSPECIFIED
 
     def echo(self, index: int) -> Iterator[bytes]:
-        """See `Shape`: what comes before the text."""
+        """See `Shape`: the events before the text."""
         yield self._event("response.created", {"response": self._response})
         yield self._event("response.in_progress", {"response": self._response})
         item = {**self._item, "status": "in_progress", "content": []}
@@ -81,7 +81,7 @@ class ResponseShape:
         yield self._event("response.content_part.added", {**self._where, "part": _part("")})
 
     def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
-        """See `Shape`; nothing for a finish without text."""
+        """See `Shape`; empty for a finish without text."""
         text = message.text
         if message.HasField("finish"):
             self._reason = FinishReason.of(message.finish.reason)
@@ -123,7 +123,7 @@ class ResponseShape:
         yield json.dumps(self._ended(choice.text.getvalue(), reason, choice.usage))
 
     def _ended(self, text: str, reason: FinishReason, usage: types_pb2.Usage) -> dict[str, Any]:
-        """Return the response at its end: one that `max_output_tokens` or the context has ended is incomplete."""
+        """Return the response at its end; one cut by `max_output_tokens` or by the context is incomplete."""
         is_whole = reason is not FinishReason.LENGTH
         status = "completed" if is_whole else "incomplete"
         return {
@@ -153,7 +153,7 @@ def _part(text: str) -> dict[str, Any]:
 
 
 def _code(status: HTTPStatus) -> str:
-    """Return OpenAI's code of a response that has failed."""
+    """Return OpenAI's error code of a failed response."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "rate_limit_exceeded"
     return "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"

@@ -1,6 +1,6 @@
-"""Listens for HTTP, in the router's own loop, and keeps clients within bounds before a route sees anything of theirs.
+"""The HTTP listener, in the router's own event loop; enforces limits before a route sees a request.
 
-uvicorn does the protocol (`chassis.web_server`), within the bounds of connection.py.
+uvicorn handles the protocol (`chassis.web_server`), within the bounds of connection.py.
 """
 
 from http import HTTPStatus
@@ -27,16 +27,16 @@ from lorrery.router.tracing import CallTrace, CallTraces
 _log = get_logger("router.http")
 
 _JSON_BYTES_PER_BYTE = 6
-"""JSON may spell one byte as `\\u0000`."""
+"""JSON may encode one byte as `\\u0000`."""
 
 
 def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> WebServer:
     """Return the HTTP edge.
 
     Args:
-        handler: answers.
-        registry: what `/metrics` shows.
-        address: HOST:PORT to listen at; port 0 takes a free one.
+        handler: performs the operations.
+        registry: shown by `/metrics`.
+        address: HOST:PORT to listen on; port 0 takes a free one.
     """
     max_bytes = _JSON_BYTES_PER_BYTE * handler.receive_bytes
     settings, router = handler.settings, handler.settings.router
@@ -54,10 +54,9 @@ def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> 
 
 
 def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsCounted) -> ASGIApp:
-    """Return an app that reads no more than `max_bytes` of a request's body, and answers 413 to a longer one.
+    """Return an app that reads at most `max_bytes` of a request's body, and answers 413 to a longer one.
 
-    Every answer has an `x-request-id`: the client's, or one of ours. What a request brings about is traced and counted
-    here.
+    Every response has an `x-request-id`: the client's, or a generated one. Requests are traced and counted here.
     """
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     text = f"the body has more than {max_bytes} bytes; send less"
@@ -92,7 +91,7 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsC
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > max_bytes:
-                # The one kind that FastAPI passes on from within a body.
+                # The only kind that FastAPI passes on from within a body.
                 raise HTTPException(status, text, {"connection": "close"})
             return message
 
@@ -104,7 +103,7 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsC
                 return
             with traces.http(scope) as trace:
                 await app(scope, bounded_receive, send_with_id)
-        except Exception:  # the client has had its answer; uvicorn would put a traceback between the log's lines
+        except Exception:  # already answered; uvicorn would print a traceback between the log lines
             _log.exception("http_failed", path=scope["path"])
         finally:
             if status_sent:

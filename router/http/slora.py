@@ -1,7 +1,7 @@
 """S-LoRA's routes, as its benchmark reads them (S-LoRA, slora/server/api_server.py, commit c1ddf48).
 
-Events are `data:` without a blank, in Python's own JSON spacing; the last one has `finished`. llm-mock has a
-`/generate` too, whose body has a `prompt` where S-LoRA's has `inputs`.
+Events are `data:` without a blank, with the spacing of Python's JSON encoder; the last one has `finished`. llm-mock
+also has a `/generate`, whose body has a `prompt` where S-LoRA's has `inputs`.
 """
 
 import json
@@ -45,7 +45,7 @@ class SloraParameters(BaseModel):
     return_details: bool | None = Field(default=None, description="/generate lists its tokens")
 
     def sampling(self) -> types_pb2.SamplingParams:
-        """Return them as a message."""
+        """Return the parameters as a message."""
         given = {name: value for name, value in self.model_dump().items() if value is not None}
         given.pop("return_details", None)
         stop = given.pop("stop_sequences", None)
@@ -68,11 +68,11 @@ class SloraRequest(BaseModel):
 
 
 class SloraShape:
-    """How S-LoRA answers.
+    """S-LoRA's response format.
 
     Args:
         tokenizer: for the text of a token.
-        return_details: whether an answer in one piece lists its tokens.
+        return_details: whether an unstreamed response lists its tokens.
     """
 
     media_type = EVENT_STREAM
@@ -134,13 +134,13 @@ class SloraShape:
 
 
 def _kind(body: object) -> str:
-    """Return whose `/generate` a body is for."""
+    """Return which program's `/generate` a body is for."""
     has_prompt = isinstance(body, dict) and "prompt" in body and "inputs" not in body
     return _LLM_MOCK if has_prompt or isinstance(body, LlmMockRequest) else _SLORA
 
 
 KINDS = _SLORA, _LLM_MOCK = "S-LoRA", "llm-mock"
-"""Whose `/generate` a body may be for, as errors about it have that before the field."""
+"""Tags of the two bodies of `/generate`, which pydantic puts before the field in errors."""
 AnyGenerateRequest = Annotated[
     Annotated[SloraRequest, Tag(_SLORA)] | Annotated[LlmMockRequest, Tag(_LLM_MOCK)], Discriminator(_kind)
 ]

@@ -1,8 +1,9 @@
-"""A connection whose client has stopped reading: cut once the client has taken nothing for too long.
+"""Cuts a connection whose client has taken no data for too long.
 
-Closing it would wait until the client has taken what is written, which may be never, and hold that in memory as long.
-What still waits is compared while nothing can be added: the writer is paused, or the answer is whole. So a buffer that
-stays as it is means that nothing is taken. Time is counted in looks: a process that was stopped itself blames nobody.
+A normal close would wait until the client has taken what is written, possibly for ever, and hold it in memory. The
+unread bytes are compared only while nothing can be added, because the writer is paused or the response complete, so an
+unchanged buffer means that nothing is taken. Time is counted in checks, so that a suspended router does not cut its
+clients.
 """
 
 import asyncio
@@ -14,23 +15,25 @@ from lorrery.chassis.log import get_logger
 
 LOOKS = 6
 TIMEOUT_LOOKS = 4
-"""Looks within the time-out. There are more, so that a stream's own cut (`chassis.writes`) has a name and is counted
-before its connection goes."""
+"""Checks within the time-out.
+
+`LOOKS` is higher, so that a stream's own cut (`chassis.writes`), which has an error and is counted, comes first.
+"""
 
 _NO_LINGER = struct.pack("ii", 1, 0)
-"""A close resets the connection, where the kernel would hold what it has to send for minutes more."""
+"""Makes a close reset the connection; the kernel would otherwise keep unsent data for minutes."""
 
 _log = get_logger("router.http")
 
 
 class ReaderWatch:
-    """Watches what one client leaves unread.
+    """Watches the unread output of one client.
 
     Args:
         transport: of the connection.
-        unread_bytes: returns how much is written that the client has not taken.
+        unread_bytes: returns the bytes written that the client has not taken.
         loop: of the transport.
-        timeout_seconds: how long a client may take nothing; its connection is cut after half as long again.
+        timeout_seconds: how long a client may take nothing; its connection is cut after one and a half times as long.
     """
 
     __slots__ = ("_before_bytes", "_look_seconds", "_loop", "_num_same", "_timer", "_transport", "_unread_bytes")
@@ -48,13 +51,13 @@ class ReaderWatch:
         self._before_bytes = self._num_same = 0
 
     def begin(self) -> None:
-        """Watch from now on, if it does not yet: nothing more is written until `end`."""
+        """Start to watch, if not watching yet; nothing more may be written until `end`."""
         if self._timer is None and (unread := self._unread_bytes()):
             self._before_bytes, self._num_same = unread, 0
             self._timer = self._loop.call_later(self._look_seconds, self._look)
 
     def end(self) -> None:
-        """Watch no more: there may be more to write, or the connection is gone."""
+        """Stop watching: more may be written, or the connection is gone."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
-"""Log-probabilities as JSON, written from strings that are made once for each token of the vocabulary that is in use.
+"""Log-probabilities as JSON, assembled from strings that are made once for each token in use.
 
-Tokens are shown as text, each by itself: what is only a part of a character reads as U+FFFD, and its `bytes` are those
-of that. A run of tokens costs a few microseconds for each with its alternatives; built of dicts and given to a JSON
-encoder it took twenty times as long, and the dicts of a long answer were hundreds of megabytes.
+Tokens are shown as text, each by itself: a part of a character reads as U+FFFD, whose bytes are also its `bytes`. A run
+of tokens costs a few microseconds for each token with its alternatives; building dicts for a JSON encoder took twenty
+times as long, and the dicts of a long response were hundreds of megabytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +17,11 @@ from lorrery.router.logprobs import NEVER, OutputLogprobs, TokenLogprobs
 from lorrery.tokenizer.base import NUM_WORDS, Tokenizer
 
 _KEPT = 4096
-"""Tokens, and numbers, of which the JSON is kept: more than a mock model says."""
+"""Tokens, and numbers, whose JSON is cached: more than a mock model uses."""
 
 
 class TokenTexts:
-    """How tokens are spelt in JSON.
+    """Tokens as JSON strings.
 
     Args:
         tokenizer: for the text of a token.
@@ -47,13 +47,13 @@ def _quoted_id(token_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Some tokens in a row.
+    """Consecutive tokens.
 
     Attributes:
-        logprobs: says how likely they are.
-        position: of the first, as `logprobs` counts.
-        token_ids: which they are.
-        follows: whether the first follows something; what begins a prompt has no log-probability.
+        logprobs: of the tokens.
+        position: of the first token, as `logprobs` counts.
+        token_ids: the tokens.
+        follows: whether a token precedes the first; the first token of a prompt has no log-probability.
     """
 
     logprobs: OutputLogprobs
@@ -62,24 +62,24 @@ class Run:
     follows: bool = True
 
     def batches(self) -> "Iterator[Run]":
-        """Return it in runs of at most `BATCH`."""
+        """Yield it in runs of at most `BATCH` tokens."""
         for at in range(0, len(self.token_ids), BATCH):
             token_ids = self.token_ids[at : at + BATCH]
             yield Run(self.logprobs, self.position + at, token_ids, self.follows or at > 0)
 
     def each(self, num_top: int) -> Iterator[TokenLogprobs | None]:
-        """Return how likely each token is; None: it follows nothing."""
+        """Yield the log-probability of each token; None for the first token of a prompt."""
         at = self.logprobs.at
         for number, token_id in enumerate(self.token_ids):
             yield at(self.position + number, token_id, num_top) if number or self.follows else None
 
 
 class LogprobsJson:
-    """How one answer shows log-probabilities.
+    """Log-probabilities in the formats of one response.
 
     Args:
         texts: of tokens.
-        as_token_ids: tokens are called `token_id:N`.
+        as_token_ids: whether tokens are called `token_id:N`.
     """
 
     def __init__(self, texts: TokenTexts, *, as_token_ids: bool = False) -> None:
@@ -87,12 +87,12 @@ class LogprobsJson:
         self._name = _quoted_id if as_token_ids else texts.quoted
 
     def completion(self, runs: Sequence[Run], num_top: int, offset: int) -> Iterator[str]:
-        """Return them as `/v1/completions` shows them.
+        """Yield them in the format of `/v1/completions`.
 
         Args:
-            runs: of tokens, one behind the other.
-            num_top: how many alternatives to list.
-            offset: characters before them.
+            runs: of tokens, in order.
+            num_top: number of alternatives to list.
+            offset: number of characters before them.
         """
         name, text = self._name, self._texts.text
         short = [batch for run in runs for batch in run.batches()]
@@ -112,12 +112,12 @@ class LogprobsJson:
 
     def _alternatives(self, one: TokenLogprobs) -> str:
         name = self._name
-        shown = {name(one.token_id): one.logprob}  # tokens that are spelt alike are shown once
+        shown = {name(one.token_id): one.logprob}  # tokens with equal text are shown once
         shown.update(zip(map(name, one.top_token_ids), one.top_logprobs, strict=True))
         return f"{{{', '.join([f'{key}: {_number(logprob)}' for key, logprob in shown.items()])}}}"
 
     def chat(self, runs: Sequence[Run], num_top: int) -> Iterator[str]:
-        """Return them as `/v1/chat/completions` shows them."""
+        """Yield them in the format of `/v1/chat/completions`."""
         yield '{"content": '
         yield from array(
             ", ".join(self._listed(one) for one in run.each(num_top) if one is not None)
@@ -136,7 +136,7 @@ class LogprobsJson:
         )
 
     def prompt(self, run: Run, num_top: int) -> Iterator[str]:
-        """Return those of a prompt in vLLM's own field."""
+        """Return those of a prompt in the format of vLLM's own field."""
         return array(
             ", ".join("null" if one is None else self._ranked(one) for one in batch.each(num_top))
             for batch in run.batches()
@@ -154,7 +154,7 @@ class LogprobsJson:
         return f"{{{', '.join(shown)}}}"
 
     def num_characters(self, runs: Sequence[Run]) -> int:
-        """Return how many characters tokens have, by which later offsets are counted."""
+        """Return the number of characters of the tokens, for later offsets."""
         return sum(len(self._texts.text(token_id)) for run in runs for token_id in run.token_ids)
 
 

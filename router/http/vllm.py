@@ -31,11 +31,11 @@ class LoadLora(BaseModel):
     load_inplace: bool | None = Field(default=None, description="take the place of one of this name")
 
     def known_rank(self) -> int:
-        """Return the rank: as it is given, or as a PEFT folder on the router's machine has it.
+        """Return the given rank, or that of the PEFT folder on the router's machine.
 
         Raises:
             InvalidRequest: neither is given.
-            UnknownName: there is no such folder.
+            UnknownName: the folder has no readable adapter.
         """
         if self.rank is not None:
             return self.rank

@@ -143,10 +143,10 @@ class Residency:
         if not self.has_free_load:
             return False
         gpu, loading, adapters = self.gpu, self.loading, ahead.adapters
-        gone = self._num_gone
+        gone, num = self._num_gone, len(adapters)
         place = ahead.num_there if ahead.as_of == gone else 0
         wants_place = False
-        while place < len(adapters):
+        while place < num:
             adapter = adapters[place]
             if adapter.key not in gpu and adapter.key not in loading:
                 if not self._has_place(adapter):

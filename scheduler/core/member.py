@@ -227,8 +227,12 @@ class Member:
             decision = self._plan_despite(error, at_ps)
         if decision.events:
             self._forget_ended(decision)
-        if self.sequences and isinstance(decision, Idle):
-            self._look_for_lost(decision)
+        if isinstance(decision, Plan):
+            self._is_chunking = decision.chunk_steps > 1
+        else:
+            self._is_chunking = False
+            if self.sequences:
+                self._look_for_lost(decision)
         if self.backlog is not None:
             self.backlog.note(decision.events)
         forecast = self.forecast
@@ -238,7 +242,6 @@ class Member:
                     forecast.stops_waiting(event.sequence.handle)
                 elif isinstance(event, Preempted):
                     forecast.waits(event.sequence.handle, event.sequence.input_tokens)
-        self._is_chunking = isinstance(decision, Plan) and decision.chunk_steps > 1
         if self._many is not None:
             self._many.note_chunking(self._place, self._is_chunking)
         version = self.replica.running.version

@@ -207,28 +207,30 @@ class Replica:
             Exception: whatever else a policy raised, now or since the last plan. Nothing runs until a plan succeeds.
         """
         adapters, inbox, context = self.adapters, self._inbox, self._context
-        self._errors.raise_again()
+        if self._errors.error is not None:
+            self._errors.raise_again()
         if adapters.loading:
             adapters.advance(at_ps)
         while inbox.next_ps is not None and inbox.next_ps <= at_ps:
             what = inbox.take()
-            if isinstance(what, int):
-                self._apply_cancel(what, at_ps)
-            elif isinstance(what, Recall):
-                self._apply_recall(what, at_ps)
-            elif isinstance(what, Retire):
-                adapters.retire(what.adapter_key)
-            else:
+            if isinstance(what, Sequence):
                 try:
                     context.enqueue(what, at_ps)
                 except Exception as error:
                     self._turn_away(what, error)
+            elif isinstance(what, int):
+                self._apply_cancel(what, at_ps)
+            elif isinstance(what, Recall):
+                self._apply_recall(what, at_ps)
+            else:
+                adapters.retire(what.adapter_key)
         if adapters.given_up:
             self._drop_unloadable(adapters.take_given_up())
         if adapters.retiring:
             self._put_out_retired(at_ps)
         if self._may_preempt:
-            self._preempt(at_ps)
+            while (victim := self.memory.victim(self.running)) is not None:
+                self._preempt(victim, at_ps)
         batch = self._batch
         plan = self._planner.decide(at_ps)
         if self.prefix_cache is not None:
@@ -281,15 +283,14 @@ class Replica:
             raise ValueError(CANCELS_ANOTHER)
         return sequence
 
-    def _preempt(self, at_ps: int) -> None:
-        while (sequence := self.memory.victim(self.running)) is not None:
-            sequence.requeue(self._batch.remove(sequence), at_ps)
-            self._batch.leaves.append(sequence)
-            self._context.events.append(Preempted(sequence))
-            try:
-                self._context.enqueue(sequence, at_ps)
-            except Exception as error:
-                self._turn_away(sequence, error)
+    def _preempt(self, sequence: Sequence, at_ps: int) -> None:
+        sequence.requeue(self._batch.remove(sequence), at_ps)
+        self._batch.leaves.append(sequence)
+        self._context.events.append(Preempted(sequence))
+        try:
+            self._context.enqueue(sequence, at_ps)
+        except Exception as error:
+            self._turn_away(sequence, error)
 
     def output_tokens(self, sequence: Sequence) -> int:
         """Return the tokens that a sequence has produced since it joined the batch, committed steps included."""

@@ -55,7 +55,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 async def ending(channel: grpc.aio.Channel, method: str, messages: Iterable[bytes]) -> tuple[grpc.StatusCode, str, str]:
     """Return status, text and reason with which a call of these messages ends."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await channel.stream_unary(f"/test/{method}")(iter(messages), timeout=10)
+        await channel.stream_unary(f"/test/{method}")(iter(messages), timeout=60)
     found, info = rpc_status.from_call(caught.value), error_details_pb2.ErrorInfo()
     assert isinstance(found, status_pb2.Status)
     assert found.details[0].Unpack(info)

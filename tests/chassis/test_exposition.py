@@ -108,7 +108,7 @@ def test_scraper_that_hangs_up_before_the_answer_leaves_nothing_in_the_log(
     def num_open() -> float:
         asked.append(threading.current_thread())
         is_asked.set()
-        hung_up.wait(10)
+        hung_up.wait(60)
         return 3
 
     Exporter(registry, [OPEN]).value(OPEN, num_open)
@@ -117,7 +117,7 @@ def test_scraper_that_hangs_up_before_the_answer_leaves_nothing_in_the_log(
         with socket.create_connection(("127.0.0.1", server.port)) as scraper:
             scraper.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
             scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-            assert is_asked.wait(10)
+            assert is_asked.wait(60)
         hung_up.set()
         asked[0].join(10)
     finally:

@@ -41,7 +41,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    tmp_path: Path, *, drain_seconds: float = 5.0, settings: Settings | None = None
+    tmp_path: Path, *, drain_seconds: float = 60.0, settings: Settings | None = None
 ) -> AsyncIterator[Running]:
     service, announce = EchoService(), tmp_path / "announce.json"
     task = asyncio.create_task(
@@ -64,7 +64,7 @@ async def running(
 
 
 async def health(channel: grpc.aio.Channel, name: str = "") -> int:
-    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
     return answer.status
 
 
@@ -88,7 +88,7 @@ async def reflection(tmp_path: Path, version: str) -> AsyncIterator[Ask]:
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
             response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-        )(timeout=10)
+        )(timeout=60)
 
         async def ask(**request: str) -> reflection_pb2.ServerReflectionResponse:
             await call.write(reflection_pb2.ServerReflectionRequest(**request))
@@ -149,10 +149,10 @@ async def test_messages_of_the_size_that_a_service_takes_pass_and_no_larger_ones
     async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
         echo = channel.unary_unary(ECHO)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await echo(bytes(7 * 1024 * 1024), timeout=20)
+            await echo(bytes(7 * 1024 * 1024), timeout=60)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         request = bytes(5 * 1024 * 1024)
-        assert await echo(request, timeout=20) == request
+        assert await echo(request, timeout=60) == request
 
 
 async def test_metrics_endpoint_shows_process_build_and_state(tmp_path: Path):
@@ -197,7 +197,7 @@ async def test_signal_makes_health_not_serving_before_the_drain_and_stops_after_
         assert await health(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert await health(channel, LIVENESS) == health_pb2.HealthCheckResponse.SERVING
         assert metric(up.metrics, "lorrery_service_state", state="draining") == 1
-        assert await channel.unary_unary(ECHO)(b"x", timeout=10) == b"x"
+        assert await channel.unary_unary(ECHO)(b"x", timeout=60) == b"x"
         assert not up.task.done()
         up.service.idle.set()
         await up.task
@@ -219,7 +219,7 @@ async def test_open_watch_on_health_does_not_hold_up_the_stop(tmp_path: Path):
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
             signal.raise_signal(signal.SIGTERM)
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await up.task
         finally:
             watch.cancel()

@@ -42,7 +42,7 @@ async def refused(server: grpc.aio.Server, error: RequestError, message: str | N
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/test/PassOn")(b"", timeout=10)
+            await channel.unary_unary("/test/PassOn")(b"", timeout=60)
     return caught.value
 
 

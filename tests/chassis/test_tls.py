@@ -47,7 +47,7 @@ async def echo(server_tls: TlsSettings, client_tls: TlsSettings, host: str = "12
     await server.start()
     try:
         async with open_channel(address, client_tls, options=options_for(name)) as channel:
-            return await channel.unary_unary(ECHO)(b"hello", timeout=5)
+            return await channel.unary_unary(ECHO)(b"hello", timeout=60)
     finally:
         await server.stop(None)
 

@@ -24,6 +24,11 @@ CONTEXT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", T
 PARENT = TraceContext(CONTEXT.trace_id, "00f067aa0ba902b7", True)
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorrery.chassis.tracing.CLOSE_SECONDS", 60.0)
+
+
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     with Collector() as running:
@@ -87,7 +92,7 @@ async def test_what_finds_no_room_is_dropped_and_counted(monkeypatch: pytest.Mon
     for _ in range(5):
         tracer.end(made())
     assert spans(registry, "dropped") == 3
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await tracer.close()  # gives up, since there is no collector
 
 

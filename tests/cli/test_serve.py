@@ -4,12 +4,11 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import ssl
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from lorrery.cli.serve.not_taken import groups
 from lorrery.local.processes import start_python
 from lorrery.settings import Settings, changed
 from tests.cluster.harness import alive, services, wait_until
+from tests.ports import held_ports
 
 PEERS = Path(__file__).with_name("peer_flags.txt")
 
@@ -247,22 +247,21 @@ def test_failures_are_as_frequent_as_asked_and_each_kind_alike(percent: float, k
 KEYS = ("first-key", "second-key")
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
-
-
 def health(url: str, tls: ssl.SSLContext) -> int | None:
     """The status of /health; None: nothing listens."""
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5, context=tls) as answer:
+        with urllib.request.urlopen(f"{url}/health", timeout=60, context=tls) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
-    except urllib.error.URLError:
+    except OSError:
         return None
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_ports(1) as (port,):
+        yield port
 
 
 @contextlib.asynccontextmanager
@@ -284,13 +283,13 @@ async def serving(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Pro
 
 
 @pytest.mark.cluster
-async def test_one_engine_answers_under_its_flags_and_ends_with_a_signal(tmp_path: Path):
+async def test_one_engine_answers_under_its_flags_and_ends_with_a_signal(tmp_path: Path, port: int):
     assert CliRunner().invoke(certs_app, [str(tmp_path)]).exit_code == 0
     tls = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-    url = f"https://127.0.0.1:{(port := free_port())}"
+    url = f"https://127.0.0.1:{port}"
     arguments = [
         *("meta-llama/Llama-3.1-8B-Instruct", "--served-model-name", "big", "small", "--seed", "7"),
-        *("--lora-modules", "a=8", "b=16", "--max-loras", "2", "--startup-duration", "1.5s", "-dp", "2"),
+        *("--lora-modules", "a=8", "b=16", "--max-loras", "2", "--startup-duration", "10s", "-dp", "2"),
         *("--api-key", *KEYS, "--port", str(port), "--max-model-len", "1K"),
         *("--ssl-certfile", str(tmp_path / "cluster.pem"), "--ssl-keyfile", str(tmp_path / "cluster.key")),
     ]

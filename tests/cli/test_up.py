@@ -70,7 +70,7 @@ class Up:
 
 
 def read_json(url: str):
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return json.loads(answer.read())
 
 

@@ -23,7 +23,8 @@ from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
 from lorrery.worker.device.output import LognormalLength, Sampling, ending, sequence_seed, tokens_between
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 100.0
+"""Longer than any stream of a test lasts, and less than pytest waits."""
 PROMPT_TOKEN_ID = 3
 
 _TOKENIZER = BuiltinTokenizer()
@@ -172,6 +173,12 @@ class Stream:
         assert (usage.prompt_tokens, usage.completion_tokens) == (self.ask.prompt_tokens, len(token_ids))
         assert self.text == text_of(token_ids)
         return usage
+
+    def check_so_far(self, settings: Settings) -> None:
+        """Assert that what has come is right and in order, of a stream that the test does not see to its end."""
+        assert self.error is None, f"{self.ask}: {self.error.code()}: {self.error.details()}"
+        expected = self.ask.expected(settings)[0][: len(self.token_ids)]
+        assert self.token_ids == expected, f"{self.ask}: {_first_difference(self.token_ids, expected)}"
 
 
 def text_of(token_ids: list[int]) -> str:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 
 from lorrery.local.cluster import LocalCluster
-from tests.cluster.harness import metric, wait_until
+from tests.cluster.harness import PATIENCE_SECONDS, metric, wait_until
 
 HELD: dict[str, tuple[str, ...]] = {
     "router": (
@@ -49,7 +49,9 @@ async def held(cluster: LocalCluster, without: Iterable[str] = ()) -> dict[str, 
     return found
 
 
-async def nothing_held(cluster: LocalCluster, without: Iterable[str] = (), timeout_seconds: float = 20.0) -> None:
+async def nothing_held(
+    cluster: LocalCluster, without: Iterable[str] = (), timeout_seconds: float = PATIENCE_SECONDS
+) -> None:
     """Return once KV tokens, adapter pins, queue entries, open requests and handlers are zero everywhere.
 
     Raises:

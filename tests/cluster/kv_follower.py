@@ -17,6 +17,7 @@ from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc
 from lorrery.vocabulary import u32
+from tests.cluster.harness import PATIENCE_SECONDS
 
 END = b"\xff" * 8
 Block = tuple[str | None, tuple[int, ...]]
@@ -115,7 +116,7 @@ class Follower:
         try:
             replay.connect(self._replay_endpoint)
             await replay.send_multipart((b"", self.next.to_bytes(8, "big")))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while True:
                     empty, number, payload = await replay.recv_multipart()
                     assert empty == b""
@@ -194,7 +195,7 @@ async def cached_blocks(cluster: LocalCluster, worker_id: str) -> dict[int, Bloc
     """Return what the scheduler says is in a worker's prefix cache now; it walks the cache itself."""
     async with cluster._channel(cluster.scheduler_address) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        call = stub.WatchKvEvents(pb.WatchKvEventsRequest(worker_id=worker_id), timeout=20)
+        call = stub.WatchKvEvents(pb.WatchKvEventsRequest(worker_id=worker_id), timeout=PATIENCE_SECONDS)
         message = await call.read()
         assert message.worker_id == worker_id
         call.cancel()

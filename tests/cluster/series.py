@@ -6,6 +6,7 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 
 from lorrery.local.cluster import LocalCluster
+from tests.cluster.harness import PATIENCE_SECONDS
 from tests.deploy.exported import Entry, entry, in_table, shown_name
 
 PEERS = ("vllm:", "sglang:")
@@ -14,7 +15,7 @@ PEERS = ("vllm:", "sglang:")
 
 def scraped(address: str) -> dict[str, Entry]:
     """Return every metric that a process shows."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE_SECONDS) as response:
         families = text_string_to_metric_families(response.read().decode())
         return {shown_name(family): entry(family) for family in families if not family.name.startswith(PEERS)}
 

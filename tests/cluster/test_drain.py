@@ -15,7 +15,7 @@ from tests.cluster.harness import StartCluster, wait_until
 
 pytestmark = pytest.mark.cluster
 
-EXIT_SECONDS = 30.0
+EXIT_SECONDS = 60.0
 LONG_DRAIN = ("scheduler.drain_seconds=60", "worker.drain_seconds=60", "router.drain_seconds=60")
 
 
@@ -33,7 +33,8 @@ async def _health(client: Client) -> int:
     return (await check(health_pb2.HealthCheckRequest(service="lorrery.v1.RouterService"), timeout=20)).status
 
 
-async def _start_streams(client: Client, count: int, output: int = 200) -> list[Stream]:
+async def _start_streams(client: Client, count: int, output: int = 800) -> list[Stream]:
+    """Start streams, and wait until all have begun; none has ended, nor will for seconds."""
     streams = [client.start(Ask(seed, 20, output, "lora-0" if seed % 2 else "")) for seed in range(count)]
     await asyncio.gather(*(stream.at(5) for stream in streams))
     assert not any(stream.over for stream in streams)
@@ -99,7 +100,7 @@ async def test_draining_worker_is_shown_so_finishes_what_runs_and_leaves(start_c
             for worker in shard.workers
             if worker.state == types_pb2.WORKER_STATE_DRAINING
         ]
-        later = await _start_streams(client, 4, output=20)
+        later = [client.start(Ask(seed, 20, 20)) for seed in range(4)]
         assert draining not in {usage.worker_id for usage in await _finish(cluster, later)}
         usages = await _finish(cluster, streams)
         assert draining in {usage.worker_id for usage in usages}
@@ -129,7 +130,7 @@ async def test_draining_scheduler_finishes_what_it_has_and_new_requests_wait_for
     limits = ("scheduler.max_num_seqs=6", "scheduler.policy=fcfs")
     cluster = await start_cluster(*limits, *LONG_DRAIN)
     async with client_of(cluster) as client:
-        streams = [client.start(Ask(seed, 20, 150)) for seed in range(8)]  # two of them wait
+        streams = [client.start(Ask(seed, 20, 600)) for seed in range(8)]  # two of them wait
         await asyncio.gather(*(stream.at(5) for stream in streams[:6]))
         cluster.kill("scheduler", signal.SIGTERM)
 

@@ -21,7 +21,7 @@ from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import types_pb2
 from tests.cluster.client import Ask, Stream, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held
-from tests.cluster.harness import StartCluster, wait_until
+from tests.cluster.harness import PATIENCE_SECONDS, StartCluster, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -49,7 +49,7 @@ SETTINGS = (
 
 
 def scraped(url: str) -> dict[str, Metric]:
-    with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{url}/metrics", timeout=PATIENCE_SECONDS) as response:
         families = text_string_to_metric_families(response.read().decode())
         found = {f"{one.name}_total" if one.type == "counter" else one.name: one for one in families}
     return {name: one for name, one in found.items() if name.startswith(("vllm:", "sglang:"))}
@@ -86,7 +86,7 @@ def total(scrapes: list[dict[str, Metric]], name: str, **labels: str) -> float:
 
 
 async def test_workers_and_the_edge_show_what_happens_under_other_engines_names(start_cluster: StartCluster):
-    cluster = await start_cluster(*SETTINGS, "time_scale=0.25", num_workers=2)
+    cluster = await start_cluster(*SETTINGS, "time_scale=0.5", num_workers=2)
     workers = ("worker-0", "worker-1")
     edge = cluster.processes["router"].http
     rng = random.Random(5)
@@ -96,7 +96,7 @@ async def test_workers_and_the_edge_show_what_happens_under_other_engines_names(
         names = ("", "lora-0", "lora-1", "lora-2", "big")
         asks = mixed_asks(24, rng, prompt=(40, 300), output=(60, 150), adapters=names)
         streams: list[Stream] = [client.start(ask) for ask in asks]
-        endless = client.start(Ask(seed=3, prompt_tokens=32, max_new_tokens=3000, adapter_id="lora-3"))
+        endless = client.start(Ask(seed=3, prompt_tokens=32, max_new_tokens=4000, adapter_id="lora-3"))
         await endless.at(2)
         await asyncio.gather(*streams)
         usages = [stream.check(cluster.settings) for stream in streams]

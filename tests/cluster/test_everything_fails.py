@@ -68,7 +68,7 @@ async def test_no_token_is_lost_while_everything_fails(start_cluster: StartClust
     cluster = await start_cluster(
         "scheduler.policy=req_queue",
         "scheduler.max_total_token_num=8000",
-        "scheduler.worker_timeout_seconds=1.0",
+        "scheduler.worker_timeout_seconds=3.0",
         "worker.heartbeat_seconds=0.1",
         "worker.drain_seconds=0.5",
         num_workers=2,

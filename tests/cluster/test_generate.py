@@ -9,7 +9,7 @@ import pytest
 from lorrery.router.logprobs import NEVER
 from lorrery.tokenizer.base import EOS_ID
 from lorrery.v1 import router_pb2, types_pb2
-from tests.cluster.client import Ask, client_of, mixed_asks
+from tests.cluster.client import TIMEOUT_SECONDS, Ask, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster
 from tests.cluster.series import check_series
@@ -68,7 +68,7 @@ async def test_text_prompt_and_stop_string_travel_the_whole_way(start_cluster: S
             seed=11,
             sampling=types_pb2.SamplingParams(max_new_tokens=40, ignore_eos=True, stop_sequences=[stop]),
         )
-        call = client.stub.Generate(message, timeout=20)
+        call = client.stub.Generate(message, timeout=TIMEOUT_SECONDS)
         try:
             messages = [message async for message in call]
         finally:
@@ -87,7 +87,7 @@ async def test_an_adapter_may_be_the_model_and_output_has_its_least_length(start
 
     async def answer(**fields: Any) -> tuple[list[int], router_pb2.GenerateResponse]:
         message = router_pb2.GenerateRequest(token_ids=router_pb2.TokenIds(ids=[9] * 20), seed=7, **fields)
-        messages = [message async for message in client.stub.Generate(message, timeout=20)]
+        messages = [message async for message in client.stub.Generate(message, timeout=TIMEOUT_SECONDS)]
         assert [len(message.logprobs) for message in messages] == [
             len(message.token_ids) if "top_logprobs" in fields else 0 for message in messages
         ]
@@ -127,8 +127,8 @@ async def test_stop_string_that_only_the_text_shows_tells_the_whole_usage(start_
         # A step is running whenever the others arrive, so they wait for its end.
         before = client.start(Ask(seed=1, max_new_tokens=2000))
         await before.at(1)
-        whole = [part async for part in client.stub.Generate(whole_message, timeout=20)]
-        parts = [part async for part in client.stub.Generate(message, timeout=20)]
+        whole = [part async for part in client.stub.Generate(whole_message, timeout=TIMEOUT_SECONDS)]
+        parts = [part async for part in client.stub.Generate(message, timeout=TIMEOUT_SECONDS)]
         ((worker,),) = [shard.workers for shard in await client.shards()]
         assert not before.over
         before.cancel()

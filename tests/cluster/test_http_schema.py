@@ -16,6 +16,7 @@ pytestmark = pytest.mark.cluster
 CHECKS = ("--exclude-checks", "positive_data_acceptance")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.asyncio
 async def test_every_route_answers_as_its_document_says_whatever_is_sent(tmp_path: Path) -> None:
     async with running_cluster(tmp_path, "time_scale=0.02") as cluster, client_of(cluster) as client:

@@ -25,7 +25,7 @@ BRIEF_RANKS = (8, 16, 8)
 ADAPTERS = ("", "lora-0", "lora-1", "lora-2", "lora-3", "big")
 FAULTS = json.dumps(
     [
-        *(f"slow_worker,at={at},worker=worker-0,factor=1.7,for=1" for at in range(0, 60, 2)),
+        *(f"slow_worker,at={at},worker=worker-0,factor=1.7,for=1" for at in range(0, 120, 2)),
         "adapter_load_failure,at=0,adapter=big,for=100",
     ]
 )
@@ -65,7 +65,10 @@ async def test_a_run_with_loads_cancels_and_a_killed_worker_is_replayed_exactly(
             streams.append(client.start(Ask(rng.getrandbits(64), 20, 40, "brief")))
             await streams[-1].at(1)
             await client.unload_adapter("brief")
-        await streams[1].at(5)
+        # Enough that worker-0 has some, long enough that they still run when it is killed, and the last is cancelled.
+        streams += [client.start(Ask(rng.getrandbits(64), 20, 600)) for _ in range(8)]
+        await asyncio.gather(*(stream.at(5) for stream in streams[-8:]))
+        streams[-1].cancel()
         cluster.kill("worker-0")
         await cluster.restart("worker-0")
         await asyncio.gather(*streams)
@@ -101,7 +104,7 @@ async def test_a_killed_schedulers_journal_is_good_up_to_its_last_flush(tmp_path
     path, rng = tmp_path / "journal.jsonl", random.Random(7)
     overrides = (*SETTINGS, "scheduler.policy=fcfs", f"scheduler.journal={path}")
     async with running_cluster(tmp_path, *overrides) as cluster, client_of(cluster) as client:
-        asks = [Ask(rng.getrandbits(64), rng.randint(1, 200), 250, name) for name in ADAPTERS]
+        asks = [Ask(rng.getrandbits(64), rng.randint(1, 200), 500, name) for name in ADAPTERS]
         streams = [client.start(ask) for ask in asks]
         await wait_until(lambda: '"type":"steps"' in path.read_text(), what="steps in the journal")
         cluster.kill("scheduler")

@@ -46,7 +46,7 @@ async def play(cluster: LocalCluster, protocol: ProtocolName, options: LoadOptio
         replace(options, protocol=protocol, target=target),
         tls=TlsSettings(),
         registry=CollectorRegistry(),
-        connect_timeout_seconds=10.0,
+        connect_timeout_seconds=60.0,
         console=Console(quiet=True),
     )
     assert report.summary.by_status == {"OK": report.summary.num_requests}, report.outcomes.detail

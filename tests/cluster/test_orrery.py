@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from playwright.async_api import async_playwright, expect
+from playwright.async_api import async_playwright
 
 from docs.screenshots.browser import chromium
 from lorrery.chassis.errors import LorreryError
@@ -16,6 +16,7 @@ from lorrery.local.cluster import LocalCluster
 from lorrery.orrery.app import make_app
 from lorrery.orrery.frame import Frame
 from lorrery.orrery.live import LiveFeed
+from tests.browser import expect_async as expect
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.harness import running_cluster
 from tests.cluster.test_shards import _add_shard
@@ -24,6 +25,8 @@ from tests.router.test_access import ROOT, entry
 
 pytestmark = pytest.mark.cluster
 
+NUM_FRAMES = 1200
+"""A minute of them: a bound for what must be seen."""
 TENANT = '</script> "Ünï" 🪐'
 
 
@@ -49,7 +52,7 @@ class Watch:
         self.last: Frame | None = None
 
     async def until(self, seen: Callable[[Frame], bool]) -> Frame:
-        for _ in range(300):
+        for _ in range(NUM_FRAMES):
             frame = await anext(self._frames)
             assert self.last is None or frame.at > self.last.at
             assert self.last is None or frame.totals.output_tokens >= self.last.totals.output_tokens
@@ -59,7 +62,7 @@ class Watch:
             self.events += [event.kind for event in frame.events]
             if seen(frame):
                 return frame
-        raise AssertionError(f"not seen within 300 frames; the last one: {self.last}")
+        raise AssertionError(f"not seen within {NUM_FRAMES} frames; the last one: {self.last}")
 
 
 @contextlib.asynccontextmanager
@@ -79,7 +82,7 @@ async def test_requests_workers_and_schedulers_are_seen_as_they_come_and_go(tmp_
         assert (hello.source, hello.model, hello.time_scale) == ("live", "Llama-3-8B", 1.0)
         async with watched(cluster.router_address) as watch:
             await watch.until(lambda frame: len(frame.workers) == 2)
-            ask = Ask(seed=1, max_new_tokens=400, adapter_id="lora-1")
+            ask = Ask(seed=1, max_new_tokens=1200, adapter_id="lora-1")
             message = ask.message()
             message.tenant_id = TENANT
             stream = Stream(ask, client.stub.Generate(message, timeout=60))
@@ -135,7 +138,7 @@ async def _look_at_the_page(cluster: LocalCluster, client: Client) -> None:
         await page.goto(url)
         await expect(page.locator("#connection")).to_have_text("live")
         await expect(page.get_by_role("list", name="Workers").get_by_role("button")).to_have_count(2)
-        ask = Ask(seed=2, max_new_tokens=900, adapter_id="lora-1")
+        ask = Ask(seed=2, max_new_tokens=1500, adapter_id="lora-1")
         message = ask.message()
         message.tenant_id = TENANT
         stream = Stream(ask, client.stub.Generate(message, timeout=60))

@@ -45,7 +45,7 @@ async def test_killed_scheduler_loses_and_repeats_no_token(start_cluster: StartC
     cluster = await start_cluster("scheduler.policy=fcfs", "scheduler.max_num_seqs=12", num_workers=2)
     async with client_of(cluster) as client:
         await client.load_adapter("loaded-later", 8)
-        streams = _start_streams(client, 1, NUM_STREAMS, 120)
+        streams = _start_streams(client, 1, NUM_STREAMS, 300)
         await wait_until(lambda: sum(len(stream.token_ids) >= 5 for stream in streams) >= 12)
         await wait_until(partial(_scheduler_has_had, cluster, NUM_STREAMS))  # one that comes later is not resumed
         await _kill_scheduler(cluster)
@@ -53,7 +53,8 @@ async def test_killed_scheduler_loses_and_repeats_no_token(start_cluster: StartC
         resumed = NUM_STREAMS - await scrape(cluster, "router", "lorrery_router_requests_total", outcome="ok")
         assert resumed > 0
         held_back = _start_streams(client, 2, 8, 10)
-        assert not any(stream.over for stream in (*streams, *held_back))
+        assert sum(not stream.over for stream in streams) >= resumed
+        assert not any(stream.over for stream in held_back)
         assert (await client.shards())[0].connected is False
         await cluster.restart("scheduler")
         for stream in (*streams, *held_back):
@@ -67,7 +68,7 @@ async def test_killed_scheduler_loses_and_repeats_no_token(start_cluster: StartC
 async def test_requests_cancelled_while_the_scheduler_is_away_do_not_come_back(start_cluster: StartCluster):
     cluster = await start_cluster("scheduler.policy=fcfs")
     async with client_of(cluster) as client:
-        streams = _start_streams(client, 3, 8, 400)
+        streams = _start_streams(client, 3, 8, 600)
         streams = [stream for stream in streams if stream.ask.adapter_id != "loaded-later"]
         await asyncio.gather(*(stream.at(5) for stream in streams))
         await _kill_scheduler(cluster)
@@ -90,7 +91,7 @@ async def test_requests_that_waited_are_not_refused_by_the_next_scheduler(start_
         "scheduler.policy=fcfs", "scheduler.max_num_seqs=8", "scheduler.max_waiting_requests=8"
     )
     async with client_of(cluster) as client:
-        running = [client.start(Ask(seed, 10, 400)) for seed in range(8)]
+        running = [client.start(Ask(seed, 10, 800)) for seed in range(8)]
         await asyncio.gather(*(stream.at(3) for stream in running))
         waiting = [client.start(Ask(seed, 10, 10)) for seed in range(10, 18)]
 

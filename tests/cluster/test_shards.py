@@ -39,7 +39,7 @@ async def test_killed_router_takes_its_own_requests_with_it_and_no_others(start_
     await cluster.serving("router-1")
     async with client_of(cluster) as client, Client(cluster.processes["router-1"].grpc) as other_client:
         assert await scrape(cluster, "scheduler", "lorrery_scheduler_routers") == 2
-        streams = await _start_streams(client, 8, 150, ADAPTERS[:-1])
+        streams = await _start_streams(client, 8, 1000, ADAPTERS[:-1])
         others = await _start_streams(other_client, 8, 2000, ADAPTERS[:-1])
         assert await scrape(cluster, "scheduler", "lorrery_scheduler_in_flight_requests") == 16
         cluster.kill("router-1")
@@ -82,7 +82,7 @@ async def test_killed_shard_hands_its_streams_to_the_other(start_cluster: StartC
         await client.load_adapter("loaded-later", 8)
         # Those without adapter spread by their random ids: that all 16 of them meet on one shard is one in 32,768.
         # None may end before all have begun.
-        parts = await asyncio.gather(_start_streams(client, 16, 600, ("",)), _start_streams(client, 14, 600))
+        parts = await asyncio.gather(_start_streams(client, 16, 1000, ("",)), _start_streams(client, 14, 1000))
         streams = [stream for part in parts for stream in part]
         in_flight = [
             await scrape(cluster, name, "lorrery_scheduler_in_flight_requests") for name in ("scheduler", "scheduler-1")

@@ -1,14 +1,12 @@
 """The gateway smg before two engines, which are two routers of one cluster; OpenAI's package calls it."""
 
 import asyncio
-import contextlib
 import json
 import signal
-import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from lorrery.v1 import router_pb2, router_pb2_grpc
 from tests.cluster.client import TIMEOUT_SECONDS, Ask, text_of
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster, wait_until
+from tests.ports import held_ports
 
 SMG = Path(sys.executable).with_name("smg")
 ENGINES = ("router", "router-1")
@@ -57,7 +56,7 @@ class Gateway:
     def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body of a GET; 0: nobody answers."""
         try:
-            with urllib.request.urlopen(f"{self.url}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}{path}", timeout=TIMEOUT_SECONDS) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -71,34 +70,34 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
     """A gateway that is ready, one adapter's port included; round robin, and no retries, which would hide failures."""
     folder, engine = tmp_path_factory.mktemp("cluster"), "router.smg_vllm_grpc=127.0.0.1:0"
     by_adapter = f'{{ protocol = "smg-vllm", listen = "127.0.0.1:0", adapter = "{ADAPTER}" }}'
-    async with running_cluster(folder, engine, f"router.engines=[{by_adapter}]") as cluster:
-        await cluster.add("router-1", "router", [f'router.schedulers=["{cluster.scheduler_address}"]'])
-        await cluster.serving("router-1")
-        urls = [f"grpc://{cluster.processes[name].others['smg_vllm_grpc']}" for name in ENGINES]
-        urls.append(f"grpc://{cluster.engine_addresses['engines[0]']}")
-        port, metrics_port = free_ports(2)
-        url = f"http://127.0.0.1:{port}"
-        log = (folder / "smg.log").open("wb")
-        process = await asyncio.create_subprocess_exec(
-            *(str(SMG), "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"),
-            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), "--disable-retries"),
-            *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"),
-            *("--worker-urls", *urls),
-            stdout=log,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        log.close()
-        client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_SECONDS)
-        try:
-            async with client:
-                gateway = Gateway(cluster, url, client)
-                await wait_until(lambda: both_ready(gateway), 60)
-                yield gateway
-            await nothing_held(cluster, without=["router-1"])  # which a test has killed
-        finally:
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
-            print((folder / "smg.log").read_text(errors="replace")[-4000:])
+    with held_ports(2) as (port, metrics_port):
+        async with running_cluster(folder, engine, f"router.engines=[{by_adapter}]") as cluster:
+            await cluster.add("router-1", "router", [f'router.schedulers=["{cluster.scheduler_address}"]'])
+            await cluster.serving("router-1")
+            urls = [f"grpc://{cluster.processes[name].others['smg_vllm_grpc']}" for name in ENGINES]
+            urls.append(f"grpc://{cluster.engine_addresses['engines[0]']}")
+            url = f"http://127.0.0.1:{port}"
+            log = (folder / "smg.log").open("wb")
+            process = await asyncio.create_subprocess_exec(
+                *(str(SMG), "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"),
+                *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), "--disable-retries"),
+                *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"),
+                *("--worker-urls", *urls),
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            log.close()
+            client = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_SECONDS)
+            try:
+                async with client:
+                    gateway = Gateway(cluster, url, client)
+                    await wait_until(lambda: both_ready(gateway), 60)
+                    yield gateway
+                await nothing_held(cluster, without=["router-1"])  # which a test has killed
+            finally:
+                process.send_signal(signal.SIGKILL)
+                await process.wait()
+                print((folder / "smg.log").read_text(errors="replace")[-4000:])
 
 
 async def both_ready(gateway: Gateway) -> bool:
@@ -106,14 +105,6 @@ async def both_ready(gateway: Gateway) -> bool:
     ready, _ = await asyncio.to_thread(gateway.get, "/readiness")
     _, body = await asyncio.to_thread(gateway.get, "/workers")
     return ready == 200 and [worker["status"] for worker in json.loads(body)["workers"]] == ["ready"] * 3
-
-
-def free_ports(count: int) -> Iterator[int]:
-    """Return ports that nobody has."""
-    with contextlib.ExitStack() as sockets:
-        taken = [sockets.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        ports = [one.getsockname()[1] for one in taken]
-    return iter(ports)
 
 
 async def test_both_engines_serve_what_the_gateway_lists(gateway: Gateway) -> None:
@@ -190,6 +181,7 @@ async def test_a_client_that_goes_leaves_nothing_behind(gateway: Gateway) -> Non
     stream = await gateway.openai.completions.create(**long, stream=True)
     await anext(aiter(stream))
     await stream.close()  # the gateway sends an Abort
+    await nothing_held(gateway.cluster)
     plain = asyncio.create_task(gateway.openai.completions.create(**long))
     await wait_until(lambda: open_requests(gateway))
     plain.cancel()  # the gateway cancels its call, or aborts it if the answer had begun

@@ -42,7 +42,7 @@ EXEMPLARS = {
 
 def scraped(address: str, accept: str) -> tuple[dict[str, str], set[str]]:
     """Return the traces of exemplars by the metric that has them, and the names of all samples."""
-    with urllib.request.urlopen(urllib.request.Request(address, headers={"accept": accept}), timeout=10) as response:
+    with urllib.request.urlopen(urllib.request.Request(address, headers={"accept": accept}), timeout=60) as response:
         text, kind = response.read().decode(), response.headers["content-type"]
     parse = openmetrics.text_string_to_metric_families
     if "openmetrics" in accept:
@@ -161,14 +161,20 @@ async def test_a_request_is_one_tree_of_spans(
         assert refused.error == f"UNKNOWN_ADAPTER: {text}"
         assert root.attributes["rpc.grpc.status_code"] == status.value[0]
         assert root.one("schedule").error is not None
-        logged = next(line for line in capsys.readouterr().out.splitlines() if "request_refused" in line)
-        assert f"trace_id={refused.trace_id}" in logged
+        printed: list[str] = []
+
+        def logged() -> bool:
+            printed.extend(line for line in capsys.readouterr().out.splitlines() if "request_refused" in line)
+            return bool(printed)
+
+        await wait_until(logged)
+        assert f"trace_id={refused.trace_id}" in printed[0]
 
         # The other edge. Each of its outputs is one.
         body = json.dumps({"prompt": "Hello", "max_tokens": 5, "n": 2}).encode()
         headers = {"content-type": "application/json", "traceparent": f"00-{'cd' * 16}-{SPAN}-01"}
         asking = urllib.request.Request(f"http://{traced.http_address}/v1/completions", body, headers)
-        await asyncio.to_thread(lambda: urllib.request.urlopen(asking, timeout=30).read())
+        await asyncio.to_thread(lambda: urllib.request.urlopen(asking, timeout=60).read())
         root = await tree(collector, "cd" * 16, "decode", 2)
         assert (root.name, root.parent_id) == ("POST /v1/completions", SPAN)
         assert root.attributes["http.response.status_code"] == 200
@@ -201,7 +207,7 @@ async def test_a_request_is_one_tree_of_spans(
 async def test_a_request_that_loses_its_worker_and_its_scheduler_stays_one_trace(
     traced: LocalCluster, collector: Collector
 ):
-    asked = Ask(2, 50, 150, "lora-2")
+    asked = Ask(2, 50, 1200, "lora-2")  # which still runs when the loss has been told of
     async with client_of(traced) as client:
         stream = stream_of(client, asked, ("traceparent", f"00-{TRACE}-{SPAN}-01"))
         await stream.at(5)

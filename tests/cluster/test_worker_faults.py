@@ -22,6 +22,9 @@ from tests.cluster.harness import metric, running_cluster, wait_until
 
 pytestmark = pytest.mark.cluster
 
+PATIENCE = "scheduler.worker_timeout_seconds=4"
+"""Where a worker must be given up: soon, but not when it merely waits for a core."""
+
 
 def faults(*rules: str) -> str:
     return f"faults={list(rules)}".replace("'", '"')
@@ -54,9 +57,9 @@ async def test_the_first_loads_of_an_adapter_fail_or_are_slow_as_simulated(tmp_p
 
 
 async def test_a_worker_that_freezes_for_a_moment_keeps_its_streams(tmp_path: Path) -> None:
-    rules = ("freeze_worker,worker=worker-0,at=1,for=0.8",)
+    rules = ("freeze_worker,worker=worker-0,at=5,for=0.8",)  # so late that the stream has begun
     async with running_cluster(tmp_path, faults(*rules)) as cluster, client_of(cluster) as client:
-        ask = Ask(1, max_new_tokens=600)
+        ask = Ask(1, max_new_tokens=1200)
         (await client.start(ask)).check(cluster.settings)
         assert metric(cluster.metrics_address("worker-0"), "lorrery_worker_faults_total", kind="freeze_worker") == 1
         assert metric(cluster.metrics_address("worker-0"), "lorrery_worker_gaps_total") >= 1
@@ -67,7 +70,10 @@ async def test_a_worker_that_stays_frozen_is_lost_though_it_beats_and_another_go
     tmp_path: Path,
 ) -> None:
     rules = ("freeze_worker,worker=worker-0,at=1",)
-    async with running_cluster(tmp_path, faults(*rules), num_workers=2) as cluster, client_of(cluster) as client:
+    async with (
+        running_cluster(tmp_path, faults(*rules), PATIENCE, num_workers=2) as cluster,
+        client_of(cluster) as client,
+    ):
         asks = [Ask(seed, max_new_tokens=400) for seed in range(6)]
         for stream in await asyncio.gather(*(client.start(ask) for ask in asks)):
             stream.check(cluster.settings)
@@ -83,13 +89,16 @@ async def test_a_worker_that_stays_frozen_is_lost_though_it_beats_and_another_go
 
 
 async def test_a_worker_that_was_lost_frozen_comes_back_when_that_is_over(tmp_path: Path) -> None:
-    rules = ("freeze_worker,worker=worker-0,at=0.5,for=5",)
-    async with running_cluster(tmp_path, faults(*rules), num_workers=2) as cluster, client_of(cluster) as client:
+    rules = ("freeze_worker,worker=worker-0,at=0.5,for=15",)
+    async with (
+        running_cluster(tmp_path, faults(*rules), PATIENCE, num_workers=2) as cluster,
+        client_of(cluster) as client,
+    ):
         streams = [asyncio.ensure_future(client.start(Ask(seed, max_new_tokens=300))) for seed in range(4)]
         address = cluster.metrics_address("scheduler")
-        await wait_until(lambda: metric(address, "lorrery_scheduler_workers") == 1, 20)
-        assert metric(address, "lorrery_scheduler_workers_given_up_total", reason="stalled") == 1
-        await wait_until(lambda: metric(address, "lorrery_scheduler_workers") == 2, 20)
+        given_up = "lorrery_scheduler_workers_given_up_total"
+        await wait_until(lambda: metric(address, given_up, reason="stalled") == 1)
+        await wait_until(lambda: metric(address, "lorrery_scheduler_workers") == 2)
         for stream in await asyncio.gather(*streams):
             stream.check(cluster.settings)
         assert metric(address, "lorrery_scheduler_workers_given_up_total", reason="stalled") == 1
@@ -127,10 +136,11 @@ async def test_an_operator_loses_a_worker_which_comes_back_when_that_is_over(tmp
         rule = "worker_loss,worker=worker-0,for=1.5"
         await set_faults(client, rule)
         address = cluster.metrics_address("scheduler")
-        await wait_until(lambda: metric(address, "lorrery_scheduler_workers") == 1, 10)
+        given_up = "lorrery_scheduler_workers_given_up_total"
+        await wait_until(lambda: metric(address, given_up, reason="fault") == 1)
         for stream in streams:
             (await stream).check(cluster.settings)
-        await wait_until(lambda: metric(address, "lorrery_scheduler_workers") == 2, 10)
+        await wait_until(lambda: metric(address, "lorrery_scheduler_workers") == 2)
         assert metric(address, "lorrery_scheduler_workers_given_up_total", reason="fault") == 1
         assert metric(address, "lorrery_scheduler_faults_total", kind="worker_loss") == 1
         assert await listed(client) == {rule: 1}
@@ -139,14 +149,14 @@ async def test_an_operator_loses_a_worker_which_comes_back_when_that_is_over(tmp
 
 async def test_an_operator_slows_and_freezes_workers_and_takes_it_back(tmp_path: Path) -> None:
     async with operated(tmp_path) as (cluster, client):
-        streams = [client.start(Ask(seed, max_new_tokens=500)) for seed in range(4)]
+        streams = [client.start(Ask(seed, max_new_tokens=1000)) for seed in range(4)]
         for stream in streams:
             await stream.at(20)
         rules = ("slow_worker,worker=worker-0,factor=3", "freeze_worker,worker=worker-1")
         await set_faults(client, *rules)
         frozen, slow = cluster.metrics_address("worker-1"), cluster.metrics_address("worker-0")
-        await wait_until(lambda: metric(frozen, "lorrery_worker_faults_total", kind="freeze_worker") == 1, 10)
-        await wait_until(lambda: metric(slow, "lorrery_worker_faults_total", kind="slow_worker") >= 5, 10)
+        await wait_until(lambda: metric(frozen, "lorrery_worker_faults_total", kind="freeze_worker") == 1)
+        await wait_until(lambda: metric(slow, "lorrery_worker_faults_total", kind="slow_worker") >= 5)
         assert await listed(client) == dict.fromkeys(rules, 1)
         await set_faults(client)
         for stream in streams:
@@ -156,9 +166,8 @@ async def test_an_operator_slows_and_freezes_workers_and_takes_it_back(tmp_path:
 
 
 async def test_a_freeze_by_an_operator_is_over_when_its_worker_attaches_again_as_simulated(tmp_path: Path) -> None:
-    patience = ("scheduler.worker_timeout_seconds=1", "worker.heartbeat_seconds=0.3")
-    async with running_cluster(tmp_path, *patience) as cluster, client_of(cluster) as client:
-        rule = "freeze_worker,worker=worker-0,at=0.3,for=2"
+    async with running_cluster(tmp_path, PATIENCE) as cluster, client_of(cluster) as client:
+        rule = "freeze_worker,worker=worker-0,at=0.3,for=12"
         await set_faults(client, rule)
         stream = await client.start(Ask(1, max_new_tokens=200))
         assert stream.check(cluster.settings).num_requeues == 1

@@ -124,7 +124,7 @@ async def _padded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def ask(handler: Handler, timeout_seconds: float = 10.0) -> None:
+async def ask(handler: Handler, timeout_seconds: float = 60.0) -> None:
     """Run the check in this process against a server that does what `handler` does."""
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]

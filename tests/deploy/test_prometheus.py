@@ -9,9 +9,7 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from lorrery.local.monitoring import Monitoring
 from tests.cli.test_up import Up
 from tests.cluster.harness import wait_until, write_settings
 from tests.deploy.files import DEPLOY, ROOT, RULES
+from tests.ports import held_ports
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool")
 needs_prometheus = pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus")
@@ -61,9 +60,9 @@ class Prometheus:
         """Return what its API answers; None while it does not."""
         url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         try:
-            with urllib.request.urlopen(url, timeout=5) as reply:
+            with urllib.request.urlopen(url, timeout=60) as reply:
                 return json.load(reply)["data"]
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             return None
 
     def targets(self) -> dict[tuple[str, str], str]:
@@ -74,20 +73,18 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus_of(config: Path, data: Path) -> Iterator[Prometheus]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [
-        "prometheus",
-        f"--config.file={config}",
-        f"--storage.tsdb.path={data}",
-        f"--web.listen-address={address}",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield Prometheus(address)
-        finally:
-            process.terminate()
+    with held_ports(1) as (port,):
+        command = [
+            "prometheus",
+            f"--config.file={config}",
+            f"--storage.tsdb.path={data}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            try:
+                yield Prometheus(f"127.0.0.1:{port}")
+            finally:
+                process.terminate()
 
 
 UP = {("scheduler", "scheduler"): "up", ("worker", "worker-0"): "up", ("router", "router"): "up"}

@@ -76,7 +76,7 @@ async def test_the_live_commands_of_the_page_run_together() -> None:
         output = await asyncio.to_thread(run, [*LOAD, "--target", line.split()[-1]])
         assert "100" in output
         up.send_signal(signal.SIGINT)
-        await asyncio.wait_for(up.communicate(), 30)
+        await asyncio.wait_for(up.communicate(), 60)
         assert up.returncode == 0
     finally:
         if up.returncode is None:

@@ -41,6 +41,7 @@ MAX_LINE_CHARACTERS = 2000
 OVERRIDES = (
     # Every hostile worker that gets an innocent sequence and then leaves counts as one more loss of it.
     "scheduler.max_worker_losses=1000000",
+    "scheduler.worker_timeout_seconds=2",  # of hostile workers that say nothing
     "adapters.max_loaded_adapters=64",
     "scheduler.prefix_cache.kind='blocks'",
     "log.level='info'",
@@ -307,7 +308,7 @@ async def _descriptors_as_before(cluster: LocalCluster, before: dict[str, tuple[
         return all(count <= then for then, count in outcome.descriptors.values())
 
     try:
-        await wait_until(all_closed, 10.0)
+        await wait_until(all_closed)
     except AssertionError:
         outcome.wrong.append(f"open files before and after: {outcome.descriptors}")
 

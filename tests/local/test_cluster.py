@@ -19,5 +19,5 @@ async def test_who_waits_for_a_process_that_is_killed_while_it_starts_hears_of_i
         "worker-0", "worker", [], killed, tmp_path / "announced.json", exit_expected=True
     )
     with pytest.raises(LorreryError, match="worker-0 ended with exit code -9 before"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await cluster.listening("worker-0")

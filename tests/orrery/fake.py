@@ -300,7 +300,7 @@ class FakeFeed:
     """A feed of a made-up cluster, in wall time; each watcher has a cluster of its own, which has run for a while.
 
     Attributes:
-        fails_after: frames of a watch until it fails; None: never.
+        fails_after: frames of a watch until it fails; None: never. May change at any time.
     """
 
     def __init__(self, num_workers=4, batch=32, seed=1, num_shards=1, fails_after=None):
@@ -318,7 +318,7 @@ class FakeFeed:
             cluster.advance(5.0)
             begun = time.monotonic() - cluster.at
             number = 0
-            while number != self.fails_after:
+            while self.fails_after is None or number < self.fails_after:
                 cluster.advance(max(0.0, time.monotonic() - begun - cluster.at))
                 yield cluster.frame()
                 number += 1

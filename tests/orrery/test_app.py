@@ -36,7 +36,7 @@ async def get(address: str, path: str, **headers: str) -> tuple[int, dict[str, s
     def ask():
         request = urllib.request.Request(f"http://{address}{path}", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=60) as response:
                 return response.status, dict(response.headers), response.read()
         except urllib.error.HTTPError as error:
             return error.code, dict(error.headers), error.read()
@@ -204,7 +204,7 @@ def test_a_record_for_a_pipe_goes_through_it(tmp_path: Path):
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(pipe.read_bytes)
         recorder.write(pipe, hello)
-        assert written.result(10) == (tmp_path / "file").read_bytes()
+        assert written.result(60) == (tmp_path / "file").read_bytes()
     assert pipe.is_fifo()
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page
 
 from docs.screenshots.browser import browser, page_of
+from tests.browser import expect
 from tests.orrery.fake import HOSTILE, FakeFeed, serve
 from tests.orrery.prepared import ADAPTERS, prepared_record
 
@@ -36,7 +37,7 @@ def served(source) -> Iterator[str]:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(60)
         yield where[0]
     finally:
         loop.call_soon_threadsafe(serving.cancel)
@@ -146,7 +147,7 @@ def test_the_keyboard_moves_through_the_record(page: Page) -> None:
     page.locator("body").press("End")
     expect(now).to_have_text("1:30.0")
     page.locator("body").press("Home")
-    # At its own pace the record plays for longer than anything here waits; at 120 times it is over in less than a second.
+    # At its own pace the record plays for longer than anything here waits; at 120 times it is over in a second.
     page.get_by_label("Speed").select_option("1")
     page.locator("body").press(" ")
     expect(page.get_by_role("button", name="Pause")).to_be_visible()
@@ -202,10 +203,11 @@ def test_nothing_is_wider_than_the_window(page: Page, width: int, height: int) -
 
 
 def test_a_live_feed_is_shown_and_a_broken_one_tried_again(chromium: Browser) -> None:
-    feed = FakeFeed(num_workers=3, fails_after=8)
+    feed = FakeFeed(num_workers=3)
     with served(feed) as url, page_of(chromium, url, still=True) as page:
         expect(page.locator("#connection")).to_have_text("live")
         expect(page.locator("#numbers")).to_contain_text("3 workers")
+        feed.fails_after = 0
         expect(page.locator("#connection")).to_have_text("no cluster")
         expect(page.locator("#advice")).to_contain_text("the made-up cluster is gone")
         feed.fails_after = None

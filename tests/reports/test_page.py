@@ -102,7 +102,7 @@ def test_a_page_for_a_link_or_a_pipe_goes_to_what_is_behind_it(tmp_path):
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(pipe.read_bytes)
         report(folder, file=pipe)
-        assert written.result(10) == target.read_bytes() == report(folder).read_bytes()
+        assert written.result(60) == target.read_bytes() == report(folder).read_bytes()
     assert pipe.is_fifo()
 
 

@@ -1,10 +1,10 @@
 """The page in a browser: what its script adds, and that it fits a telephone, a wide screen and paper."""
 
 import pytest
-from playwright.sync_api import expect
 
 from docs.screenshots.browser import browser, page_of
 from lorrery.reports.report import report
+from tests.browser import expect
 from tests.reports.runs import failed, poisson, row, write
 
 

@@ -16,7 +16,7 @@ from lorrery.v1 import router_pb2, router_pb2_grpc
 from tests.cluster.harness import wait_until
 from tests.router.fake_scheduler import FakeScheduler, Route
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 60.0
 
 
 @dataclass

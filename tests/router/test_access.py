@@ -12,7 +12,7 @@ from lorrery.router.keys import read_keys
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from tests.cluster.client import error_info
 from tests.cluster.harness import wait_until
-from tests.router.conftest import StartRouter, everything, failure, next_submit
+from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, everything, failure, next_submit
 
 LENGTH = 3
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
@@ -72,13 +72,13 @@ async def unary_refusal(call) -> grpc.StatusCode:
 )
 async def test_no_call_is_answered_without_a_valid_key(start_router: StartRouter, keys: Path, metadata):
     harness = await start_router(keys=keys)
-    code, reason, facts = await refusal(harness.stub.Generate(ask(), metadata=metadata, timeout=10))
+    code, reason, facts = await refusal(harness.stub.Generate(ask(), metadata=metadata, timeout=TIMEOUT_SECONDS))
     assert (code, reason) == (UNAUTHENTICATED, "UNAUTHENTICATED")
     assert "acme" not in str(facts)
     for method in router_pb2.DESCRIPTOR.services_by_name["RouterService"].methods:
         if method.name != "Generate":
             request = getattr(router_pb2, method.input_type.name)()
-            call = getattr(harness.stub, method.name)(request, metadata=metadata, timeout=10)
+            call = getattr(harness.stub, method.name)(request, metadata=metadata, timeout=TIMEOUT_SECONDS)
             code = (await failure(call)).code() if method.server_streaming else await unary_refusal(call)
             assert code is UNAUTHENTICATED, method.name
     assert harness.sample("lorrery_router_requests_total", outcome="unauthenticated") == 1
@@ -87,7 +87,7 @@ async def test_no_call_is_answered_without_a_valid_key(start_router: StartRouter
 async def test_a_key_names_the_tenant_of_its_requests(start_router: StartRouter, keys: Path):
     harness = await start_router(keys=keys)
     route = await harness.route()
-    call = harness.stub.Generate(ask(adapter_id="acme-7"), metadata=bearer("acme-secret"), timeout=10)
+    call = harness.stub.Generate(ask(adapter_id="acme-7"), metadata=bearer("acme-secret"), timeout=TIMEOUT_SECONDS)
     submit = await next_submit(route)
     assert (submit.tenant_id, submit.adapter_id) == ("acme", "acme-7")
     route.send([(submit.handle, 1)], [(submit.handle, LENGTH)])
@@ -104,7 +104,7 @@ async def test_a_key_may_not_speak_for_another_tenant_nor_use_its_adapters(start
         (ask(), beta, "adapter_id"),  # this key may not ask the base model
         (ask(adapter_id="beta-0", sampling=types_pb2.SamplingParams(max_new_tokens=9)), beta, "max_new_tokens"),
     ):
-        code, reason, facts = await refusal(harness.stub.Generate(request, metadata=metadata, timeout=10))
+        code, reason, facts = await refusal(harness.stub.Generate(request, metadata=metadata, timeout=TIMEOUT_SECONDS))
         assert (code, reason, facts["field"]) == (DENIED, "PERMISSION_DENIED", field), request
     assert harness.sample("lorrery_router_requests_total", outcome="denied") == 5
 
@@ -114,7 +114,7 @@ async def test_what_is_forbidden_is_so_whether_it_exists_or_not(start_router: St
     harness.schedulers[0].listed["beta-0"] = 8
     metadata = bearer("acme-secret")
     errors = [
-        await failure(harness.stub.Generate(ask(adapter_id=name), metadata=metadata, timeout=10))
+        await failure(harness.stub.Generate(ask(adapter_id=name), metadata=metadata, timeout=TIMEOUT_SECONDS))
         for name in ("beta-0", "beta-1")
     ]
     assert errors[0].details().replace("beta-0", "beta-1") == errors[1].details()
@@ -127,7 +127,9 @@ async def test_a_tenant_sees_its_own_adapters_and_nobody_s_counts(start_router: 
     await harness.until_connected()
 
     async def seen(secret: str) -> list[str]:
-        answer = await harness.stub.ListAdapters(router_pb2.ListAdaptersRequest(), metadata=bearer(secret), timeout=10)
+        answer = await harness.stub.ListAdapters(
+            router_pb2.ListAdaptersRequest(), metadata=bearer(secret), timeout=TIMEOUT_SECONDS
+        )
         return [adapter.adapter_id for adapter in answer.adapters]
 
     assert await seen("acme-secret") == ["acme-0"]
@@ -136,7 +138,7 @@ async def test_a_tenant_sees_its_own_adapters_and_nobody_s_counts(start_router: 
 
     async def status(secret: str) -> router_pb2.Shard:
         request = router_pb2.GetClusterStatusRequest()
-        answer = await harness.stub.GetClusterStatus(request, metadata=bearer(secret), timeout=10)
+        answer = await harness.stub.GetClusterStatus(request, metadata=bearer(secret), timeout=TIMEOUT_SECONDS)
         return answer.shards[0]
 
     whole, own = await status("root-secret"), await status("acme-secret")
@@ -153,11 +155,11 @@ async def test_adapters_are_loaded_by_who_may(start_router: StartRouter, keys: P
 
     def load(name: str, secret: str):
         request = router_pb2.LoadAdapterRequest(adapter=types_pb2.Adapter(adapter_id=name, rank=8))
-        return harness.stub.LoadAdapter(request, metadata=bearer(secret), timeout=10)
+        return harness.stub.LoadAdapter(request, metadata=bearer(secret), timeout=TIMEOUT_SECONDS)
 
     def unload(name: str, secret: str):
         request = router_pb2.UnloadAdapterRequest(adapter_id=name)
-        return harness.stub.UnloadAdapter(request, metadata=bearer(secret), timeout=10)
+        return harness.stub.UnloadAdapter(request, metadata=bearer(secret), timeout=TIMEOUT_SECONDS)
 
     assert await unary_refusal(load("beta-9", "acme-secret")) is DENIED
     assert await unary_refusal(load("beta-9", "beta-secret")) is DENIED  # it may use it, not load it
@@ -173,7 +175,9 @@ async def test_the_file_is_read_again_when_it_changes(start_router: StartRouter,
     await harness.until_connected()
 
     async def answer(secret: str) -> str:
-        call = harness.stub.ListAdapters(router_pb2.ListAdaptersRequest(), metadata=bearer(secret), timeout=10)
+        call = harness.stub.ListAdapters(
+            router_pb2.ListAdaptersRequest(), metadata=bearer(secret), timeout=TIMEOUT_SECONDS
+        )
         try:
             await call
         except grpc.aio.AioRpcError as error:
@@ -184,7 +188,7 @@ async def test_the_file_is_read_again_when_it_changes(start_router: StartRouter,
         async def there() -> bool:
             return await answer(secret) == word
 
-        await wait_until(there, 10, f"{secret}: {word}")
+        await wait_until(there, what=f"{secret}: {word}")
 
     replace(keys, ACME + entry("new-secret", name="new", tenant="new"))
     await becomes("new-secret", "OK")
@@ -207,12 +211,12 @@ async def test_a_broken_file_keeps_the_old_keys_and_says_so(
 
     async def says_so() -> bool:
         metadata = bearer("acme-secret")
-        await harness.stub.ListAdapters(router_pb2.ListAdaptersRequest(), metadata=metadata, timeout=10)
+        await harness.stub.ListAdapters(router_pb2.ListAdaptersRequest(), metadata=metadata, timeout=TIMEOUT_SECONDS)
         captured = capsys.readouterr()
         said.append(captured.out + captured.err)
         return "file_not_reread" in said[-1]
 
-    await wait_until(says_so, 10, "the log says that the file is broken")
+    await wait_until(says_so, what="the log says that the file is broken")
     assert str(keys) in said[-1]
 
 
@@ -242,7 +246,7 @@ def test_a_file_that_cannot_be_is_an_error_that_says_what_is_wrong(tmp_path: Pat
 async def test_without_keys_everybody_may_do_everything(start_router: StartRouter):
     harness = await start_router()
     route = await harness.route()
-    call = harness.stub.Generate(ask(tenant_id="any"), timeout=10)
+    call = harness.stub.Generate(ask(tenant_id="any"), timeout=TIMEOUT_SECONDS)
     submit = await next_submit(route)
     assert submit.tenant_id == "any"
     assert submit.quota == scheduler_pb2.Quota()
@@ -255,7 +259,7 @@ async def test_a_key_that_is_taken_back_ends_its_open_streams_and_no_others(star
     route = await harness.route()
     calls, handles = [], []
     for name in ("acme", "root"):
-        calls.append(harness.stub.Generate(ask(), metadata=bearer(f"{name}-secret"), timeout=30))
+        calls.append(harness.stub.Generate(ask(), metadata=bearer(f"{name}-secret"), timeout=TIMEOUT_SECONDS))
         handles.append((await next_submit(route)).handle)
     route.send([(handle, 3) for handle in handles])
     replace(keys, ROOT)

@@ -6,7 +6,7 @@ import random
 import grpc
 
 from lorrery.v1 import types_pb2
-from tests.router.conftest import StartRouter, everything, failure, next_submit
+from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, everything, failure, next_submit
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
 
@@ -27,7 +27,7 @@ async def test_a_cancel_reaches_the_scheduler_and_leaves_nothing(start_router: S
 async def test_a_deadline_reaches_the_scheduler(start_router: StartRouter) -> None:
     router = await start_router()
     route = await router.route()
-    call = router.generate(timeout=0.5)
+    call = router.generate(timeout=4.0)  # which the scheduler hears of in time
     handle = (await next_submit(route)).handle
     assert (await failure(call)).code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await router.until(lambda: route.cancelled == [handle])
@@ -107,4 +107,4 @@ async def test_a_draining_router_finishes_what_runs_and_refuses_what_comes(start
     assert not drain.done()
     route.send([(handle, 3)], [(handle, LENGTH)])
     assert (await everything(running))[0] == [3]
-    await asyncio.wait_for(drain, 10)
+    await asyncio.wait_for(drain, TIMEOUT_SECONDS)

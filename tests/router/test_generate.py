@@ -179,7 +179,7 @@ async def test_adapter_ids_of_operator_calls_have_the_same_limit(start_router: S
 async def test_a_prompt_over_the_limit_never_leaves_the_router(start_router: StartRouter, prompt: dict) -> None:
     router = await start_router()
     route = await router.route()
-    error = await failure(router.stub.Generate(router_pb2.GenerateRequest(**prompt), timeout=10))
+    error = await failure(router.stub.Generate(router_pb2.GenerateRequest(**prompt), timeout=TIMEOUT_SECONDS))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert error.details() == (
         "the input prompt token len 2049 is too long > 2048 (max_req_input_len is 2048); give a shorter prompt"

@@ -42,7 +42,7 @@ async def test_a_request_that_cannot_be_sent_fails_alone(hurtful, error: type[Re
     async with grpc.aio.insecure_channel(scheduler.address) as channel:
         call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Route()
         await call.write(wire.router_hello("r", AdapterLog()))
-        route = await asyncio.wait_for(scheduler.routes.get(), 10)
+        route = await asyncio.wait_for(scheduler.routes.get(), 60)
         metrics = RouterMetrics(CollectorRegistry())
         fanout = Fanout(1.0, max_pending_tokens=8, max_gap_seconds=1.0, metrics=metrics, on_slow_reader=lambda _: None)
         session = Session("shard", call, fanout, submit_bytes=1000)

@@ -5,7 +5,7 @@ import pytest
 
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary.adapter_log import AdapterChange
-from tests.router.conftest import StartRouter, next_submit
+from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, next_submit
 from tests.router.fake_scheduler import Route
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
@@ -27,7 +27,7 @@ async def test_loaded_adapters_are_told_to_every_shard_and_again_to_one_that_res
         router_pb2.LoadAdapterRequest(adapter=types_pb2.Adapter(adapter_id="new", rank=16)), timeout=10
     )
     assert all(scheduler.adapters["new"] == 16 for scheduler in router.schedulers)
-    listed = await router.stub.ListAdapters(router_pb2.ListAdaptersRequest(), timeout=10)
+    listed = await router.stub.ListAdapters(router_pb2.ListAdaptersRequest(), timeout=TIMEOUT_SECONDS)
     assert [(adapter.adapter_id, adapter.rank) for adapter in listed.adapters] == [("lora-0", 8), ("new", 16)]
     assert listed.model == "Llama-2-7B"
     routes[0].break_off()
@@ -35,7 +35,7 @@ async def test_loaded_adapters_are_told_to_every_shard_and_again_to_one_that_res
     assert told(again) == [("new", 16)]
     assert again.hello.router_id == routes[0].hello.router_id != ""
     await router.until_connected()
-    await router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id="new"), timeout=10)
+    await router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id="new"), timeout=TIMEOUT_SECONDS)
     assert not any("new" in scheduler.adapters for scheduler in router.schedulers)
     again.break_off()
     assert told(await router.route(0)) == [("new", 0)]
@@ -49,8 +49,8 @@ async def test_adapters_are_listed_in_the_order_of_their_shard_not_of_their_name
     await router.until_connected()
     for name in ("lora-10", "lora-2", "early"):
         adapter = types_pb2.Adapter(adapter_id=name, rank=8)
-        await router.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter), timeout=10)
-    listed = await router.stub.ListAdapters(router_pb2.ListAdaptersRequest(), timeout=10)
+        await router.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter), timeout=TIMEOUT_SECONDS)
+    listed = await router.stub.ListAdapters(router_pb2.ListAdaptersRequest(), timeout=TIMEOUT_SECONDS)
     assert [adapter.adapter_id for adapter in listed.adapters] == ["lora-0", "lora-10", "lora-2", "early"]
 
 
@@ -61,13 +61,13 @@ async def test_an_adapter_unloaded_while_a_shard_is_away_is_unknown_there_when_i
     routes = [await router.route(index) for index in range(2)]
     await router.until_connected()
     adapter = types_pb2.Adapter(adapter_id="new", rank=16)
-    await router.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter), timeout=10)
+    await router.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter), timeout=TIMEOUT_SECONDS)
     routes[0].break_off()
     away = router.schedulers[0].address
     await router.until(lambda: not router.sample("lorrery_router_shard_connected", shard=away))
-    await router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id="new"), timeout=10)
+    await router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id="new"), timeout=TIMEOUT_SECONDS)
     await router.until(lambda: "new" not in router.schedulers[0].adapters)
-    await router.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter), timeout=10)
+    await router.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter), timeout=TIMEOUT_SECONDS)
     await router.until(lambda: all("new" in scheduler.adapters for scheduler in router.schedulers))
 
 
@@ -108,7 +108,7 @@ async def test_unloading_what_nobody_knows_is_not_found(start_router: StartRoute
     router = await start_router()
     await router.route()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id="none"), timeout=10)
+        await router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id="none"), timeout=TIMEOUT_SECONDS)
     assert (caught.value.code(), caught.value.details()) == (
         grpc.StatusCode.NOT_FOUND,
         "adapter 'none' is not loaded",
@@ -140,7 +140,7 @@ async def test_one_shard_decides_and_the_others_take_its_version_over(start_rout
         router_pb2.LoadAdapterRequest(adapter=types_pb2.Adapter(adapter_id="new", rank=16)), timeout=10
     )
     assert decides.log.latest("new") == other.log.latest("new") == AdapterChange(21, "new", 16)
-    await router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id="new"), timeout=10)
+    await router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id="new"), timeout=TIMEOUT_SECONDS)
     assert decides.log.latest("new") == other.log.latest("new") == AdapterChange(22, "new", 0)
 
 
@@ -197,7 +197,7 @@ async def test_what_a_load_an_unload_and_one_models_card_send_does_not_grow_with
         ):
             before = sum(fake.num_bytes for fake in router.schedulers)
             assert await router.http_status(method, path, body) == code
-            await router.stub.GetClusterStatus(router_pb2.GetClusterStatusRequest(), timeout=10)
+            await router.stub.GetClusterStatus(router_pb2.GetClusterStatusRequest(), timeout=TIMEOUT_SECONDS)
             sent[-1].append(sum(fake.num_bytes for fake in router.schedulers) - before)
         assert all("new" not in fake.adapters for fake in router.schedulers)
     few, many = sent

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from lorrery.chassis.interrupt import NO_SCHEDULER_TO_COME
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
-from tests.router.conftest import StartRouter, everything, failure, next_submit
+from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, everything, failure, next_submit
 from tests.router.fake_scheduler import from_u32
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
@@ -372,7 +372,7 @@ async def test_status_shows_every_shard(start_router: StartRouter) -> None:
     await router.until_connected()
     await router.schedulers[1].stop()
     await router.until(lambda: not router.sample("lorrery_router_shard_connected", shard=router.schedulers[1].address))
-    status = await router.stub.GetClusterStatus(router_pb2.GetClusterStatusRequest(), timeout=10)
+    status = await router.stub.GetClusterStatus(router_pb2.GetClusterStatusRequest(), timeout=TIMEOUT_SECONDS)
     up, down = status.shards
     assert (up.address, up.connected, up.model, up.num_unplaced) == (
         router.schedulers[0].address,
@@ -387,11 +387,11 @@ async def test_status_shows_every_shard(start_router: StartRouter) -> None:
 async def test_adapter_calls_without_any_shard_are_unavailable(start_router: StartRouter) -> None:
     router = await start_router(up=False)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await router.stub.ListAdapters(router_pb2.ListAdaptersRequest(), timeout=10)
+        await router.stub.ListAdapters(router_pb2.ListAdaptersRequest(), timeout=TIMEOUT_SECONDS)
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-    status = await router.stub.GetClusterStatus(router_pb2.GetClusterStatusRequest(), timeout=10)
+    status = await router.stub.GetClusterStatus(router_pb2.GetClusterStatusRequest(), timeout=TIMEOUT_SECONDS)
     assert [shard.connected for shard in status.shards] == [False]
-    await asyncio.wait_for(router.channel.channel_ready(), 10)
+    await asyncio.wait_for(router.channel.channel_ready(), TIMEOUT_SECONDS)
 
 
 async def test_status_is_asked_of_the_shards_once_a_second_at_most(
@@ -401,11 +401,13 @@ async def test_status_is_asked_of_the_shards_once_a_second_at_most(
     await router.until_connected()
     monkeypatch.setattr("lorrery.router.adapters.STATUS_SECONDS", 3600.0)
     request = router_pb2.GetClusterStatusRequest()
-    first, *others = await asyncio.gather(*(router.stub.GetClusterStatus(request, timeout=10) for _ in range(20)))
+    first, *others = await asyncio.gather(
+        *(router.stub.GetClusterStatus(request, timeout=TIMEOUT_SECONDS) for _ in range(20))
+    )
     assert len(first.shards) == 1
     assert all(other == first for other in others)
     monkeypatch.setattr("lorrery.router.adapters.STATUS_SECONDS", 0.0)
-    assert await router.stub.GetClusterStatus(request, timeout=10) == first
+    assert await router.stub.GetClusterStatus(request, timeout=TIMEOUT_SECONDS) == first
     assert router.schedulers[0].num_statuses == 2
 
 
@@ -417,7 +419,7 @@ async def test_a_scheduler_that_does_not_answer_the_hello_is_dialled_again(
     (silent,) = router.schedulers
     silent.may_answer.clear()
     await silent.start(int(silent.address.rpartition(":")[2]))
-    await router.until(lambda: silent.num_hellos == 3)
+    await router.until(lambda: silent.num_hellos >= 3)
     silent.may_answer.set()
     await router.until_connected()
 
@@ -426,7 +428,7 @@ async def test_a_scheduler_that_cannot_be_reached_is_told_with_the_reason(
     start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lorrery.router.shard.DIAL_SECONDS", 0.01)
-    monkeypatch.setattr("lorrery.router.shard.WARN_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("lorrery.router.shard.WARN_AFTER_SECONDS", 3.0)
     monkeypatch.setattr("lorrery.router.shard.WARN_EVERY_SECONDS", 1000.0)
     with capture_logs() as events:
         router = await start_router(up=False)

@@ -151,8 +151,7 @@ async def test_a_resumed_request_goes_on_with_the_adapter_it_brings(scheduler: H
 
 @pytest.mark.parametrize("how", ["resumed", "waited"])
 async def test_an_old_version_that_comes_to_a_worker_later_leaves_it_when_its_request_has_ended(how: str) -> None:
-    patient = ("scheduler.worker_timeout_seconds=60", "scheduler.worker_wait_seconds=60")
-    async with Harness(load(None, [*OVERRIDES, *patient])) as scheduler:
+    async with Harness(load(None, OVERRIDES)) as scheduler:
         router, old = await scheduler.route(), types_pb2.Adapter(adapter_id="x", rank=8, version=5)
         cluster = scheduler.service._cluster
         if how == "resumed":
@@ -161,7 +160,7 @@ async def test_an_old_version_that_comes_to_a_worker_later_leaves_it_when_its_re
         else:
             old = await register(scheduler, "x", 8)
             await router.submit(1, adapter="x", max_new=2, pinned=old)
-            await wait_until(lambda: cluster.num_unplaced == 1, 5.0, "the request to wait")
+            await wait_until(lambda: cluster.num_unplaced == 1, what="the request to wait")
             await unregister(scheduler, "x")
             worker = await scheduler.attach()
         plan = await worker.plan()
@@ -170,7 +169,7 @@ async def test_an_old_version_that_comes_to_a_worker_later_leaves_it_when_its_re
         assert list(adapters.gpu) == list(adapters.host) == [f"x@{old.version}"]
         await worker.step(plan, hand_back=True)
         await worker.step(await worker.plan())
-        await wait_until(lambda: not (adapters.gpu or adapters.host), 5.0, "the adapter to be gone")
+        await wait_until(lambda: not (adapters.gpu or adapters.host), what="the adapter to be gone")
         assert "w" in cluster.workers
 
 

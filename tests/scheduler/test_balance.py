@@ -7,6 +7,7 @@ import pytest
 
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
+from tests.cluster.harness import PATIENCE_SECONDS
 from tests.scheduler.harness import OVERRIDES, Harness
 
 
@@ -14,8 +15,6 @@ from tests.scheduler.harness import OVERRIDES, Harness
 async def scheduler() -> AsyncIterator[Harness]:
     overrides = (
         *OVERRIDES,
-        "scheduler.worker_timeout_seconds=30",  # no test here waits for it, and a busy machine must not either
-        "scheduler.worker_wait_seconds=30",
         "scheduler.max_num_seqs=2",
         "scheduler.max_waiting_requests=100",
     )
@@ -69,7 +68,7 @@ async def test_what_comes_back_to_the_worker_that_gave_it_up_makes_no_second_pla
     await first.step(plan)
     plan = await first.plan()  # 3 and 4 cannot start
     second = await scheduler.attach("w1")
-    message = await asyncio.wait_for(first.call.read(), 5)
+    message = await asyncio.wait_for(first.call.read(), PATIENCE_SECONDS)
     assert message.interrupt.plan_id == plan.plan_id  # 3 and 4 are recalled, for w1
     second.call.cancel()
     await scheduler.until("workers_lost_total", 1)
@@ -78,6 +77,6 @@ async def test_what_comes_back_to_the_worker_that_gave_it_up_makes_no_second_pla
     assert plan.until_ps  # when they were recalled
     await first.step(plan, hand_back=True)  # now they leave w0, and no other worker is left
     plan = await first.plan()
-    message = await asyncio.wait_for(first.call.read(), 5)
+    message = await asyncio.wait_for(first.call.read(), PATIENCE_SECONDS)
     assert message.WhichOneof("message") == "interrupt"
     assert message.interrupt.plan_id == plan.plan_id

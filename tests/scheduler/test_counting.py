@@ -13,15 +13,14 @@ from lorrery.scheduler import hello
 from lorrery.scheduler import requests as requests_module
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
+from tests.cluster.harness import PATIENCE_SECONDS
 from tests.scheduler.harness import OVERRIDES, Harness, Worker
 from tests.scheduler.test_failures import served_by, status_of
-
-PATIENT = (*OVERRIDES, "scheduler.worker_timeout_seconds=30", "scheduler.worker_wait_seconds=30")
 
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[Harness]:
-    async with Harness(load(None, PATIENT)) as harness:
+    async with Harness(load(None, OVERRIDES)) as harness:
         yield harness
 
 
@@ -34,7 +33,7 @@ def all_ended(scheduler: Harness) -> float:
 
 
 async def test_a_mixed_step_counts_the_tokens_of_its_prefills() -> None:
-    overrides = (*PATIENT, "scheduler.batching='chunked'", "scheduler.max_num_batched_tokens=3072")
+    overrides = (*OVERRIDES, "scheduler.batching='chunked'", "scheduler.max_num_batched_tokens=3072")
     async with Harness(load(None, overrides)) as scheduler:
         worker, router = await scheduler.attach(), await scheduler.route()
         await router.submit(1, prompt=10, max_new=500)  # so that it still decodes, whenever the other comes
@@ -101,7 +100,7 @@ async def test_a_request_that_waited_when_its_stream_broke_counts_once_too(sched
 
 async def test_what_is_remembered_of_routers_and_errors_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests_module, "MAX_REMEMBERED", 2)
-    async with Harness(load(None, PATIENT)) as scheduler:
+    async with Harness(load(None, OVERRIDES)) as scheduler:
         worker = await scheduler.attach()
         for number in range(5):
             router = await scheduler.route()
@@ -132,7 +131,7 @@ async def attach(scheduler: Harness, instance_id: str = "", heartbeat_seconds: f
         heartbeat_seconds=heartbeat_seconds,
     )
     await call.write(pb.AttachRequest(hello=hello))
-    await asyncio.wait_for(call.read(), 5)
+    await asyncio.wait_for(call.read(), PATIENCE_SECONDS)
     return Worker(call, "w")
 
 
@@ -165,7 +164,7 @@ async def test_heartbeats_that_are_too_rare_are_refused_in_settings_and_hello() 
     for wrong in ("worker.heartbeat_seconds=0.001", "scheduler.worker_timeout_seconds=0.05"):
         with pytest.raises(SettingsError, match="greater than or equal"):
             load(None, [wrong])
-    async with Harness(load(None, OVERRIDES)) as scheduler:
+    async with Harness(load(None, [*OVERRIDES, "scheduler.worker_timeout_seconds=0.5"])) as scheduler:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await attach(scheduler, heartbeat_seconds=0.3)
         assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -180,7 +179,7 @@ async def test_a_stream_without_a_hello_is_ended(
     monkeypatch.setattr(hello, "HELLO_SECONDS", 0.2)
     call = getattr(scheduler.stub, method)()
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await asyncio.wait_for(call.read(), 5)
+        await asyncio.wait_for(call.read(), PATIENCE_SECONDS)
     assert (error.value.code(), error.value.details()) == (
         grpc.StatusCode.DEADLINE_EXCEEDED,
         "no hello within 0.2 s",

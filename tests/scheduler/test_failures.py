@@ -13,6 +13,7 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Event, Idle, Plan
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
+from tests.cluster.harness import PATIENCE_SECONDS
 from tests.scheduler.harness import OVERRIDES, Harness, Router, Worker, tokens_of
 
 
@@ -20,8 +21,6 @@ from tests.scheduler.harness import OVERRIDES, Harness, Router, Worker, tokens_o
 async def scheduler() -> AsyncIterator[Harness]:
     overrides = (
         *OVERRIDES,
-        "scheduler.worker_timeout_seconds=30",
-        "scheduler.worker_wait_seconds=30",
         "adapters.disk_gb_per_second=0.1",
     )
     async with Harness(load(None, overrides)) as harness:
@@ -46,7 +45,7 @@ def break_once(monkeypatch: pytest.MonkeyPatch, act: str, worker: str, *, skip: 
 async def status_of(worker: Worker) -> grpc.aio.AioRpcError:
     """Read to the end of the stream."""
     try:
-        while await asyncio.wait_for(worker.call.read(), 5) is not grpc.aio.EOF:
+        while await asyncio.wait_for(worker.call.read(), PATIENCE_SECONDS) is not grpc.aio.EOF:
             pass
     except grpc.aio.AioRpcError as error:
         return error
@@ -210,7 +209,7 @@ async def test_a_worker_takes_no_faults_but_those_it_was_told(scheduler: Harness
 
 
 async def test_an_operators_fault_of_a_process_is_one_of_each_of_its_gpus() -> None:
-    async with Harness(load(None, [*OVERRIDES, "scheduler.worker_timeout_seconds=20"])) as scheduler:
+    async with Harness(load(None, OVERRIDES)) as scheduler:
         gpus = [await scheduler.attach(f"rack.{number}") for number in range(2)]
         # As many as there may be, each counted once.
         rules = [f"slow_worker,at={n},worker=rack,factor=2,for=1" for n in range(1, MAX_RULES)]
@@ -239,7 +238,7 @@ async def test_an_operators_fault_of_a_process_is_one_of_each_of_its_gpus() -> N
 
 @pytest.mark.parametrize("promise", [False, True])
 async def test_a_worker_that_beats_and_does_nothing_is_lost(promise: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    async with Harness(load(None, OVERRIDES)) as scheduler:
+    async with Harness(load(None, [*OVERRIDES, "scheduler.worker_timeout_seconds=0.5"])) as scheduler:
         idle, frozen, router = await scheduler.attach("idle"), await scheduler.attach("frozen"), await scheduler.route()
         await idle.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))  # has no plan, and may stay
         await router.submit(1, max_new=2)
@@ -268,11 +267,11 @@ async def test_a_worker_that_beats_and_does_nothing_is_lost(promise: bool, capsy
 
 
 async def test_a_step_that_takes_longer_than_the_timeout_is_no_stall() -> None:
-    async with Harness(load(None, OVERRIDES)) as scheduler:
+    async with Harness(load(None, [*OVERRIDES, "scheduler.worker_timeout_seconds=0.5"])) as scheduler:
         slow, router = await scheduler.attach("slow"), await scheduler.route()
         await router.submit(1, max_new=1)
         plan = await slow.plan()
-        end_ps = scheduler.service._cluster.clock.now_ps() + 1_200 * 10**9
+        end_ps = scheduler.service._cluster.clock.now_ps() + 60_000 * 10**9
         for _ in range(10):
             await slow.call.write(pb.AttachRequest(heartbeat=pb.Heartbeat(plan_id=plan.plan_id, step_end_ps=end_ps)))
             await asyncio.sleep(0.12)

@@ -11,7 +11,7 @@ from lorrery.v1 import frame_pb2, scheduler_pb2, types_pb2
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from tests.cluster.client import error_info
-from tests.cluster.harness import wait_until
+from tests.cluster.harness import PATIENCE_SECONDS, wait_until
 from tests.scheduler.harness import Harness, tokens_of
 from tests.scheduler.harness import scheduler as scheduler
 
@@ -29,7 +29,7 @@ class Watch:
         self.ended: list[frame_pb2.EndedRequest] = []
 
     async def next(self) -> frame_pb2.Frame:
-        message = await asyncio.wait_for(self.call.read(), 5)
+        message = await asyncio.wait_for(self.call.read(), PATIENCE_SECONDS)
         assert isinstance(message, scheduler_pb2.WatchFramesResponse)
         self.adapters += message.frame.adapters_new
         self.tenants += message.frame.tenants_new
@@ -38,11 +38,11 @@ class Watch:
         return message.frame
 
     async def until(self, seen: Callable[[frame_pb2.Frame], bool]) -> frame_pb2.Frame:
-        for _ in range(100):
+        for _ in range(1200):
             frame = await self.next()
             if seen(frame):
                 return frame
-        raise AssertionError("not seen within 100 frames")
+        raise AssertionError("not seen within 1200 frames")
 
 
 def history(harness: Harness):

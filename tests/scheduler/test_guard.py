@@ -34,7 +34,7 @@ def write(path: Path, text: str) -> None:
 async def outcome(harness: Harness, method: str, metadata: Metadata = ()) -> str:
     """Call a method; return how it ends, or OK."""
     if method in HELLO:
-        call = getattr(harness.stub, method)(metadata=metadata, timeout=5)
+        call = getattr(harness.stub, method)(metadata=metadata, timeout=60)
         harness.calls.append(call)
         try:
             await call.write(HELLO[method])
@@ -45,7 +45,7 @@ async def outcome(harness: Harness, method: str, metadata: Metadata = ()) -> str
         return (await call.code()).name if answer is grpc.aio.EOF else "OK"
     try:
         description = pb.DESCRIPTOR.services_by_name["SchedulerService"].methods_by_name[method]
-        call = getattr(harness.stub, method)(getattr(pb, description.input_type.name)(), metadata=metadata, timeout=5)
+        call = getattr(harness.stub, method)(getattr(pb, description.input_type.name)(), metadata=metadata, timeout=60)
         await (call.read() if description.server_streaming else call)
     except grpc.aio.AioRpcError as error:
         return error.code().name

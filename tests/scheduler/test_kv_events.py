@@ -13,7 +13,7 @@ from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
-from tests.cluster.harness import wait_until
+from tests.cluster.harness import PATIENCE_SECONDS, wait_until
 from tests.scheduler.harness import OVERRIDES, Harness, Worker, tokens_of
 
 PROMPT = list(range(40))  # two blocks of 16
@@ -33,7 +33,7 @@ def watch(scheduler: Harness, worker_id: str = "") -> grpc.aio.UnaryStreamCall:
 
 async def read(call: grpc.aio.UnaryStreamCall) -> tuple[str, list[tuple[str, int]]]:
     """Whose events came, and of which kind with how many blocks."""
-    message = await asyncio.wait_for(call.read(), 5)
+    message = await asyncio.wait_for(call.read(), PATIENCE_SECONDS)
     events = []
     for event in message.events.events:
         kind = event.WhichOneof("event")
@@ -65,7 +65,7 @@ async def test_a_watcher_gets_what_is_there_and_then_what_changes(scheduler: Har
 async def test_stored_blocks_have_their_tokens_and_their_adapter(scheduler: Harness) -> None:
     worker = await scheduler.attach()
     await serve(scheduler, worker, 1, adapter="a")
-    message = await asyncio.wait_for(watch(scheduler).read(), 5)
+    message = await asyncio.wait_for(watch(scheduler).read(), PATIENCE_SECONDS)
     assert message.events.block_size == 16
     stored = message.events.events[1].stored
     assert u32.unpack(stored.token_ids_u32).tolist() == PROMPT[:32]
@@ -116,7 +116,7 @@ async def test_a_watcher_that_does_not_read_is_cut_off() -> None:
         for _ in range(3):  # in one go: nothing is written in between
             watcher.send("w", pb.KvEvents(events=[pb.KvEvent(cleared=pb.AllBlocksCleared())]))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(_read_to_the_end(call), 5)
+            await asyncio.wait_for(_read_to_the_end(call), PATIENCE_SECONDS)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "max_pending_router_tokens" in caught.value.details()
 
@@ -151,7 +151,7 @@ async def test_a_worker_that_publishes_is_listed_with_its_addresses_and_gets_its
     worker, router = Worker(attach, "w"), await scheduler.route()
     await router.submit(1, prompt=len(PROMPT), max_new=2)
     await worker.step(await worker.plan())
-    message = await asyncio.wait_for(attach.read(), 5)
+    message = await asyncio.wait_for(attach.read(), PATIENCE_SECONDS)
     assert [len(event.stored.block_hashes) for event in message.kv_events.events] == [2]
     assert (await worker.plan()).decode
 

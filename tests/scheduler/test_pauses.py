@@ -10,13 +10,14 @@ from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.scheduler.harness import OVERRIDES, Harness, tokens_of
 
-TIMEOUT_SECONDS = 0.5
+TIMEOUTS = ("scheduler.worker_timeout_seconds=1", "scheduler.worker_wait_seconds=1")
+"""Shorter than a stop, and long enough for what comes after one, though the stop counts for a part."""
 STOP_SECONDS = 1.5
 
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[Harness]:
-    async with Harness(load(None, OVERRIDES)) as harness:
+    async with Harness(load(None, [*OVERRIDES, *TIMEOUTS])) as harness:
         harness.service._cluster.awake.now()  # as after the first hello
         yield harness
 
@@ -43,7 +44,7 @@ async def test_a_worker_that_is_silent_after_a_stop_is_lost_all_the_same(schedul
     await scheduler.attach()
     stop()
     assert scheduler.value("workers", state="ready") == 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while scheduler.value("workers", state="ready"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert scheduler.value("workers_given_up_total", reason="silent") == 1
@@ -51,7 +52,7 @@ async def test_a_worker_that_is_silent_after_a_stop_is_lost_all_the_same(schedul
 
 async def test_a_request_does_not_give_up_before_the_hello_of_a_worker_is_read(scheduler: Harness) -> None:
     router = await scheduler.route()
-    await router.submit(1, max_new=1)  # waits for worker_wait_seconds, 0.3
+    await router.submit(1, max_new=1)  # waits for worker_wait_seconds
     await router.submit(2, adapter="unknown")
     assert (await router.read()).refused.handle == 2
     stop()

@@ -10,7 +10,7 @@ import pytest
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
-from tests.cluster.harness import wait_until
+from tests.cluster.harness import PATIENCE_SECONDS, wait_until
 from tests.scheduler.harness import OVERRIDES, Harness, tokens_of
 from tests.scheduler.harness import scheduler as scheduler
 
@@ -111,12 +111,15 @@ async def test_a_handle_that_is_taken_and_half_a_handle_in_a_cancel_disturb_nobo
     assert (await tokens_of(router, 7))[0] == [100]
 
 
-async def test_requests_wait_for_a_worker_and_give_up_after_worker_wait_seconds(scheduler: Harness) -> None:
+async def test_requests_give_up_after_worker_wait_seconds_and_wait_for_a_worker_until_then(scheduler: Harness) -> None:
+    async with Harness(load(None, [*OVERRIDES, "scheduler.worker_wait_seconds=0.3"])) as impatient:
+        router = await impatient.route()
+        await router.submit(1)
+        refused = (await router.read()).refused
+        assert refused.reason == pb.REFUSAL_REASON_NO_WORKER
     router = await scheduler.route()
-    await router.submit(1)
-    refused = (await router.read()).refused
-    assert refused.reason == pb.REFUSAL_REASON_NO_WORKER
     await router.submit(2)
+    await scheduler.until("unplaced_requests", 1)
     worker = await scheduler.attach()
     assert len((await worker.plan()).joins) == 1
 
@@ -207,19 +210,20 @@ async def test_a_request_on_which_workers_are_lost_ends_and_its_neighbour_goes_o
     assert scheduler.value("in_flight_requests") == 0
 
 
-async def test_a_silent_worker_is_lost_and_what_it_says_later_is_dropped(scheduler: Harness) -> None:
-    silent, router = await scheduler.attach("silent"), await scheduler.route()
-    await router.submit(1, max_new=2)
-    await silent.plan()
-    with pytest.raises(grpc.aio.AioRpcError, match=r"nothing was heard of the worker for 0\.5 s") as error:
-        await asyncio.wait_for(silent.call.read(), 5)
-    assert error.value.code() is grpc.StatusCode.ABORTED
-    assert scheduler.value("workers_given_up_total", reason="silent") == 1
-    other = await scheduler.attach("other")
-    await other.step(await other.plan())
-    await other.step(await other.plan())
-    tokens, finished = await tokens_of(router, 1)
-    assert (tokens, finished.usage.worker_id) == ([100, 101], "other")
+async def test_a_silent_worker_is_lost_and_what_it_says_later_is_dropped() -> None:
+    async with Harness(load(None, [*OVERRIDES, "scheduler.worker_timeout_seconds=0.5"])) as scheduler:
+        silent, router = await scheduler.attach("silent"), await scheduler.route()
+        await router.submit(1, max_new=2)
+        await silent.plan()
+        with pytest.raises(grpc.aio.AioRpcError, match=r"nothing was heard of the worker for 0\.5 s") as error:
+            await asyncio.wait_for(silent.call.read(), PATIENCE_SECONDS)
+        assert error.value.code() is grpc.StatusCode.ABORTED
+        assert scheduler.value("workers_given_up_total", reason="silent") == 1
+        other = await scheduler.attach("other")
+        await other.step(await other.plan())
+        await other.step(await other.plan())
+        tokens, finished = await tokens_of(router, 1)
+        assert (tokens, finished.usage.worker_id) == ([100, 101], "other")
 
 
 async def test_a_draining_worker_keeps_what_runs_and_gives_back_what_waits(scheduler: Harness) -> None:
@@ -261,7 +265,7 @@ async def test_a_cancel_interrupts_the_plan_and_frees_everything(scheduler: Harn
     await worker.step(await worker.plan())
     plan = await worker.plan()
     await router.cancel(1)
-    message = await asyncio.wait_for(worker.call.read(), 5)
+    message = await asyncio.wait_for(worker.call.read(), PATIENCE_SECONDS)
     assert message.interrupt.plan_id == plan.plan_id
     # Nothing else is there to do: the worker hears of the leave by a plan of no step.
     plan = await worker.plan_that_leaves(plan)
@@ -280,7 +284,7 @@ async def test_a_router_that_goes_takes_its_requests_with_it(scheduler: Harness)
     await worker.step(await worker.plan())
     plan = await worker.plan()
     router.call.cancel()
-    assert (await asyncio.wait_for(worker.call.read(), 5)).interrupt.plan_id == plan.plan_id
+    assert (await asyncio.wait_for(worker.call.read(), PATIENCE_SECONDS)).interrupt.plan_id == plan.plan_id
     assert not (await worker.plan_that_leaves(plan)).max_steps
     other = await scheduler.route()
     await other.submit(1, max_new=1)
@@ -318,7 +322,7 @@ async def test_while_a_worker_drains_no_other_is_asked_to_move(scheduler: Harnes
     second = await scheduler.attach("second")
 
     async def demand() -> tuple[int, str]:
-        answer = await scheduler.stub.GetDemand(pb.GetDemandRequest(), timeout=5)
+        answer = await scheduler.stub.GetDemand(pb.GetDemandRequest(), timeout=PATIENCE_SECONDS)
         return answer.load.num_workers, answer.first_to_leave
 
     assert await demand() == (2, "second")
@@ -328,7 +332,7 @@ async def test_while_a_worker_drains_no_other_is_asked_to_move(scheduler: Harnes
         async def it_is(expected: tuple[int, str] = expected) -> bool:
             return await demand() == expected
 
-        await wait_until(it_is, 5.0)
+        await wait_until(it_is)
         await second.call.done_writing()
 
 
@@ -343,7 +347,7 @@ async def test_draining_refuses_new_requests_and_ends_with_the_last(scheduler: H
     assert not drained.done()
     await worker.step(plan)
     await worker.step(await worker.plan())
-    await asyncio.wait_for(drained, 5)
+    await asyncio.wait_for(drained, PATIENCE_SECONDS)
     tokens, _ = await tokens_of(router, 1)
     assert tokens == [100, 101]
 
@@ -353,7 +357,7 @@ async def test_a_stream_that_fails_while_its_hello_is_being_written_ends_with_it
     async with Harness(load(overrides=OVERRIDES)) as harness:
 
         async def ended() -> grpc.StatusCode:
-            call = harness.channel.stream_stream("/lorrery.v1.SchedulerService/Route")(timeout=30)
+            call = harness.channel.stream_stream("/lorrery.v1.SchedulerService/Route")(timeout=PATIENCE_SECONDS)
             await call.write(hello)
             await call.write(b"\x0b")  # a group that begins, and nothing in it
             while await call.read() is not grpc.aio.EOF:

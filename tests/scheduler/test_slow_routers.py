@@ -24,9 +24,8 @@ SMALL_WINDOW = [
     ],
 )
 async def test_a_router_that_stops_reading_is_cut_off_and_its_neighbour_goes_on(override: str) -> None:
-    patient = ("scheduler.worker_timeout_seconds=60.0", "scheduler.worker_wait_seconds=30.0")
     async with (
-        Harness(load(None, [*OVERRIDES, *patient, override])) as scheduler,
+        Harness(load(None, [*OVERRIDES, override])) as scheduler,
         grpc.aio.insecure_channel(scheduler.address, options=SMALL_WINDOW) as channel,
     ):
         neighbour = await scheduler.route()
@@ -42,7 +41,7 @@ async def test_a_router_that_stops_reading_is_cut_off_and_its_neighbour_goes_on(
         for _ in range(1000):
             await worker.step(plan, hand_back=True)
             plan = await worker.plan()
-        await wait_until(lambda: scheduler.value("routers") == 1, 30.0, "the router is cut off")
+        await wait_until(lambda: scheduler.value("routers") == 1, what="the router is cut off")
         while worker.lengths:
             await worker.step(plan, hand_back=True)
             if worker.lengths:

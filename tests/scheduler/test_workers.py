@@ -57,7 +57,7 @@ class RaisesOnce(Fifo):
 async def scheduler() -> AsyncIterator[Harness]:
     overrides = (
         *OVERRIDES,
-        "scheduler.worker_timeout_seconds=30",  # no test here waits for it, and a busy machine must not either
+        "scheduler.worker_wait_seconds=2",  # two tests wait for it; in two others a worker comes before
         "scheduler.batching='tests.scheduler.test_workers:Watched'",
         "adapters.disk_gb_per_second=0.0001",  # rank 8 has 16.8 MB: 168 s
     )
@@ -179,7 +179,6 @@ async def test_a_policy_that_raises_ends_its_requests_with_internal_and_one_log_
 ) -> None:
     overrides = (
         *OVERRIDES,
-        "scheduler.worker_timeout_seconds=30",
         "scheduler.policy='tests.scheduler.test_workers:RaisesOnce'",
     )
     async with Harness(load(None, overrides)) as scheduler:

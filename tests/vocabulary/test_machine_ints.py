@@ -21,8 +21,9 @@ def test_the_places_are_those_of_the_standard_library(numbers: list[int], value:
 
 
 @given(st.lists(st.integers(0, 2**31), max_size=20), st.integers(0, 25))
-def test_the_sum_of_the_last_is_that_of_a_slice(numbers: list[int], num: int) -> None:
+def test_the_sums_of_the_first_and_of_the_last_are_those_of_slices(numbers: list[int], num: int) -> None:
     num = min(num, len(numbers))
+    assert machine_ints.sum_of_first(numbers, num) == sum(numbers[:num])
     assert machine_ints.sum_of_last(numbers, num) == sum(numbers[len(numbers) - num :])
 
 

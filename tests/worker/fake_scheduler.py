@@ -13,7 +13,7 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.v1 import types_pb2
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 """How long a test waits for what must come."""
 
 

@@ -45,7 +45,7 @@ class Bell:
             self.and_then()
 
     async def heard(self) -> float:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self._heard.wait()
         self._heard.clear()
         return self.rung_at[-1]

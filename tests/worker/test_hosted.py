@@ -29,7 +29,7 @@ async def test_worker_that_never_attaches_warns_after_a_while_and_then_now_and_a
         def said() -> list[dict[str, str]]:
             return [line for line in lines if line["event"] == "not_attached"]
 
-        async with asyncio.timeout(20), running_worker(nobody):
+        async with asyncio.timeout(60), running_worker(nobody):
             while len(said()) < 3:  # noqa: ASYNC110  lines are awaited
                 await asyncio.sleep(0.001)
     assert [line["log_level"] for line in said()[:3]] == levels

@@ -142,13 +142,13 @@ def removal(block_hash: int) -> pb.KvEvents:
 
 
 async def receive(socket: zmq.asyncio.Socket) -> list[bytes]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await socket.recv_multipart()
 
 
 async def heard(publisher: Publisher, sub: zmq.asyncio.Socket) -> list[bytes]:
     """Publish until the subscription has arrived; return the message that has."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await sub.poll(20):
             publisher.publish(removal(0))
     return await receive(sub)

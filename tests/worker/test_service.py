@@ -49,7 +49,7 @@ async def test_worker_without_a_name_is_called_by_host_and_process():
 
 
 async def test_one_gpu_of_a_process_is_lost_and_comes_back_while_the_other_goes_on():
-    at_seconds, for_seconds = 5, 5
+    at_seconds, for_seconds = 30, 5
     loss = f"worker_loss,at={at_seconds},worker=worker-0.1,for={for_seconds}"
     whole = "worker_loss,at=1,worker=worker-0,for=1"  # of the process: whoever runs it kills it
     async with fake_scheduler(TIME_SCALE) as scheduler, running_worker(scheduler, (whole, loss), gpus=2) as worker:

@@ -1,11 +1,11 @@
-"""What one kind of golden record is: how to know it, and how to hold the shipped code against it."""
+"""The interface of a kind of golden record: how to detect it, and how to replay it on the shipped code."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 Record: TypeAlias = Mapping[str, Any]
-"""One line of a golden file, as JSON gives it."""
+"""One line of a golden file, parsed from JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,8 @@ class Mismatch:
 
     Attributes:
         where: the value's place in the record, e.g. `round 2, admitted`.
-        expected: what the record says.
-        got: what the shipped code gave.
+        expected: the record's value.
+        got: the shipped code's value.
     """
 
     where: str
@@ -25,7 +25,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """The record cannot be replayed, because the part it is about does not exist yet."""
+    """The record cannot be replayed, because the part that it covers does not exist yet."""
 
     reason: str
 
@@ -35,11 +35,11 @@ class Kind(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call the kind: the stem of the file in which its records are published."""
+        """Name of the kind in reports: the stem of the file in which its records are published."""
         ...
 
     def detect(self, record: Record) -> bool:
-        """Whether the record is of this kind, judged by its fields alone; at most one kind says so."""
+        """Return whether the record is of this kind, judged by its fields alone; true for at most one kind."""
         ...
 
     def replay(self, record: Record) -> list[Mismatch] | Skip:
@@ -55,9 +55,9 @@ class Kind(Protocol):
 
 
 def compare(where: str, expected: object, got: object) -> list[Mismatch]:
-    """Compare two values exactly; of two lists, name the first place where they part.
+    """Compare two values exactly; for two lists, name the first difference.
 
-    Exactly means also in type where JSON tells types apart: `true` is not 1. Integers and floats are one type.
+    Types must match too where JSON distinguishes them: `true` is not 1. Integers and floats are one type.
     """
     if _is_list(expected) and _is_list(got):
         for index, (one, other) in enumerate(zip(expected, got, strict=False)):
@@ -70,7 +70,7 @@ def compare(where: str, expected: object, got: object) -> list[Mismatch]:
 
 
 def compare_close(where: str, expected: float, got: float, relative: float) -> list[Mismatch]:
-    """Compare two numbers to a relative tolerance (0 <= relative < 1) of the expected one."""
+    """Compare two numbers with a tolerance relative (0 <= relative < 1) to the expected one."""
     return [] if abs(got - expected) <= relative * abs(expected) else [Mismatch(where, expected, got)]
 
 

@@ -5,7 +5,7 @@ from lorrery.validation.golden.kind import Mismatch, Record, compare
 
 
 class LengthLimits:
-    """Accepts or refuses one request by its lengths, with S-LoRA's message."""
+    """A request accepted or refused by its lengths, with S-LoRA's message."""
 
     name = "length_limits"
 

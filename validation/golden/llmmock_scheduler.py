@@ -2,8 +2,8 @@
 
 The replica has the queue `fcfs`, the way to batch `llm_mock`, no memory rule and the pruned trie; the GPU has the
 original's step time and output lengths. Ours counts integer picoseconds, so times are compared to 1e-6 relative, counts
-and the order of the ends exactly. Each record is replayed with a plan for every step, and once holding each plan for as
-long as it claims to be good.
+and the order of the ends exactly. Each record is replayed with a plan for every step, and once with each plan kept for
+as long as it is valid.
 """
 
 from collections.abc import Mapping
@@ -30,9 +30,9 @@ from lorrery.worker.device.rows import DeviceSequence
 
 TIME_TOLERANCE = 1e-6
 FILLER_TOKEN_ID = 9
-"""What the record leaves out of a prompt."""
+"""Stands for the part of a prompt that the record omits."""
 MAX_NEW_TOKENS = 1 << 20
-"""llm-mock heeds no limit."""
+"""llm-mock has no limit."""
 
 
 class LlmMockScheduler:
@@ -78,7 +78,7 @@ def _compare_run(how: str, record: Record, run: "_Run") -> list[Mismatch]:
     last_ps = max(outcome.finish_ps for outcome in run.outcomes)
     found += compare_close(f"{how}last_finish_s", record["last_finish_s"], last_ps / PS_PER_SECOND, TIME_TOLERANCE)
     results: Mapping[str, Mapping[str, Any]] = record["result"]
-    # Of those that end in the same step the order is no behaviour.
+    # The order of ends within one step is not specified.
     finish_s = [results[request_id]["finish_s"] for request_id in run.counts.ended]
     found += compare(f"{how}order of ends", sorted(finish_s), finish_s)
     for (request_id, *_), got in zip(record["requests"], run.outcomes, strict=True):
@@ -97,7 +97,7 @@ def _compare_run(how: str, record: Record, run: "_Run") -> list[Mismatch]:
 
 
 class _Run:
-    """One run; a request's handle is its place in the record."""
+    """One run; a request's handle is its index in the record."""
 
     def __init__(self, record: Record, *, holds: bool) -> None:
         cache = record["cache"]
@@ -123,7 +123,7 @@ class _Run:
             self.outcomes.append(_Outcome())
 
     def to_the_end(self) -> None:
-        """Run until nobody is left and nobody comes."""
+        """Run until no request is left and none will arrive."""
         at_ps = 0
         while True:
             self._hand_in(at_ps)
@@ -140,7 +140,7 @@ class _Run:
             self._replica.submit(self._coming[0][1], self._coming.pop(0)[0])
 
     def _run(self, plan: Plan) -> int:
-        """Run a plan as far as it holds; return when it ended."""
+        """Run a plan for as long as it is valid; return when it ended."""
         self._join(plan)
         at_ps = plan.at_ps
         for _ in range(plan.max_steps if self._holds else 1):

@@ -1,6 +1,6 @@
 """`llmmock_step_time`: llm-mock's step-time formula, against `worker.device.llm_mock`, to 1e-6 relative.
 
-Ours counts integer picoseconds and rounds its cost coefficient once, which is 6.4e-8 of it.
+Ours counts integer picoseconds and rounds its cost coefficient once, by 6.4e-8 of it.
 """
 
 from lorrery.validation.golden.kind import Mismatch, Record, compare_close
@@ -12,20 +12,20 @@ RELATIVE_TOLERANCE = 1e-6
 
 
 class LlmMockStepTime:
-    """One batch, and how long its step takes."""
+    """One batch, and the duration of its step."""
 
     name = "llmmock_step_time"
 
     def detect(self, record: Record) -> bool:
-        """Whether the record carries a batch and its time."""
+        """Whether the record has a batch and its time."""
         return record.keys() >= {"tasks", "step_time_s"}
 
     def replay(self, record: Record) -> list[Mismatch]:
-        """Time the batch; one of decodes only also as a segment of steps, of which it is the first."""
+        """Time the batch; if it has decodes only, also as the first step of a segment."""
         prefills: list[PrefillChunk] = []
         decode_kv_tokens: list[int] = []
         for length, first_new in record["tasks"]:
-            # The original knows no decode: it is a sequence of which one token is new.
+            # The original has no decodes: a decode is a sequence with one new token.
             if length - first_new == 1:
                 decode_kv_tokens.append(first_new)
             else:

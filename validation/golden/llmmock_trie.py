@@ -1,7 +1,7 @@
 """`llmmock_trie`: llm-mock's pruned prompt trie, against `scheduler.core.prefix_cache.StaticTrie`.
 
-Where llm-mock's own rule leaves the last places to chance (`tie_ambiguous`), only what every correct trie agrees on is
-compared: how many prompts run through each kept token, and not which tokens these are.
+Where llm-mock's own rule leaves the last places to chance (`tie_ambiguous`), only what every correct trie has in common
+is compared: the number of prompts through each kept token, not the tokens themselves.
 """
 
 from collections import Counter
@@ -12,12 +12,12 @@ from lorrery.validation.golden.kind import Mismatch, Record, compare
 
 
 class LlmMockTrie:
-    """Builds the cache from the record's prompts, then asks it the record's queries."""
+    """Builds the cache from the record's prompts, then runs the record's queries."""
 
     name = "llmmock_trie"
 
     def detect(self, record: Record) -> bool:
-        """Whether the record carries prompts and the edges that are kept of them."""
+        """Whether the record has prompts and the edges kept of them."""
         return record.keys() >= {"prompts", "max_edges", "kept_edges", "queries", "tie_ambiguous"}
 
     def replay(self, record: Record) -> list[Mismatch]:

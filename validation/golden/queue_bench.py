@@ -1,8 +1,8 @@
-"""One of S-LoRA's queues, and the batch that decodes beside it, driven by a record's events.
+"""Drives one of S-LoRA's queues, and the batch that decodes beside it, by a record's events.
 
-The records are about the queue alone: between rounds they say how many decode steps run, and when to ask. So queue,
-memory rule and running batch are driven directly here; the ten-step wait of the loop around them is `router_loop`'s
-matter.
+The records cover the queue alone: between rounds they give the number of decode steps, and when to query the queue. So
+queue, memory rule and running batch are driven directly here; the ten-step wait of the loop around them is covered by
+`router_loop`.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ class QueueBench:
     """The queue, the running batch, and the record's names for sequences.
 
     Args:
-        record: what happens.
-        queue: the queue in question, in its strict mode.
-        keep_refused: as `PeakMemory` has it.
+        record: with the events.
+        queue: under test, in its strict mode.
+        keep_refused: as for `PeakMemory`.
     """
 
     def __init__(self, record: Record, queue: Queue, *, keep_refused: bool = False) -> None:
@@ -45,7 +45,7 @@ class QueueBench:
         """Apply one event of a round.
 
         Raises:
-            ValueError: there is no such event.
+            ValueError: unknown event.
         """
         match event:
             case ["append", request_id, adapter, input_len, max_new_tokens]:
@@ -63,7 +63,7 @@ class QueueBench:
                 raise ValueError(f"no such event: {event}")
 
     def ask(self) -> dict[str, Any]:
-        """Ask for a batch, prefill it, and return what the record says of the round."""
+        """Request a batch, prefill it, and return the record's values of the round."""
         before = {
             "running": [self._running_row(sequence) for sequence in self._running] or None,
             "waiting": [self._waiting_row(sequence) for sequence in self.queue],
@@ -74,7 +74,7 @@ class QueueBench:
         checks: list[Check] = []
         admitted: list[Sequence] = []
         self.dropped = []
-        if len(self._running) < self._limits.max_sequences:  # as a replica does, which asks no queue beyond
+        if len(self._running) < self._limits.max_sequences:  # as in a replica, which queries no queue beyond that
             trial = self._memory.trial(self._running)
             admission = AdmissionPass(trial, self._limits, cached_tokens=lambda sequence: 0, on_check=checks.append)
             self.dropped = self.queue.admit(admission, self._running, self.now_ps)
@@ -87,7 +87,7 @@ class QueueBench:
         }
         for sequence in admitted:
             self._join(sequence)
-        self._drop_ended(admitted)  # a running one that was cancelled meanwhile stays until its next decode step
+        self._drop_ended(admitted)  # a running sequence that was cancelled meanwhile stays until its next decode step
         return before | after
 
     def ids(self, sequences: list[Sequence]) -> list[str]:
@@ -105,7 +105,7 @@ class QueueBench:
     def _resume(
         self, request_id: str, adapter: str | None, input_len: int, max_new_tokens: int, output_len: int, aborted: int
     ) -> None:
-        """Put a sequence that already decodes into the batch, as one that made its output before and goes on now."""
+        """Put a decoding sequence into the batch, as one that produced its output before and resumes now."""
         sequence = self._add(request_id, adapter, input_len, max_new_tokens)
         sequence.requeue(output_len - 1, self.now_ps)  # joining gives the last one
         sequence.aborted = bool(aborted)

@@ -1,4 +1,4 @@
-"""Tells the six queue records apart: one shape (`rounds` of events and a question), each with fields of its own."""
+"""Distinguishes the six queue records: one shape (`rounds` of events and a query), each with its own fields."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from lorrery.validation.golden.kind import Record
 
 
 def queue_kind(record: Record) -> str | None:
-    """Return the name of the queue that a record is about, or None if it is about no queue."""
+    """Return the name of the queue that a record covers, or None if it covers none."""
     config, rounds = record.get("config"), record.get("rounds")
     if "lora_ranks" not in record or not isinstance(config, Mapping) or not isinstance(rounds, list):
         return None

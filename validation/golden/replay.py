@@ -1,7 +1,7 @@
-"""Replays golden files record by record, and keeps the count.
+"""Replays golden files record by record, and counts the results.
 
-A golden file is JSON Lines: one independent record a line, produced by running the program that the record's kind is
-named after. The kind is told by the record's fields, never by the file's name, so files may be renamed and mixed.
+A golden file is JSON Lines: one independent record per line, produced by running the program that the record's kind is
+named after. The kind is determined by the record's fields, never by the file's name, so files may be renamed and mixed.
 """
 
 import json
@@ -14,7 +14,7 @@ from lorrery.validation.golden.kind import Kind, Mismatch, Record, Skip
 from lorrery.validation.golden.kinds import KINDS
 
 UNKNOWN = "unreadable"
-"""Stands for the kind of a line that is no record of any known kind."""
+"""Kind of a line that is not a record of any known kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class Failure:
     Attributes:
         case: the record's id, or its line if it has none.
         line: its line in the file, from 1.
-        mismatches: what differs; empty if `error` says why nothing could be compared.
-        error: why the record could not be replayed to its end.
+        mismatches: differences; empty if `error` says why nothing could be compared.
+        error: why the record could not be fully replayed.
     """
 
     case: str
@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass(slots=True)
 class KindReport:
-    """What became of the records of one kind in one file."""
+    """Results of the records of one kind in one file."""
 
     kind: str
     passed: int = 0
@@ -46,19 +46,19 @@ class KindReport:
 
 @dataclass(slots=True)
 class FileReport:
-    """What became of the records of one file, by kind in order of first appearance."""
+    """Results of the records of one file, by kind in order of first appearance."""
 
     path: Path
     kinds: dict[str, KindReport] = field(default_factory=dict)
 
     def of(self, kind: str) -> KindReport:
-        """Return the report of a kind, made on first use."""
+        """Return the report of a kind, created on first use."""
         return self.kinds.setdefault(kind, KindReport(kind))
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of every record of every file."""
+    """Results of all records of all files."""
 
     files: tuple[FileReport, ...]
 
@@ -79,12 +79,12 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether something passed, nothing failed or had to be skipped, and no file was empty."""
+        """Whether something passed, nothing failed or was skipped, and no file was empty."""
         return self.passed > 0 and self.failed == 0 and self.skipped == 0 and not self.empty
 
     @property
     def empty(self) -> list[Path]:
-        """Files without a record: they check nothing, which is hardly what was meant."""
+        """Files without a record: they check nothing, which is hardly intended."""
         return [file.path for file in self.files if not file.kinds]
 
     def _kinds(self) -> Iterator[KindReport]:
@@ -95,17 +95,17 @@ class Report:
 def replay_files(paths: Sequence[Path]) -> Report:
     """Replay every record of every file.
 
-    A line that is no record, or of no known kind, is a failure that names its file and line, as is a file that cannot
-    be read.
+    A line that is not a record, or of no known kind, is a failure that names its file and line, as is an unreadable
+    file.
     """
     return Report(tuple(_replay_file(path) for path in paths))
 
 
 def detect(record: Record) -> Kind:
-    """Tell the kind of a record.
+    """Return the kind of a record.
 
     Raises:
-        FormatError: no kind knows it.
+        FormatError: no kind matches it.
     """
     for kind in KINDS:
         if kind.detect(record):
@@ -152,7 +152,7 @@ def _replay_line(line: str, number: int, report: FileReport) -> None:
 
 
 def _parse(line: str) -> Record:
-    """Read one line.
+    """Parse one line.
 
     Raises:
         FormatError: it is not JSON, or not an object.

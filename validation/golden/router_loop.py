@@ -1,13 +1,12 @@
 """`router_loop`: S-LoRA's continuous-batching loop step by step, against `scheduler.core.replica` in strict mode.
 
-The record is the outside world (who arrives and leaves when, and which token ends a sequence), and what the original's
-loop did in each call of its body. Here a scripted device stands in for the GPU: it runs the plans, and ends a sequence
-where `worker.device.output` says, given the record's end-of-sequence token. All else is the shipped core's: the
-replica, its loop, its queue.
+The record has the external events (which requests arrive and leave when, and which token ends a sequence), and the
+actions of the original's loop in each call of its body. Here a scripted device replaces the GPU: it runs the plans, and
+ends a sequence where `worker.device.output` says, given the record's end-of-sequence token. All else is the shipped
+core's: the replica, its loop, its queue.
 
-The record is replayed twice: once with a plan for every step, which is the plainest driver there is, and once holding
-each decision for as long as it claims to be good, or until an event that the replica heeds. Both must give the record's
-steps.
+The record is replayed twice: once with a plan for every step, which is the plainest possible driver, and once with each
+decision kept for as long as it is valid, or until an event that may change it. Both must give the record's steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending, LlmMockLength, Sampling, ending
 
 STEP_PS = 30_000_000_000
-"""How long the scripted device takes for a step: any time will do, since the record counts steps."""
+"""Step time of the scripted device: any value will do, since the record counts steps."""
 
 
 QUEUES: dict[str, Callable[[Record], Queue]] = {
@@ -70,7 +69,7 @@ class SloraRouterLoop:
                 for _ in range(merged["n"]):
                     found += _compare_step(f"{how}, step {number}", merged, driver.step(number))
                     number += 1
-                # The wait counter is given for the last of the merged steps only.
+                # The wait counter is given only for the last of the merged steps.
                 found += compare(f"{how}, step {number - 1}, hwt", merged["hwt"], driver.wait_steps)
             found += compare(f"{how}, total_steps", record["total_steps"], number)
             found += compare(f"{how}, left_waiting", record["left_waiting"], driver.waiting_ids())
@@ -79,7 +78,7 @@ class SloraRouterLoop:
 
 @dataclass(slots=True)
 class _Step:
-    """What one call of the loop's body did."""
+    """Actions of one call of the loop's body."""
 
     ops: list[list[Any]] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -90,7 +89,7 @@ class _Step:
 def _compare_step(where: str, expected: Record, got: _Step) -> list[Mismatch]:
     return [
         *compare(f"{where}, ops", expected["ops"], got.ops),
-        # The order within one step is no behaviour: all of them end at the same boundary.
+        # The order within one step is not specified: all of them end at the same boundary.
         *compare(f"{where}, finished", sorted(expected["finished"]), sorted(got.finished)),
         *compare(f"{where}, run", expected["run"], got.run),
         *compare(f"{where}, wait", expected["wait"], got.wait),
@@ -98,21 +97,21 @@ def _compare_step(where: str, expected: Record, got: _Step) -> list[Mismatch]:
 
 
 class _ScriptedDevice:
-    """Runs plans, and ends each sequence at the output token that the record says."""
+    """Runs plans, and ends each sequence at the record's output token."""
 
     def __init__(self) -> None:
         self._ends: dict[int, Ending] = {}
         self._output_tokens: dict[int, int] = {}
 
     def expect(self, handle: int, max_new_tokens: int, eos_at: int, *, ignore_eos: bool) -> None:
-        """Learn where a sequence ends: at the record's end-of-sequence token (0: there is none), or at its length."""
+        """Set where a sequence ends: at the record's end-of-sequence token (0: there is none), or at its length."""
         sampling = Sampling(
             seed=0, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos or eos_at == 0, true_output_tokens=eos_at
         )
         self._ends[handle] = ending(0, sampling, 0, np.empty(0, np.uint32), LlmMockLength())
 
     def accept(self, decision: Plan | Idle) -> None:
-        """Take over what a decision changes in the batch."""
+        """Apply a decision's changes to the batch."""
         for sequence in decision.leaves:
             del self._output_tokens[sequence.handle]
         if isinstance(decision, Plan):
@@ -133,7 +132,7 @@ class _ScriptedDevice:
 
 
 class _Driver:
-    """Calls the loop once per step, with the record's events before it."""
+    """Calls the loop once per step, after the record's events for that step."""
 
     def __init__(self, record: Record, *, holds: bool) -> None:
         config = record["config"]
@@ -153,7 +152,7 @@ class _Driver:
         self._handles: dict[str, int] = {}
         self._ids: list[str] = []
         self._at_ps = 0
-        self._unseen: list[str] = []  # handed in, but no plan was made since
+        self._unseen: list[str] = []  # submitted since the last plan
         self._decision: Plan | Idle = Idle(until_ps=0)
         self._steps_left = 0
 
@@ -163,7 +162,7 @@ class _Driver:
         return self._loop.wait_steps
 
     def waiting_ids(self) -> list[str]:
-        """Ids of those who wait, in order."""
+        """Ids of the waiting requests, in order."""
         return [self._ids[sequence.handle] for sequence in self._replica.queue] + self._unseen
 
     def step(self, number: int) -> _Step:
@@ -179,7 +178,7 @@ class _Driver:
         return done
 
     def _is_over(self) -> bool:
-        """Whether the last decision no longer claims to be good."""
+        """Whether the last decision is no longer valid."""
         if isinstance(self._decision, Plan):
             return self._steps_left == 0
         return self._decision.until_ps is not None and self._at_ps >= self._decision.until_ps
@@ -192,7 +191,7 @@ class _Driver:
             self._steps_left = self._decision.max_steps
 
     def _run(self, plan: Plan) -> _Step:
-        # What a plan loads, it loads before its first step.
+        # A plan's loads happen before its first step.
         first = self._steps_left == plan.max_steps
         done = _Step(ops=list(self._ops(plan, first=first)))
         ran = self._device.run_step(plan, self._at_ps)
@@ -219,7 +218,7 @@ class _Driver:
             done.ops.append(["offload_except", list(event.adapter_keys)])
 
     def _apply_events(self, number: int) -> bool:
-        """Hand in what is due before this step; return whether the replica heeds any of it."""
+        """Apply the events due before this step; return whether any of them requires a new plan."""
         heeded = False
         for event in self._events:
             if event[0] != number:

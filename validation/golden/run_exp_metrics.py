@@ -1,6 +1,6 @@
 """`run_exp_metrics`: S-LoRA's summary of a benchmark run, against `loadgen.workload.slora_summary`.
 
-Compared to 1e-9 relative: the figures are means of some dozen doubles, and their last bits follow the order of sums.
+Compared to 1e-9 relative: the figures are means of some dozen doubles, whose last bits depend on the order of sums.
 """
 
 import math
@@ -12,16 +12,16 @@ RELATIVE_TOLERANCE = 1e-9
 
 
 class RunExpMetrics:
-    """One run's per-request times, and the figures made of them."""
+    """One run's per-request times, and the figures computed from them."""
 
     name = "run_exp_metrics"
 
     def detect(self, record: Record) -> bool:
-        """Whether the record carries per-request times and their summary."""
+        """Whether the record has per-request times and their summary."""
         return record.keys() >= {"per_request", "benchmark_time", "req_rate", "result"}
 
     def replay(self, record: Record) -> list[Mismatch]:
-        """Summarise the run and compare every figure that the record has."""
+        """Summarise the run and compare every figure in the record."""
         summary = slora_summary(
             [[math.nan if one is None else one for one in row] for row in record["per_request"]],
             record["benchmark_time"],

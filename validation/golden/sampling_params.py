@@ -6,12 +6,12 @@ from lorrery.validation.golden.kind import Mismatch, Record, compare
 
 
 class SamplingParameters:
-    """Parameters as a client gives them, and what becomes of them: a message, or the effective values."""
+    """Parameters from a client, and the result: a message, or the effective values."""
 
     name = "sampling_params"
 
     def detect(self, record: Record) -> bool:
-        """Whether the record has given parameters, and an error or effective values."""
+        """Whether the record has parameters, and an error or effective values."""
         return record.keys() >= {"input", "error"} and (record["error"] is not None or "effective" in record)
 
     def replay(self, record: Record) -> list[Mismatch]:

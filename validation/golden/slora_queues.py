@@ -1,7 +1,7 @@
 """`req_queue` and its five siblings: S-LoRA's queues, against `scheduler.core.queues` in their strict modes.
 
-Compared are, after each round's events, every state, every admission test, every batch, every look-ahead and every
-drop; of the fair queue also the counters (ours are integers, the original's doubles: to 1e-9 relative), and of the
+After each round's events these are compared: every state, every admission test, every batch, every look-ahead and every
+drop; for the fair queue also the counters (ours are integers, the original's doubles: to 1e-9 relative), and for the
 early-drop queue its averages.
 """
 
@@ -25,12 +25,12 @@ COUNTER_TOLERANCE = 1e-9
 
 
 class SloraQueue:
-    """A queue that is asked once a round.
+    """A queue that is queried once a round.
 
     Args:
         name: the queue's, by `queue_kind`.
         make: builds it from a record's configuration.
-        keep_refused: as `PeakMemory` has it.
+        keep_refused: as for `PeakMemory`.
     """
 
     def __init__(self, name: str, make: Callable[[Record], Queue], *, keep_refused: bool = False) -> None:
@@ -39,7 +39,7 @@ class SloraQueue:
         self._keep_refused = keep_refused
 
     def detect(self, record: Record) -> bool:
-        """Whether the record is about this one of the six queues."""
+        """Whether the record covers this one of the six queues."""
         return queue_kind(record) == self.name
 
     def replay(self, record: Record) -> list[Mismatch]:

@@ -10,11 +10,11 @@ class TraceGenerateRequests:
     name = "trace_generate_requests"
 
     def detect(self, record: Record) -> bool:
-        """Whether the record carries the parameters of a workload and its arrays."""
+        """Whether the record has the parameters of a workload and its arrays."""
         return record.keys() >= {"params", "n", "adapter_index", "input_len", "output_len", "req_time"}
 
     def replay(self, record: Record) -> list[Mismatch]:
-        """Draw the workload and compare every number of it."""
+        """Draw the workload and compare every number."""
         params = dict(record["params"])
         for name in ("input_range", "output_range"):
             low, high = params[name]

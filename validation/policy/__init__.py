@@ -1,1 +1,1 @@
-"""`lorrery validate policy`: whether a policy keeps the contract that the core relies on."""
+"""`lorrery validate policy`: checks that a policy keeps the contract that the core relies on."""

@@ -1,8 +1,8 @@
-"""What a policy is tried on: small replicas under pressure, and requests in realistic times.
+"""Cases for checking a policy: small replicas under pressure, and requests at realistic times.
 
-A case is a function of a seed and its number. The first have few requests, so that a fault is first met in a run that
-can be followed by hand. Steps take about ten milliseconds; requests come together, milliseconds or seconds apart, so
-that deadlines and ageing of any usual length have time to matter.
+A case is a function of a seed and its number. The first have few requests, so that a fault first shows in a run that
+can be followed by hand. Steps take about ten milliseconds; requests arrive together, milliseconds or seconds apart, so
+that deadlines and ageing of any usual length take effect.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,12 +28,12 @@ RANKS = {"adapter-0": 1, "adapter-1": 2, "adapter-2": 4}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One replica, and what happens to it.
+    """One replica, and the events that it is exposed to.
 
     Attributes:
         number: of the case.
         settings: of the replica.
-        world: what happens.
+        world: the events.
     """
 
     number: int
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """What it is about."""
+        """Description of the case."""
         own = self.settings
         batching = batching_of(own.policy, own.batching)
         num_requests = len(self.world.arrivals)
@@ -58,8 +58,8 @@ class Cases:
 
     Attributes:
         seed: of all of them.
-        base: settings of the replica, but for its size.
-        chosen: the scheduler's settings by name: what is set here is not varied.
+        base: settings of the replica, apart from its size.
+        chosen: the scheduler's settings by name, which are not varied.
         make_replica: builds a replica.
     """
 

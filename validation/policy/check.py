@@ -22,18 +22,18 @@ from lorrery.validation.policy.watch import PolicyFault
 
 _POOL_TOKENS = 1_000
 NUM_ORDERS = 3
-"""In which each case is played, before it is run by steps and by jumps."""
+"""Orders in which each case is played, before it is run by steps and by jumps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a check has found.
+    """Result of a check.
 
     Attributes:
         num_cases: that were run, each in drawn order and by steps against jumps.
-        every_step: whether the policy has to be asked before every step.
+        every_step: whether the policy must be queried before every step.
         case: the case that failed; None: all passed.
-        fault: what is wrong, in lines.
+        fault: description of the failure, in lines.
     """
 
     num_cases: int
@@ -45,16 +45,16 @@ class Verdict:
 def check_policy(
     settings: Settings, *, seed: int, seconds: float, watch: Callable[[int], None] = lambda number: None
 ) -> Verdict:
-    """Try a policy until a fault is found or the time is over.
+    """Try a policy until a fault is found or the time is up.
 
     Args:
-        settings: name the policy, its options and what it runs with.
-        seed: of all that is drawn.
-        seconds: wall-clock time that it may take; at least one case is run.
-        watch: told each case's number before it runs.
+        settings: name the policy, its options and its environment.
+        seed: of all draws.
+        seconds: wall-clock limit; at least one case is run.
+        watch: called with each case's number before it runs.
 
     Raises:
-        SettingsError: there is no such policy, or it is none.
+        SettingsError: no such policy, or not a policy.
     """
     factory = ReplicaFactory(settings)
     hello = WorkerHello(
@@ -80,13 +80,13 @@ def check_policy(
 
 
 def placements_of(settings: Settings) -> Callable[[np.random.Generator], Placement]:
-    """Return what makes the placement of these settings, of a generator.
+    """Return the constructor of the placement in these settings, which takes a generator.
 
     Raises:
-        SettingsError: there is no such placement, or it is none.
+        SettingsError: no such placement, or not a placement.
     """
     factory = ReplicaFactory(settings)
-    factory.placement()  # a class that is none is an error now
+    factory.placement()  # raises now if the class is not a placement
     return factory.placement
 
 
@@ -99,6 +99,6 @@ def _fault_in(case: Case, cases: Cases) -> str | None:
         return str(fault)
     except SequenceError as error:
         return f"raised {in_words(error.error)}"
-    except Exception as error:  # the author's, or the core's that cannot go on after what the policy did
+    except Exception as error:  # raised by the policy, or by the core that cannot go on after what the policy did
         return f"raised {in_words(error)}"
     return None

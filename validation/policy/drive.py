@@ -1,6 +1,6 @@
 """Drives a replica under a virtual clock with a device of simple integer step times.
 
-Two drivers share it: `step_by_step` plans before every step (the oracle), `jump` lets each plan run as long as it says.
+Two drivers share it: `step_by_step` plans before every step (the oracle), `jump` runs each plan for its full length.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,17 +31,17 @@ from lorrery.vocabulary.finish_reason import FinishReason
 STEP_PS = 1_000
 TOKEN_PS = 7
 MAX_DECISIONS = 200_000
-"""More than any case needs that ends."""
+"""More than any terminating case needs."""
 
 
 @dataclass
 class World:
-    """What happens from outside, and how fast the device is.
+    """External events, and the speed of the device.
 
     Attributes:
         arrivals: (time, sequence, its hidden true length), in order of time.
         cancels: (time, handle).
-        step_ps: of a step, beside its tokens.
+        step_ps: of a step, without its tokens.
         token_ps: of each token that a step computes or finds in the cache.
     """
 
@@ -51,7 +51,7 @@ class World:
     token_ps: int = TOKEN_PS
 
     def anew(self) -> "World":
-        """Return the same with sequences to which nothing has happened; those here must not have run."""
+        """Return a copy with fresh sequences; those here must not have run."""
         arrivals = [
             (
                 at_ps,
@@ -85,7 +85,7 @@ class Device:
     ended: set[int] = field(default_factory=set)
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
-        """Take sequences out that left the batch."""
+        """Remove sequences that left the batch."""
         for sequence in sequences:
             self.produced.pop(sequence.handle, None)
             self.cached.pop(sequence.handle, None)
@@ -128,7 +128,7 @@ Log = list[Entry]
 
 
 def note(event: Event, at_ps: int) -> Entry:
-    """Return an event as the log has it: what, when, which request, and more."""
+    """Return an event as a log entry: kind, time, handle, and more."""
     match event:
         case Admitted(sequence):
             return ("admitted", at_ps, sequence.handle, sequence.cached_tokens)
@@ -156,12 +156,12 @@ Check = Callable[[Replica], None]
 
 
 def step_by_step(replica: Replica, world: World, check: Check = lambda replica: None) -> Log:
-    """Plan before every step; return what happened. `check` is called after every plan and every step."""
+    """Plan before every step; return the events. `check` is called after every plan and every step."""
     return _drive(replica, world, jump_steps=False, check=check)
 
 
 def jump(replica: Replica, world: World, check: Check = lambda replica: None) -> Log:
-    """Let each plan run as long as it says; return what happened."""
+    """Run each plan for its full length; return the events."""
     return _drive(replica, world, jump_steps=True, check=check)
 
 

@@ -1,7 +1,7 @@
-"""Whether a policy decides the same when it is asked only as often as it says, and when it is asked before every step.
+"""Checks that a policy decides the same when queried only as often as it requires, and before every step.
 
-Skipping steps is what makes a simulation fast and lets a worker run on without its scheduler; it is right only if the
-policy would have decided nothing else meanwhile.
+Skipping steps makes a simulation fast and lets a worker run on without its scheduler; it is correct only if the policy
+would have made no other decision meanwhile.
 """
 
 from lorrery.scheduler.core.queues.base import is_asked_every_step
@@ -23,7 +23,7 @@ def check_jumps(case: Case, cases: Cases) -> None:
     """Run a case both ways.
 
     Raises:
-        PolicyFault: they part; says where, and what the queue had answered before.
+        PolicyFault: the runs diverge; says where, and what the queue had answered before.
     """
     one, other = cases.make_replica(case.settings), cases.make_replica(case.settings)
     watch(one.queue)

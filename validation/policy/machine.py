@@ -1,7 +1,7 @@
-"""A replica under any order of arrivals, cancels, steps and losses of its worker; what must be true after each.
+"""A replica under any order of arrivals, cancels, steps and losses of its worker, with its invariants checked.
 
-The device and the requests are those of a case; the order is drawn. After every decision each request is where it
-should be: waiting in the queue, in the batch, or ended, and nowhere twice.
+The device and the requests are those of a case; the order is drawn. After every decision each request must be in
+exactly one place: waiting in the queue, in the batch, or ended.
 """
 
 from collections.abc import Iterable
@@ -15,16 +15,16 @@ from lorrery.validation.policy.drive import Device
 from lorrery.validation.policy.watch import PolicyFault, seconds, watch
 
 MAX_STEPS = 20_000
-"""More than any case needs for all its requests, one after another."""
+"""More than any case needs for all its requests in sequence."""
 
 
 class Machine:
-    """One case, played in an order that is drawn.
+    """One case, played in a drawn order.
 
     Args:
         case: the replica and the requests.
         cases: builds the replica, again when its worker is lost.
-        order: which of the orders that can be drawn.
+        order: number of the drawn order.
     """
 
     def __init__(self, case: Case, cases: Cases, order: int = 0) -> None:
@@ -51,7 +51,7 @@ class Machine:
         """Play the case to the end of every request.
 
         Raises:
-            PolicyFault: something is not as it must be.
+            PolicyFault: an invariant is violated.
         """
         for _ in range(12 * len(self._coming)):
             draw = self._rng.random()

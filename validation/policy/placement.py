@@ -1,8 +1,8 @@
 """Checks a placement as `lorrery validate policy --part placement` does.
 
-Fleets of drawn size, whose workers come, go, fill and empty while requests arrive. What is checked: each answer is a
-`Choice` of one of the candidates with a reason in words; the request and the candidates stay as they are; and the same
-requests on the same fleet with the same generator are placed alike, as a replay of a journal needs it.
+Fleets of drawn size, whose workers come, go, fill and empty while requests arrive. Checked are: each answer is a
+`Choice` of one of the candidates with a reason in words; the request and the candidates are not changed; and the same
+requests on the same fleet with the same generator are placed equally, as a replay of a journal requires.
 """
 
 import time
@@ -29,10 +29,10 @@ _ADAPTERS = (None, Adapter("adapter-0", 8), Adapter("adapter-1", 16), Adapter("a
 
 
 class Worker(RecordedCandidate):
-    """A candidate; its figures are drawn, and move with what it is given.
+    """A candidate with drawn figures, which change with its load.
 
     Attributes:
-        figures: by name, as a journal has them.
+        figures: by name, as in a journal.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class Worker(RecordedCandidate):
 
     @property
     def load(self) -> int:
-        """Sequences it has."""
+        """Number of its sequences."""
         return self.num_waiting + self.num_running
 
     def has_adapter(self, adapter: Adapter) -> bool:
-        """Tell whether it has an adapter."""
+        """Return whether it has an adapter."""
         return adapter.adapter_id in self._adapters
 
     def cached_tokens(self, sequence: Sequence) -> int:
-        """Return how many leading tokens of a prompt it has in its cache."""
+        """Return how many leading tokens of a prompt are in its cache."""
         return min(self._cached_tokens, sequence.input_tokens - 1)
 
     def load_ps(self, adapter: Adapter) -> int:
-        """Return how long the load of an adapter takes."""
+        """Return the duration of an adapter's load."""
         return 0 if self.has_adapter(adapter) else adapter.rank * PS_PER_SECOND // 1000
 
     def _figure(self, name: str) -> int:
@@ -67,7 +67,7 @@ class Worker(RecordedCandidate):
         return super()._figure(name)
 
     def move_on(self, rng: np.random.Generator) -> None:
-        """Let one that waits begin, or one that runs end, or both or neither."""
+        """Start a waiting sequence, end a running one, both or neither."""
         figures = self.figures
         if figures["num_waiting"] and rng.random() < 0.5:
             figures["num_waiting"] -= 1
@@ -81,11 +81,11 @@ class Worker(RecordedCandidate):
 
 @dataclass(frozen=True, slots=True)
 class PlacementVerdict:
-    """What a check has found.
+    """Result of a check.
 
     Attributes:
         num_cases: fleets that were tried.
-        fault: what is wrong; empty: nothing.
+        fault: description of the failure; empty: none.
         case: of the fault.
     """
 
@@ -95,7 +95,7 @@ class PlacementVerdict:
 
 
 def check_placement(make: Callable[[np.random.Generator], Placement], *, seed: int, seconds: float) -> PlacementVerdict:
-    """Try a placement until a fault is found or the time is over; at least one fleet is tried."""
+    """Try a placement until a fault is found or the time is up; at least one fleet is tried."""
     end = time.monotonic() + seconds
     number = 0
     while not number or time.monotonic() < end:
@@ -104,7 +104,7 @@ def check_placement(make: Callable[[np.random.Generator], Placement], *, seed: i
             first, again = (_play(make, seed, number) for _ in range(2))
         except PolicyFault as fault:
             return PlacementVerdict(number + 1, str(fault), case)
-        except Exception as error:  # the author's
+        except Exception as error:  # raised by the placement
             return PlacementVerdict(number + 1, f"`place` raised {in_words(error)}", case)
         number += 1
         if first != again:
@@ -119,7 +119,7 @@ def check_placement(make: Callable[[np.random.Generator], Placement], *, seed: i
 
 
 def _play(make: Callable[[np.random.Generator], Placement], seed: int, number: int) -> list[str]:
-    """Place drawn requests on a drawn fleet; return who got each."""
+    """Place drawn requests on a drawn fleet; return the worker of each."""
     rng = np.random.default_rng([seed, number])
     placement = make(np.random.default_rng([seed, number, 1]))
     predicts = bool(getattr(placement, "predicts", False))

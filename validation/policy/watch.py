@@ -1,4 +1,4 @@
-"""Listens to what a queue answers, so that a fault can be told in the words of its author."""
+"""Records a queue's answers, so that a fault can be described in its author's terms."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,11 +12,11 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 class PolicyFault(Exception):  # noqa: N818  a fault of the policy, not of ours
-    """What a policy does that its contract forbids, in one line or a few."""
+    """A policy's violation of its contract, in one line or a few."""
 
 
 class Answer(NamedTuple):
-    """One answer of the queue: which method, at which time, with which limit, what."""
+    """One answer of the queue: method, time, limit, value."""
 
     method: str
     at_ps: int
@@ -30,7 +30,7 @@ class Watched:
 
     Attributes:
         answers: of `holds_for`, `arrivals_matter` and `wakes_at_ps`, in order.
-        at_ps: when it was last asked for anything that has a time.
+        at_ps: time of the last call that had one.
     """
 
     answers: list[Answer]
@@ -48,18 +48,18 @@ _TYPES: dict[str, tuple[type | UnionType, str]] = {
     "at_rest": (bool, "True or False"),
     "arrivals_matter": (bool, "True or False"),
 }
-"""What the core takes for an answer; interpreted, it would make do with more than it does compiled, as in a wheel."""
+"""Types of answers that the core accepts; interpreted, it would tolerate more than compiled, as in a wheel."""
 
 
 def seconds(at_ps: int) -> str:
-    """Write a time as its author reads it."""
+    """Format a time for the author."""
     return f"{at_ps / PS_PER_SECOND:.4f} s"
 
 
 def watch(queue: Queue) -> Watched:
-    """Let every answer of the queue be noted, and refuse those that cannot be.
+    """Record every answer of the queue, and refuse invalid ones.
 
-    The queue's methods are wrapped where they lie in its instance; its class stays as it is.
+    The queue's methods are wrapped in its instance; its class is not changed.
     """
     watched = Watched([])
     own: Any = queue
@@ -113,7 +113,7 @@ def watch(queue: Queue) -> Watched:
 
         return ask
 
-    with suppress(AttributeError):  # a class with __slots__ is checked all the same, and told of in fewer words
+    with suppress(AttributeError):  # a class with __slots__ is checked all the same, with less detail in messages
         own.admit, own.holds_for = admit_noted, holds_noted
         own.wakes_at_ps = wakes_noted
         for method in _TYPES:

@@ -1,1 +1,1 @@
-"""The mock GPU itself, without clock or I/O: step times, the batch, what the model answers."""
+"""The mock GPU, without clock or I/O: step times, the batch, and the model's output."""

@@ -1,4 +1,4 @@
-"""Which adapters a batch uses, kept while sequences come and go, as the sums that a step-time model needs."""
+"""Adapters used by the batch, kept up to date as sequences join and leave, as the sums that a step-time model needs."""
 
 from collections.abc import Iterable
 
@@ -9,8 +9,8 @@ from lorrery.worker.device.rows import DeviceSequence
 class DecodingAdapters:
     """The adapters of the decoding sequences.
 
-    Sequences of one adapter key have one rank: a key names an adapter in one version. Cost: O(1) for who comes and
-    goes, O(distinct ranks) for the sums.
+    Sequences of one adapter key have one rank: a key names an adapter in one version. Cost: O(1) per sequence that
+    joins or leaves, O(distinct ranks) for the sums.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class DecodingAdapters:
         self._work = None
 
     def remove(self, sequence: DeviceSequence) -> None:
-        """Forget a sequence that was counted."""
+        """Remove a sequence that was counted."""
         if not sequence.adapter_key:
             return
         rank, users = sequence.adapter_rank, self._users[sequence.adapter_key]
@@ -51,20 +51,20 @@ class DecodingAdapters:
 
     @property
     def work(self) -> LoraWork:
-        """What the adapters have to do in a step of decodes alone."""
+        """The adapters' work in a step of decodes alone."""
         if self._work is None:
             self._work = self._sums(len(self._users), self._rank_sum, 0, self._num_users, self._rank_users)
         return self._work
 
     def work_with(self, prefills: Iterable[tuple[DeviceSequence, int]], *, decode: bool) -> LoraWork:
-        """Return what they have to do in a step that also computes prompt chunks.
+        """Return the adapters' work in a step that also computes prompt chunks.
 
         Args:
-            prefills: sequence and its tokens of each chunk.
+            prefills: (sequence, its new tokens) of each chunk.
             decode: whether the decoding sequences take part.
         """
         there = self._users if decode else {}
-        newcomers: dict[str, int] = {}  # adapters that no decoding sequence has, and their ranks
+        newcomers: dict[str, int] = {}  # adapter -> rank, for adapters of no decoding sequence
         num_tokens = rank_tokens = 0
         for sequence, new_tokens in prefills:
             if sequence.adapter_key:

@@ -1,4 +1,4 @@
-"""What a worker answers: from a request to a sequence whose tokens and end are settled."""
+"""Turns a request into a sequence whose tokens and end are determined."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -26,12 +26,12 @@ class Words:
     """The mock model's tokens in the terms of another vocabulary.
 
     Args:
-        word_ids: ids of that vocabulary, each once; where there are fewer than words, several words share one.
-        eos_id: what ends a sequence there.
+        word_ids: ids of that vocabulary, each once; if there are fewer than words, several words share one.
+        eos_id: its end-of-sequence id.
 
     Attributes:
-        table: shape (3 + NUM_WORDS,), the id there of each of our tokens.
-        num_distinct: of them.
+        table: shape (3 + NUM_WORDS,), the other vocabulary's id of each of our tokens.
+        num_distinct: number of distinct word ids in it.
     """
 
     def __init__(self, word_ids: TokenIds, eos_id: int) -> None:
@@ -43,7 +43,7 @@ class Words:
         self._sorted = distinct[self._order]
 
     def ours(self, token_ids: TokenIds) -> TokenIds:
-        """Return our tokens of those of the vocabulary; for one that is no word of ours, end-of-sequence."""
+        """Convert tokens of the other vocabulary to ours; one that is none of our words becomes end-of-sequence."""
         places = np.minimum(np.searchsorted(self._sorted, token_ids), self.num_distinct - 1)
         words = (self._order[places] + FIRST_WORD_ID).astype(np.uint32)
         ours: TokenIds = np.where(self._sorted[places] == token_ids, words, np.uint32(EOS_TOKEN_ID))
@@ -56,9 +56,9 @@ class Answers:
 
     Attributes:
         model: the base model's name.
-        length_model: where EOS falls by itself.
-        mode: what tokens say: words drawn alike often, the prompt, or words drawn from synthetic logits.
-        words: how they are spelt; None: as they are here.
+        length_model: draws where EOS falls.
+        mode: content of the output: uniformly drawn words, the prompt, or words drawn from synthetic logits.
+        words: vocabulary of the output; None: the mock model's own.
     """
 
     model: str
@@ -68,12 +68,12 @@ class Answers:
 
     @property
     def needs_prompts(self) -> bool:
-        """Whether an answer depends on what the prompt says."""
+        """Whether an answer depends on the prompt's tokens."""
         return self.mode != "random"
 
     @property
     def table(self) -> TokenIds | None:
-        """How `MockGpu` is to spell tokens."""
+        """Value of `spelling` for `MockGpu`."""
         return None if self.words is None or self.mode == "echo" else self.words.table
 
     def sequence(
@@ -93,7 +93,7 @@ class Answers:
             handle: its name.
             prompt_tokens: length of the prompt proper.
             prompt_token_ids: shape (prompt_tokens,), or empty where `needs_prompts` is false.
-            produced: output tokens made before a resumption, as they are spelt.
+            produced: output tokens made before a resumption, in the vocabulary of the output.
             sampling: the request's.
             adapter_id: of its adapter; empty: the base model.
             adapter_key: name and version of the adapter.

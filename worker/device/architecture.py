@@ -1,4 +1,4 @@
-"""What a model is to a step-time model: its shapes, in which precision, and one GPU's share of them.
+"""A model as a step-time model sees it: its shapes, its precision, and one GPU's share of it.
 
 The figures and their sources are in `data/models.toml`.
 """
@@ -25,14 +25,14 @@ class Model:
         vocabulary: tokens.
         gated: whether the feed-forward part has a gate beside its up projection.
         num_experts: feed-forward parts per layer.
-        experts_per_token: how many of them a token uses.
-        rotary: whether positions enter by rotation.
-        post_norm: whether the feed-forward part has a norm of its own.
+        experts_per_token: number of them that a token uses.
+        rotary: whether it uses rotary position embeddings.
+        post_norm: whether the feed-forward part has its own norm.
         tied_head: whether the head shares the embedding's weights.
-        query_key_norms: whether queries and keys are normed, each by a kernel of its own.
-        max_model_len: most tokens of a prompt and its output together; None: not known.
-        caveat: what of it is computed otherwise than it is; empty: nothing.
-        shared_ffn: inner size of the experts that every token uses beside those it chooses, together; 0: none.
+        query_key_norms: whether queries and keys are normalised, each by its own kernel.
+        max_model_len: most tokens of a prompt and its output together; None: unknown.
+        caveat: in what the computation deviates from the model; empty: in nothing.
+        shared_ffn: total inner size of the experts that every token uses beside its chosen ones; 0: none.
     """
 
     name: str
@@ -55,46 +55,46 @@ class Model:
     caveat: str = ""
 
     def is_shaped_as(self, other: "Model") -> bool:
-        """Tell whether another model takes the same steps, whatever its name and longest context."""
+        """Return whether another model takes the same steps, whatever its name and longest context."""
         return replace(self, name=other.name, max_model_len=other.max_model_len, caveat=other.caveat) == other
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of all layers, norms and biases left out."""
+        """Number of weights in all layers, without norms and biases."""
         return self.num_layers * (self._dense_parameters + self.num_experts * self.expert_parameters)
 
     @property
     def active_layer_parameters(self) -> int:
-        """Weights of all layers that one token meets."""
+        """Number of weights in all layers that one token uses."""
         return self.num_layers * (self._dense_parameters + self.experts_per_token * self.expert_parameters)
 
     @property
     def head_parameters(self) -> int:
-        """Weights of the language-model head."""
+        """Number of weights of the language-model head."""
         return self.vocabulary * self.hidden
 
     @property
     def embedding_parameters(self) -> int:
-        """Weights of the embedding and the head; once, if they share them."""
+        """Number of weights of embedding and head; counted once if shared."""
         return (1 if self.tied_head else 2) * self.head_parameters
 
     @property
     def num_parameters(self) -> int:
-        """Weights, norms and biases left out."""
+        """Number of weights, without norms and biases."""
         return self.layer_parameters + self.embedding_parameters
 
     def distinct_experts(self, num_tokens: int) -> float:
-        """Return how many experts of a layer `num_tokens` tokens are expected to meet: E (1 - (1 - k/E)^n)."""
+        """Return the expected number of experts of a layer that `num_tokens` tokens use: E (1 - (1 - k/E)^n)."""
         return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens)
 
     @property
     def expert_parameters(self) -> int:
-        """Weights of one expert of one layer; of the feed-forward part of a model without experts."""
+        """Number of weights of one expert of one layer; without experts, of the feed-forward part."""
         return self._matrices * self.hidden * self.ffn
 
     @property
     def _dense_parameters(self) -> int:
-        """Weights of a layer that every token meets: attention, and experts that all tokens share."""
+        """Number of weights of a layer that every token uses: attention and shared experts."""
         heads = self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden * heads * self.head_size + self.num_heads * self.head_size * self.hidden
         return attention + self._matrices * self.hidden * self.shared_ffn
@@ -106,7 +106,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How many bytes a number takes.
+    """Bytes and types of a model's numbers.
 
     The embedding and the head stay in 16 bits, and so do activations. 8-bit floating-point weights are multiplied in
     8 bits where the GPU can; 4-bit and 8-bit integer weights are unpacked and multiplied in 16 bits.
@@ -139,16 +139,16 @@ WEIGHT_DTYPES: Mapping[str, tuple[float, str]] = {
     # 4 bits, and a 16-bit scale and a 4-bit zero point per group of 128 weights, as AWQ and GPTQ store them.
     "int4": (0.5 + 2.5 / 128, SIXTEEN),
 }
-"""Name -> (bytes per weight, type in which it is multiplied)."""
+"""Name -> (bytes per weight, type of its products)."""
 KV_DTYPES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "fp8": 1}
 """Name -> bytes per element."""
 
 
 def precision(weight_dtype: str, kv_dtype: str) -> Precision:
-    """Return the precision of those names.
+    """Return the precision with these names.
 
     Raises:
-        CatalogueError: no such name; the message lists those there are.
+        CatalogueError: unknown name; the message lists the known ones.
     """
     if weight_dtype not in WEIGHT_DTYPES:
         raise CatalogueError(f"weight dtype {weight_dtype!r} is not known; known: {', '.join(WEIGHT_DTYPES)}")
@@ -163,8 +163,8 @@ def precision(weight_dtype: str, kv_dtype: str) -> Precision:
 class Shard:
     """One GPU's share of a model: heads and inner sizes divided, the hidden size whole.
 
-    With more GPUs than KV heads each GPU holds a whole head, so heads are held more than once. With experts dealt to
-    groups of GPUs `ffn` is what a GPU holds of one expert, cut over the GPUs of its group.
+    With more GPUs than KV heads each GPU holds a whole head, so heads are stored more than once. With experts
+    distributed over groups of GPUs, `ffn` is a GPU's share of one expert, cut over the GPUs of its group.
     """
 
     queries: int
@@ -191,10 +191,10 @@ class Shard:
 
 
 def check_split(model: Model, tensor_parallel: int, expert_parallel: int = 1) -> None:
-    """Check that a model can be cut into shards, all equal but for the number of experts.
+    """Check that a model can be cut into shards that are equal except for the number of experts.
 
     Raises:
-        CatalogueError: a degree does not divide what has to be divided.
+        CatalogueError: a degree does not divide the sizes that it must.
     """
     if expert_parallel > 1:
         _check_groups(model, tensor_parallel, expert_parallel)

@@ -19,10 +19,11 @@ Older fits have no exponent x; for those tiles of 64 rows run in whole waves:
     unified      = max(tau * waves, decodes' KV bytes / (B e)) + t_attn       a decode has q tiles of one row and of
                    length p_i + 100
 
-Integer arithmetic: times per decode KV token, per sequence and per token of the longest are rounded once, and so is
-what a step's prefill takes.
+Integer arithmetic: times per decode KV token, per sequence and per token of the longest are rounded once, and so is the
+prefill time of a step.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,7 +36,7 @@ from lorrery.worker.device.hardware import SIXTEEN, Gpu, KernelFit
 from lorrery.worker.device.kernels import TILE
 
 TILE_START_TOKENS: Final = 100
-"""What a tile of a wave costs before its first KV token; 60 to 140 fit alike."""
+"""Cost of a tile in a wave before its first KV token; 60 to 140 fit equally well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Heads:
     Attributes:
         query: query heads.
         kv: KV heads.
-        size: elements of one.
+        size: elements per head.
         kv_bytes: of an element of the cache.
         kv_type: one of `hardware.KV_TYPES`.
     """
@@ -68,10 +69,10 @@ class AttentionKernels:
 
     Args:
         gpu: the data sheet.
-        fit: how close its kernels come to it.
+        fit: its kernels' efficiency against the data sheet.
         heads: its share of the model.
-        num_layers: how many layers' kernels to sum.
-        engine: which kernels run.
+        num_layers: number of layers to sum over.
+        engine: selects the kernels.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class AttentionKernels:
         self._pair_flops = 4 * layers * heads.query * heads.size
 
     def batch_ps(self, batch: Batch) -> int:
-        """Return how long the step's attention takes."""
+        """Return the duration of the step's attention."""
         num_decodes, longest = batch.num_decodes, batch.max_decode_kv_tokens
         return self.step_ps(batch.prefills, num_decodes, batch.decode_kv_tokens, longest, batch.decode_lengths)
 
@@ -114,7 +115,7 @@ class AttentionKernels:
         longest: int,
         lengths: tuple[int, ...] = (),
     ) -> int:
-        """Return the same, given what a batch says."""
+        """Return the duration of attention, given a batch's fields."""
         if not chunks:
             return self.decode_ps(num_decodes, kv_tokens, longest) if num_decodes else 0
         if not self._unified or not num_decodes:
@@ -130,16 +131,16 @@ class AttentionKernels:
         return max(tiles_ps, kv_tokens * self.kv_token_ps) + kernel_ps
 
     def prefill_ps(self, chunks: Sequence[PrefillChunk]) -> int:
-        """Return how long the attention of prompt chunks alone takes."""
+        """Return the attention time of prompt chunks alone."""
         return (self._tiles_ps(chunks) if self._overlap else self._wave_ps(chunks, ())) + self._prefill_kernel_ps
 
     def decode_ps(self, num_decodes: int, kv_tokens: int, longest: int) -> int:
-        """Return how long the attention of decodes alone takes; `longest` is the most tokens of one of them."""
+        """Return the attention time of decodes alone; `longest` is the largest number of KV tokens of one of them."""
         tokens_ps = kv_tokens * self.kv_token_ps + longest * self.longest_token_ps
         return tokens_ps + num_decodes * self.sequence_ps + self.decode_kernel_ps
 
     def _tiles_ps(self, chunks: Sequence[PrefillChunk]) -> int:
-        """Return how long tiles take that go to SMs as these get free, and what goes into the cache."""
+        """Return the time of tiles that go to SMs as these become free, and of the stores to the cache."""
         rows, start, longest, new_tokens = self._rows, self._start, 0, 0
         total = 0.0
         for chunk in chunks:
@@ -151,11 +152,12 @@ class AttentionKernels:
             return 0
         total *= self._heads / self._num_sms
         power = self._overlap
-        tokens: float = (total**power + (longest + start) ** power) ** (1 / power)
+        # `math.pow` of floats is one call of C's when compiled; `**` would make an object of each.
+        tokens = math.pow(math.pow(total, power) + math.pow(longest + start, power), 1 / power)
         return round(self._tile_token_ps * tokens) + new_tokens * self._store_token_ps
 
     def _wave_ps(self, chunks: Sequence[PrefillChunk], decodes: Sequence[int]) -> int:
-        """Return how long tiles take that run in whole waves."""
+        """Return the time of tiles that run in whole waves."""
         tiles = [_chunk_tiles(chunk, self._heads) for chunk in chunks]
         tiles += [(2 * (length + TILE_START_TOKENS), self._heads) for length in decodes]
         return waves(tiles, self._num_sms) * self._half_tile_token_ps
@@ -171,7 +173,7 @@ class AttentionKernels:
 
 
 def prefill_waves(chunks: Iterable[PrefillChunk], num_heads: int, num_sms: int) -> int:
-    """Return how long prefill attention keeps the GPU, in half tokens of tile length.
+    """Return how long prefill attention occupies the GPU, in half tokens of tile length.
 
     Monotone in every argument but `num_sms`: a further chunk, a longer chunk or more context never shortens it.
 

@@ -1,4 +1,4 @@
-"""What a deployment's figures rest on: measured, fitted to measurements of that GPU, or assumed to hold for it."""
+"""The basis of a deployment's figures: measured, fitted to measurements of that GPU, or assumed to hold for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,21 +9,21 @@ from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Basis, Gpu
 from lorrery.worker.device.moe import slow_type
 
 FORMULAS = ("roofline", "naive-roofline")
-"""Step-time models that are made of kernels; the others have their own grounds."""
+"""Step-time models made of kernels; the others have their own basis."""
 _WORDS = {
     "name", "source", "basis", "gpus", "kernels", "memory", "memory_share_of", "attention", "head", "separate_add",
     "fp8_experts", "most_sequences",
 }  # fmt: skip
-"""What of an engine is no figure."""
+"""Fields of an engine that are not figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What one figure rests on.
+    """Basis of one figure.
 
     Attributes:
-        part: which: a part of a step's time, or the setting whose value it is.
-        basis: how it was found.
+        part: a part of a step's time, or the setting whose value it is.
+        basis: measured, fitted or assumed.
         why: the source, or what is assumed.
     """
 
@@ -33,7 +33,7 @@ class Ground:
 
 
 def no_measurement(gpu: Gpu, *, modern: bool = True) -> str | None:
-    """Say that nobody measured such a GPU's kernels, and whose constants are taken; None where it was measured."""
+    """Describe whose constants stand in for a GPU's unmeasured kernels; None if they were measured."""
     fit, name = gpu.kernels(modern=modern), gpu.modern_fit_name if modern else gpu.fit_name
     if fit.basis != "assumed" and (not fit.gpus or gpu.name in fit.gpus):
         return None
@@ -42,12 +42,12 @@ def no_measurement(gpu: Gpu, *, modern: bool = True) -> str | None:
 
 
 def kernel_ground(gpu: Gpu, part: str, type_: str, *, modern: bool = True) -> Ground:
-    """Say what one kind of kernel rests on.
+    """Return the basis of one kind of kernel.
 
     Args:
         gpu: that runs it.
         part: `gemm`, `attention`, `moe`, `lora` or `elementwise`.
-        type_: of the weights, integers that are unpacked by their own name; of the KV cache for attention.
+        type_: of the weights, or the integer type if they are unpacked; for attention, of the KV cache.
         modern: whether it is a present-day engine's kernel or an older one's.
     """
     fit = gpu.kernels(modern=modern)
@@ -66,7 +66,7 @@ def kernel_ground(gpu: Gpu, part: str, type_: str, *, modern: bool = True) -> Gr
 
 
 def link_ground(link: AllReduce, gpu: Gpu, num_gpus: int) -> Ground:
-    """Say what all-reduces over so many of these GPUs rest on."""
+    """Return the basis of all-reduces over `num_gpus` of these GPUs."""
     if link.basis != "assumed" and link.gpus and gpu.name not in link.gpus:
         whose = f"between {gpu.name}: those of {', '.join(link.gpus)}"
     elif link.basis != "assumed" and link.degrees and num_gpus not in link.degrees:
@@ -77,23 +77,23 @@ def link_ground(link: AllReduce, gpu: Gpu, num_gpus: int) -> Ground:
 
 
 def grounds(deployment: Deployment, step_time: str = "roofline", account: str = "") -> list[Ground]:
-    """Say what each part of a deployment's step times, and of its memory, rests on.
+    """Return the basis of each part of a deployment's step times, and of its memory.
 
     Args:
-        deployment: what serves.
-        step_time: the step-time model that is asked, by its name in the settings.
-        account: what it says of its own fit.
+        deployment: model, GPUs and engine.
+        step_time: name of the step-time model in the settings.
+        account: that model's description of its own fit.
     """
     times = _of_kernels(deployment) if step_time in FORMULAS else [_of_model(step_time, account)]
     return [*times, *_of_memory(deployment)]
 
 
 def slow_kernels(deployment: Deployment, step_time: str = "roofline") -> list[str]:
-    """Say which of a deployment's kernels take longer in its narrow type than in a wider one.
+    """Describe the kernels of a deployment that take longer in its narrow type than in a wider one.
 
     Args:
-        deployment: what serves.
-        step_time: the step-time model that is asked, by its name in the settings.
+        deployment: model, GPUs and engine.
+        step_time: name of the step-time model in the settings.
     """
     slow = slow_type(deployment) if step_time == "roofline" else None
     return [] if slow is None else [slow]
@@ -125,7 +125,7 @@ def _of_experts(deployment: Deployment, weights: str) -> Ground:
 
 
 def _of_host(engine: Engine, gpu: Gpu) -> list[Ground]:
-    """Say what the CPU's share, and the factors on kernels, rest on; nothing of an engine without any."""
+    """Return the basis of the CPU's share and of the factors on kernels; empty for an engine without either."""
     figures = [field.name for field in fields(engine) if field.name not in _WORDS]
     if all(getattr(engine, name) == getattr(KERNELS_ONLY, name) for name in figures):
         return []

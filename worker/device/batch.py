@@ -1,10 +1,10 @@
-"""What one step asks of a GPU, and what consecutive steps of a fixed batch cost.
+"""The work of one step on a GPU, and the cost of consecutive steps of a fixed batch.
 
 These records are all that a step-time model sees: counts and lengths, never requests. `scheduler.core` may build them
 too (a policy that estimates, a simulator that jumps).
 
-Those made anew for each step are not frozen, though nobody changes them: a frozen record takes three times as long to
-make, and a simulation makes millions.
+Records built anew for each step are not frozen, though they are never mutated: a frozen record takes three times as
+long to build, and a simulation builds millions.
 """
 
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ class PrefillChunk:
 @mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class LoraWork:
-    """What one step asks of LoRA adapters: sums over the distinct adapters a of the batch, of rank r_a.
+    """A step's LoRA work: sums over the distinct adapters a of the batch, of rank r_a.
 
     Attributes:
         num_adapters: distinct adapters.
@@ -99,9 +99,9 @@ class Batch:
         num_decodes: sequences past their prompt that get one token.
         decode_kv_tokens: sum over the decodes of the tokens already in the KV cache before the step.
         max_decode_kv_tokens: the largest term of that sum; 0 without decodes.
-        lora: what adapters have to do.
-        decode_lengths: the terms of that sum, in any order. Of use only beside prefills, for an engine that computes
-            both in one attention kernel; without them it takes every decode to be as long as the longest.
+        lora: the adapters' work.
+        decode_lengths: the terms of that sum, in any order. Used only beside prefills, by an engine that computes both
+            in one attention kernel; if absent, every decode counts as long as the longest.
     """
 
     prefills: tuple[PrefillChunk, ...]
@@ -141,18 +141,18 @@ class Segment:
         self.slope_ps = slope_ps
 
     def step_ps(self, index: int) -> int:
-        """Return how long step `index` takes."""
+        """Return the duration of step `index`."""
         return self.base_ps + index * self.slope_ps
 
     def total_ps(self, num_steps: int) -> int:
-        """Return how long the first `num_steps` steps take together."""
+        """Return the total duration of the first `num_steps` steps."""
         return num_steps * self.base_ps + self.slope_ps * (num_steps * (num_steps - 1) // 2)
 
 
 def steps_to_cover(base_ps: int, slope_ps: int, duration_ps: int, limit: int) -> int:
-    """Return the fewest of a segment's first steps, at least 1, that take at least this long, but at most `limit`.
+    """Return the fewest of a segment's first steps, from 1 to `limit`, that take at least this long.
 
-    By closed form: n base + slope n (n - 1) / 2 >= duration, its positive root as a guess, then to the exact integer.
+    In closed form: the positive root of n base + slope n (n - 1) / 2 >= duration as a guess, then to the exact integer.
     """
     if product(limit, base_ps) + product(slope_ps, limit * (limit - 1) // 2) <= duration_ps or base_ps <= 0:
         return limit

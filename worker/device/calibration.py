@@ -1,13 +1,12 @@
 """Fits a GPU's kernel constants to measured steps.
 
 Least squares on the logarithm of modelled / measured, by Levenberg and Marquardt's method over the logarithms of the
-constants, so that none becomes negative and an error of 5 % counts alike on a short step and a long one. A row counts
-with its whole step, and where they were timed apart with its linear part and (less: `ATTENTION_WEIGHT`) its attention,
-which tells constants apart that steps alone do not. A weak pull towards the
-starting values (`PULL` for a factor of e) keeps constants that the rows do not tell: a profile without prefills leaves
-prefill_flops where it was.
+constants, so that none becomes negative and an error of 5 % counts equally on a short step and a long one. A row counts
+with its whole step, and where they were timed separately with its linear part and (less: `ATTENTION_WEIGHT`) its
+attention, which separates constants that steps alone do not. A weak pull towards the starting values (`PULL` for a
+factor of e) keeps constants that the rows do not determine: a profile without prefills leaves prefill_flops unchanged.
 
-The tile of large matrix products is not continuous: each of `GEMM_TILES` is tried, and the best kept.
+The tile of large matrix products is discrete: each of `GEMM_TILES` is tried, and the best kept.
 """
 
 from collections.abc import Sequence
@@ -23,12 +22,12 @@ from lorrery.worker.device.roofline import Roofline
 
 PULL = 0.03
 ATTENTION_WEIGHT = 0.2
-"""An attention that takes 2 % of its step may be off by more."""
+"""An attention that takes 2 % of its step may have a larger error."""
 GEMM_TILES = (64, 128, 256)
 HOST_CONSTANTS = ("step_ms", "sequence_ms")
 
 _LEAST = 1e-3
-"""Where a constant of 0 starts, in its unit."""
+"""Starting value of a constant of 0, in its unit."""
 _CONSTANTS = (
     "gemm_flops", "gemm_bandwidth", "gemm_us", "elementwise_bandwidth", "elementwise_us",
     "decode_bandwidth", "prefill_flops", "attention_us",
@@ -37,7 +36,7 @@ _CONSTANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A row, and what it was measured on."""
+    """A row, and the deployment that it was measured on."""
 
     row: ProfileRow
     deployment: Deployment
@@ -68,7 +67,7 @@ def calibrate(rows: Sequence[Measured], start: KernelFit, *, host: bool = False)
 
     Args:
         rows: measured steps of one GPU, at least one.
-        start: where the constants begin, and are pulled to.
+        start: initial constants, towards which the fit is pulled.
         host: whether to fit the CPU's `HOST_CONSTANTS` too, for rows that are whole steps of an engine.
     """
     first = rows[0].deployment.engine

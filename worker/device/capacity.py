@@ -1,25 +1,25 @@
 """What a deployment can serve, by arithmetic on step times: no arrival process, no scheduler.
 
-b streams run at once, each of P prompt and O output tokens; each asks again as soon as it is answered (a closed loop,
-`lorrery simulate -c b`), and they are evenly spread. What a stream then meets, on average, is in `closed_loop`:
+b streams run at once, each of P prompt and O output tokens; each sends its next request when the last is answered (a
+closed loop, `lorrery simulate -c b`), and they are evenly spread. The mean times of a stream are in `closed_loop`:
 
-    TTFT    = what is waited for of a step under way, and the steps that compute its prompt, with those that join it
+    TTFT    = wait for the step under way, and the steps that compute its prompt, with those that join it
     ITL     = decode step of the n <= b sequences that decode at once, each at the mean context P + O/2
     TPOT    = ITL + the prompts of others, per token
     E2E     = TTFT + (O - 1) * TPOT
     stream  = O / E2E       in all = b * stream                      tokens/s
     KV      = b * (P + O) tokens at worst; of paged memory b * ceil((P + O - 1) / block size) blocks
 
-Of more adapters than have a place on the GPU, as many streams as places always find one. A share m of the requests
-waits for a load of l seconds: in the background up to the boundary after it, or with all others in the step that
-prefills, for loads at once (k and a as in `closed_loop`). What more streams get depends on who waits for whose place,
-and is not computed.
+With more adapters than places on the GPU, up to as many streams as places always find one. A share m of the requests
+waits for a load of l seconds: in the background up to the next boundary, or, for blocking loads, with all others in the
+step that prefills (k and a as in `closed_loop`). The throughput of more streams depends on which requests wait for
+which place, and is not computed.
 
     background    TTFT + m l, beside others m ceil(l / TPOT) TPOT
     blocking      TTFT + l (1 - (1 - m) exp(-k a m))        TPOT + l (1 - exp(-k a m))
 
-What limits a point is the largest share of a stream's life: arithmetic, memory traffic (weights, KV cache), sums over
-GPUs, adapters, or fixed costs (kernels' constants, the CPU); and KV space if no further stream fits.
+The limit of a point is the largest share of a stream's life: arithmetic, memory traffic (weights, KV cache), all-reduce
+over GPUs, adapters, or fixed costs (kernels' constants, the CPU); and KV space if no further stream fits.
 """
 
 from collections import Counter
@@ -42,18 +42,18 @@ from lorrery.worker.device.steptime import StepTimeModel
 KV_SPACE = "KV space"
 _ADAPTERS = "adapters"
 PARTS = ("compute", "memory bandwidth", "all-reduce", _ADAPTERS, "fixed costs", "whole step")
-"""What takes a step's time; a model that knows no parts has the last one only."""
+"""Parts of a step's time; a model without parts has the last one only."""
 _OF_ADAPTERS = np.array([float(part == _ADAPTERS) for part in PARTS])
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What every stream asks.
+    """The request that every stream repeats.
 
     Attributes:
         prompt_tokens: of each prompt.
         output_tokens: of each answer, at least 2.
-        num_adapters: that streams name, each equally often; 0: the base model.
+        num_adapters: used equally often; 0: the base model.
         ranks: adapter i has rank `ranks[i % len(ranks)]`.
     """
 
@@ -64,7 +64,7 @@ class Workload:
 
     @property
     def adapters_of_rank(self) -> dict[int, int]:
-        """How many adapters each rank has that any has."""
+        """Number of adapters of each rank that occurs."""
         whole, more = divmod(self.num_adapters, len(self.ranks))
         counts = Counter[int]()
         for index, rank in enumerate(self.ranks[: self.num_adapters]):
@@ -76,7 +76,7 @@ class Workload:
 
         Args:
             num_sequences: in the step.
-            num_tokens: of them together; None: one of each.
+            num_tokens: total; None: one per sequence.
         """
         if not self.num_adapters:
             return NO_LORA
@@ -91,9 +91,9 @@ class Loads:
     """How requests wait for adapters that are not on the GPU.
 
     Attributes:
-        ratio: share of the requests that do.
-        seconds: of a load, on average.
-        blocking: whether the step that prefills waits, and everyone with it.
+        ratio: share of the requests that wait.
+        seconds: mean duration of a load.
+        blocking: whether the step that prefills waits, and all its sequences with it.
     """
 
     ratio: float = 0.0
@@ -101,11 +101,11 @@ class Loads:
     blocking: bool = False
 
     def waits(self, tpot: float, per_token: float) -> tuple[float, float]:
-        """Return what loads add to the time to the first token and to that per further token, in seconds.
+        """Return the seconds that loads add to the time to the first token and per further token.
 
         Args:
             tpot: seconds per token without loads.
-            per_token: requests of others that begin meanwhile; 0: nothing runs beside.
+            per_token: requests of others that begin meanwhile; 0: nothing else runs.
         """
         if self.blocking:
             none_else = exp(-per_token * self.ratio)
@@ -115,14 +115,14 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a replica holds, as far as settings say it.
+    """How much a replica holds, as far as settings limit it.
 
     Attributes:
         kv_pool_tokens: of the KV pool; None: as many as fit.
         block_size: tokens in a block of the pool; None: it is counted in tokens.
-        max_sequences: that run at once at most; None: as many as the pool holds.
-        adapter_places: adapters on the GPU at once at most; None: all.
-        loads: of the adapters that have none.
+        max_sequences: most running sequences; None: as many as the pool holds.
+        adapter_places: most adapters on the GPU at once; None: all.
+        loads: of the adapters without a place.
     """
 
     kv_pool_tokens: int | None = None
@@ -141,17 +141,17 @@ class Point:
 
     Attributes:
         concurrency: streams.
-        decoding: of them, on average; the others wait, or their prompts are computed.
+        decoding: mean number of them that decode; the others wait or prefill.
         ttft: request to first token.
         itl: a decode step alone.
-        tpot: from one token to the next, with what others' prompts take of it.
+        tpot: from one token to the next, time for others' prompts included.
         e2e: request to last token.
-        stream_tokens: of one stream.
-        total_tokens: of all.
-        requests: of all.
+        stream_tokens: per stream.
+        total_tokens: of all streams.
+        requests: of all streams.
         kv_ratio: share of the KV pool that they fill at worst.
-        limit: what takes most of the time, or `KV_SPACE`.
-        shares: of the time, by what takes it.
+        limit: the part that takes most of the time, or `KV_SPACE`.
+        shares: of the time, by part.
     """
 
     concurrency: int
@@ -172,22 +172,22 @@ class Capacity:
     """The formulas above for one deployment.
 
     Args:
-        deployment: what serves.
-        step_time: how long its steps take.
-        workload: what every stream asks.
+        deployment: model, GPUs and engine.
+        step_time: model of a step's duration.
+        workload: the request that every stream repeats.
         turns: how prompts and decodes share its steps.
         room: of its KV pool and batch.
 
     Attributes:
         adapter_bytes: of the adapters on the GPU.
-        adapter_places: of them; None: all have one.
-        fitting_kv_tokens: that the memory left by weights and adapters holds.
+        adapter_places: for adapters on the GPU; None: enough for all.
+        fitting_kv_tokens: that fit in the memory left by weights and adapters.
         kv_pool_tokens: of the KV pool.
         block_size: tokens in a block of it; None: it is counted in tokens.
-        stream_kv_tokens: that a stream takes of it at worst, whole blocks.
+        stream_kv_tokens: that a stream takes of it at worst, in whole blocks.
         fitting_streams: streams that the pool holds.
-        running_streams: streams that pool and settings let run at once.
-        max_concurrency: of those, as many as never wait for an adapter's place.
+        running_streams: streams that may run at once, by pool and settings.
+        max_concurrency: running streams that never wait for an adapter place.
 
     Raises:
         CatalogueError: the model does not fit; the message shows the sum.
@@ -208,7 +208,7 @@ class Capacity:
         self.kv_pool_tokens = self.fitting_kv_tokens if room.kv_pool_tokens is None else room.kv_pool_tokens
         tokens = workload.prompt_tokens + workload.output_tokens
         self.block_size = block = room.block_size
-        # A paged pool never holds the last token produced; S-LoRA's rule charges it.
+        # A paged pool never holds the last token produced; S-LoRA's rule charges for it.
         self.stream_kv_tokens = tokens if block is None else ceil((tokens - 1) / block) * block
         self.fitting_streams = self.kv_pool_tokens // (block or 1) * (block or 1) // self.stream_kv_tokens
         limit = self.fitting_streams if room.max_sequences is None else room.max_sequences
@@ -221,29 +221,29 @@ class Capacity:
 
     @property
     def grounds(self) -> list[Ground]:
-        """What its figures rest on."""
+        """Basis of its figures."""
         return grounds(self.deployment, self.step_time.name, getattr(self.step_time, "account", ""))
 
     @property
     def of_kernels(self) -> bool:
-        """Whether step times are the kernels' and the host's, and not a profile's or a formula's."""
+        """Whether step times come from kernel and host models, not from a profile or a formula."""
         return self.step_time.name == "roofline"
 
     @property
     def slow_kernels(self) -> list[str]:
-        """Which kernels are slower than those of a wider type, in words."""
+        """Kernels that are slower than those of a wider type, in words."""
         return slow_kernels(self.deployment, self.step_time.name)
 
     def unqueued_ttft(self, prompt_tokens: int | None = None) -> float:
-        """Return the seconds of one prompt's prefill, which nothing shares and for which nothing waits."""
+        """Return the seconds of one prompt's prefill, alone on the GPU and without waiting."""
         return float(self._loop.alone(prompt_tokens or self.workload.prompt_tokens).sum())
 
     def itl(self, concurrency: int) -> float:
-        """Return the seconds of one decode step of so many sequences."""
+        """Return the seconds of one decode step of `concurrency` sequences."""
         return float(self._step(concurrency, ()).sum())
 
     def point(self, concurrency: int) -> Point:
-        """Return what `concurrency` streams get, whether they fit or not."""
+        """Return the figures of `concurrency` streams, whether they fit or not."""
         work, gaps = self.workload, self.workload.output_tokens - 1
         found = self._loop.at(concurrency)
         others = found.decoding / gaps * (concurrency - 1) / concurrency
@@ -274,7 +274,7 @@ class Capacity:
         Args:
             ttft: seconds to the first token, on average.
             tpot: seconds per further token, on average.
-            most: concurrency to look up to; None: `max_concurrency`.
+            most: largest concurrency to try; None: `max_concurrency`.
         """
 
         def keeps(streams: int) -> bool:
@@ -291,7 +291,7 @@ class Capacity:
         return low
 
     def streams_for(self, total_tokens: float) -> int | None:
-        """Return the least concurrency that gives so many tokens per second in all; None if none that may run does."""
+        """Return the least concurrency with this total rate in tokens per second; None if none that may run has it."""
         most, low, high = self.max_concurrency, 0, 1
         while high < most and self.point(high).total_tokens < total_tokens:
             low, high = high, min(2 * high, most)
@@ -331,7 +331,7 @@ class Capacity:
         kv = work.prompt_tokens + work.output_tokens // 2
         num_sequences, num_tokens = num_decodes + len(pieces), num_decodes + sum(new for new, _ in pieces)
         lora = work.lora(num_sequences, num_tokens)
-        if pieces and num_sequences == 1 and work.num_adapters:  # a prompt alone: at worst
+        if pieces and num_sequences == 1 and work.num_adapters:  # a prompt alone: the worst case
             lora = LoraWork.of([(max(work.adapters_of_rank), num_tokens)])
         chunks = tuple(PrefillChunk(new, past, samples=True) for new, past in pieces)
         lengths = (kv,) * num_decodes if pieces and self._reads_lengths else ()
@@ -341,7 +341,7 @@ class Capacity:
 
 
 def bytes_of_adapters(deployment: Deployment, workload: Workload, places: int | None = None) -> int:
-    """Return the bytes of all adapters, or of as many of the largest as have places."""
+    """Return the bytes of all adapters, or of the largest ones that have places."""
     targets, left = deployment.lora.targets, workload.num_adapters if places is None else places
     total = 0
     for rank, count in sorted(workload.adapters_of_rank.items(), reverse=True):
@@ -354,7 +354,7 @@ def replicas_for(requests: float, one_replica: float) -> int:
     """Return how many replicas keep up with a rate when they are never idle, at least 1.
 
     Args:
-        requests: per second, to be served.
-        one_replica: that one serves.
+        requests: per second, to serve.
+        one_replica: requests per second of one replica.
     """
     return max(ceil(requests / one_replica - 1e-9), 1)

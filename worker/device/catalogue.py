@@ -1,8 +1,8 @@
-"""GPUs, models and engines by name, built from tables that someone else has read.
+"""GPUs, models and engines by name, built from tables that the caller has read.
 
-A table is what a TOML file of the form of `data/*.toml` holds: `fits`, `links` and `engines` by name, lists `gpu` and
-`model`. Later tables add to earlier ones and replace entries of the same name. Names are compared without regard to
-case and punctuation, and a model's organisation and its `-hf`, `-chat`, `-instruct`, `-base` endings do not matter:
+A table has the content of a TOML file in the form of `data/*.toml`: `fits`, `links` and `engines` by name, lists `gpu`
+and `model`. Later tables add to earlier ones and replace entries of the same name. Names are compared without case and
+punctuation, and a model's organisation and its `-hf`, `-chat`, `-instruct`, `-base` endings are ignored:
 `meta-llama/Llama-3.3-70B-Instruct` is `Llama-3.1-70B` by one of its aliases.
 """
 
@@ -30,10 +30,10 @@ from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
 FORMAT = 1
 DEFAULT_FIT = "default"
 DEFAULT_MODERN_FIT = "default-modern"
-"""The kernels of a present-day engine on a GPU for which no fit is named."""
+"""The kernels of a present-day engine on a GPU without a named fit."""
 DEFAULT_LINK = "pcie-4"
 PACKAGE = "lorrery.worker.device"
-"""Whose folder `data` holds the shipped tables."""
+"""Package whose folder `data` holds the shipped tables."""
 
 _ENDING = re.compile(r"(-(hf|chat|instruct|base|it|v\d[\d.]*))+$", re.IGNORECASE)
 _LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce")
@@ -42,13 +42,13 @@ _Record = TypeVar("_Record", Gpu, Model)
 
 
 class Catalogue:
-    """What is known.
+    """The known GPUs, models, engines and fits.
 
     Args:
-        tables: (where a table comes from, for messages; the table), earliest first.
+        tables: (origin of a table, for messages; the table), earliest first.
 
     Raises:
-        CatalogueError: a table that is not of the form, or names what no table has; the message names the entry.
+        CatalogueError: a malformed table, or a reference to an unknown name; the message names the entry.
     """
 
     def __init__(self, tables: Iterable[tuple[str, Table]]) -> None:
@@ -61,12 +61,12 @@ class Catalogue:
         self._gpu_names: dict[str, str] = {}
         self._model_names: dict[str, str] = {}
         self.sources: dict[str, str] = {}
-        """Entry -> where its figures are from, for `gpu NAME`, `fit NAME`, `link NAME`, `model NAME`, `engine NAME`."""
+        """Entry -> source of its figures, for `gpu NAME`, `fit NAME`, `link NAME`, `model NAME`, `engine NAME`."""
         gpus: list[tuple[str, Table]] = []
         for where, table in tables:
             self._add(where, table)
             gpus += [(where, entry) for entry in table.get("gpu", ())]
-        # Last, so that a GPU has the fit and the links of the latest table that has them.
+        # Last, so that a GPU gets the fit and the links of the latest table that has them.
         for where, entry in gpus:
             at = f"{where}: gpu {entry.get('name')!r}"
             gpu, aliases = self._gpu(entry, at), names_in(entry, "aliases", at)
@@ -96,7 +96,7 @@ class Catalogue:
         """Return the GPU of that name or alias.
 
         Raises:
-            CatalogueError: no such GPU; the message lists those there are.
+            CatalogueError: unknown GPU; the message lists the known ones.
         """
         known = self._gpu_names.get(_plain(name))
         if known is None:
@@ -108,7 +108,7 @@ class Catalogue:
         """Return the model of that name or alias.
 
         Raises:
-            CatalogueError: no such model (the message lists those there are), or one that no step-time model fits (it
+            CatalogueError: unknown model (the message lists the known ones), or one that no step-time model fits (it
                 says why).
         """
         known = self._model_names.get(_plain_model(name)) or self._model_names.get(_plain(name))
@@ -120,10 +120,10 @@ class Catalogue:
         return self._models[known]
 
     def engine(self, name: str, gpu: Gpu | None = None) -> Engine:
-        """Return the engine of that name, as it was measured on such a GPU if it was.
+        """Return the engine of that name, as measured on this GPU if it was.
 
         Raises:
-            CatalogueError: no such engine; the message lists those there are.
+            CatalogueError: unknown engine; the message lists the known ones.
         """
         for fit_name in () if gpu is None else (gpu.fit_name, gpu.modern_fit_name):
             if f"{name}-{fit_name}" in self._engines:
@@ -204,6 +204,6 @@ def _plain_model(name: str) -> str:
 
 
 def _nearest(plain: str, names: Mapping[str, str]) -> str:
-    """Return words about the known name that is most like an unknown one; empty if none is."""
+    """Return a hint at the known name nearest to an unknown one; empty if none is near."""
     near = get_close_matches(plain, names, n=1)
     return f" (nearest: {names[near[0]]})" if near else ""

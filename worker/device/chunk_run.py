@@ -1,13 +1,13 @@
-"""Steps that compute one long prompt, piece by piece, in one run.
+"""Steps that compute one long prompt, chunk by chunk, in one run.
 
-While a prompt takes all that a step's token budget leaves, its steps differ in what lies in the cache already, and in
-nothing else. With c tokens in each piece after p others, and n decodes that hold K tokens, the longest of them l:
+While a prompt takes all that is left of a step's token budget, its steps differ only in what is already cached. With c
+tokens in each chunk after p others, and n decodes that hold K tokens, the longest of them l:
 
-    step i = step_ps(a piece of c tokens after p + i c; n decodes that hold K + i n tokens, the longest l + i)
+    step i = step_ps(a chunk of c tokens after p + i c; n decodes that hold K + i n tokens, the longest l + i)
 
-Nobody has to decide anything between two of them. Attention over what is cached has no closed sum (its tiles overlap by
-a power, and are rounded), so each step that is needed is worked out by itself, and the times are those of one step
-after another, to the picosecond. A model that can do so at less than a call for each has `piece_ends_ps` (`steptime`).
+No decision is needed between two of them. Attention over cached tokens has no closed sum (its tiles overlap by a power,
+and are rounded), so each needed step is computed separately, and the times are those of single steps, to the
+picosecond. A model that can do this with less than one call per step has `piece_ends_ps` (`steptime`).
 """
 
 from bisect import bisect_left
@@ -18,11 +18,11 @@ from lorrery.worker.device.work import PrefillWork
 
 
 class ChunkRun:
-    """The coming steps of a run.
+    """The next steps of a run.
 
     Args:
-        step_time: how long a step takes; it does not read `Batch.decode_lengths`.
-        work: the first piece, which does not end its prompt.
+        step_time: model of a step's duration; it does not read `Batch.decode_lengths`.
+        work: the first chunk, which does not end its prompt.
         batch: the first step.
     """
 
@@ -34,10 +34,10 @@ class ChunkRun:
         self._batch = batch
         self._num_done = 0
         self._ends_ps: list[int] = []
-        """End of each step that is known, from the start of the first."""
+        """End of each computed step, from the start of the first."""
 
     def extend(self, max_steps: int, duration_ps: int | None) -> tuple[int, int]:
-        """Work out steps until one ends so long after the start, at most so many; return their number and time."""
+        """Compute at most `max_steps` steps, to the first end at or after `duration_ps`; return number and time."""
         work, batch = self._work, self._batch
         piece_ends_ps = getattr(self._step_time, "piece_ends_ps", None)
         if piece_ends_ps is not None:
@@ -59,15 +59,15 @@ class ChunkRun:
 
     @property
     def step_ps(self) -> int:
-        """How long the next step takes."""
+        """Duration of the next step."""
         return self.total_ps(1)
 
     def total_ps(self, num_steps: int) -> int:
-        """Return how long the next steps take together; they are known."""
+        """Return the total duration of the next steps; they must have been computed."""
         return self._ends_ps[self._num_done + num_steps - 1] - self._done_ps
 
     def steps_to_cover(self, duration_ps: int, limit: int) -> int:
-        """Return the fewest of the next steps, at least 1, that take at least this long, but at most `limit`."""
+        """Return the fewest of the next steps, from 1 to `limit`, that take at least this long."""
         first = self._num_done
         return min(limit, bisect_left(self._ends_ps, self._done_ps + duration_ps, first, first + limit) - first + 1)
 
@@ -76,7 +76,7 @@ class ChunkRun:
         return self._ends_ps[self._num_done - 1] if self._num_done else 0
 
     def advance(self, num_steps: int) -> PrefillWork | None:
-        """Leave steps behind; return the piece of the next one, None if no further step is known."""
+        """Move past steps; return the chunk of the next one, None if no further step is computed."""
         self._num_done += num_steps
         assert self._num_done <= len(self._ends_ps), "no more steps than are known"
         if self._num_done == len(self._ends_ps):

@@ -1,4 +1,4 @@
-"""The steady state of b streams in a closed loop: each asks again once it is answered, and they are evenly spread.
+"""The steady state of b streams in a closed loop: each sends a request when the last is answered, evenly spread.
 
 Every stream has P prompt and O output tokens: D = O - 1 decode steps. Time is counted in steps first. In a step k
 requests end on average, and as many begin; each is there for D steps, S of its own prompt, and W in which it waits. n
@@ -6,37 +6,37 @@ streams decode (Little's law), and a is the share of the others:
 
     k (D + S + W) = b        n = k D        a = (b - 1) / b
 
-k is found by halving. step(n, N) below is the step-time model's, of n decodes at context P + O/2 and N prompts; T the
-tokens of a step with prompts at most; E the mean over N, which is Poisson of mean k a.
+k is found by bisection. step(n, N) below is the step-time model's, of n decodes at context P + O/2 and N prompts; T the
+most tokens of a step with prompts; E the mean over N, which is Poisson of mean k a.
 
 *Beside* the decodes (chunked, mixed). A prompt takes z = P / (T - a n) steps' budget; if it may not be cut 1 / floor((T
-- a n) / P), or D + 1 where that is nothing. It waits for the step under way, and in line for the budget, of which u is
-used:
+- a n) / P), or D + 1 where that is nothing. It waits for the step under way, and in a queue for the budget, of which u
+is used:
 
     S    = max(1, ceil z)                 W = 1 + z u / 2 / (1 - u)        u = k a z
     TPOT = E step(n, N)                   TTFT = E step(a n, 1 + N) + W TPOT
     z > 1: TPOT = step(n, 0) + k a sum over pieces of (step(n, piece) - step(n, 0)), and TTFT has the sum over pieces
 
-What N has beyond the budget goes into other steps, at the same time per token.
+The part of N beyond the budget goes into other steps, at the same time per token.
 
-*First* (continuous, prefill first). N prompts take wave(N), as many steps as T asks for, before anyone decodes on. Who
-ends is seen one step later; in that step all decode, or those are prefilled who had ended the step before:
+*First* (continuous, prefill first). N prompts take wave(N), as many steps as T requires, before decoding goes on. An
+end takes effect one step later; in that step all decode, or prompts are prefilled for those that ended the step before:
 
-    S    = 0                              W = 1 / (1 + p)        p = 1 - exp(-a b / D), that a decode step ends anybody
+    S    = 0                              W = 1 / (1 + p)        p = 1 - exp(-a b / D), that a decode step ends any
     TPOT = step(n, 0) + ((D - 1) E wave(N) + what is left of its own wave after its first token) / D
     TTFT = wave(1 + N) up to its first token + W (step(n, 0) + E wave(N))
 
-*Spaced* (S-LoRA's loop). A wave comes B decode steps after the last one, or when somebody ends after that; c apart:
+*Spaced* (S-LoRA's loop). A wave comes B decode steps after the last one, or when a sequence ends after that; c apart:
 
     S    = 0        c = B + (1 / k + 1) exp(-B k)        z = c / floor(T / P)        u = k a z
     W    = (k B (B + 1) / 2 + exp(-B k)) / (k c) + z u / 2 / (1 - u)
     TPOT = step(n, 0) + ((D + W) / c - 1) wave(k c) / (D + W)        TTFT = wave(k c) + W TPOT
 
-*Rounds* (static; spaced, if D <= B). Those who enter together end together, in r = ceil(b / floor(T / P)) rounds:
+*Rounds* (static; spaced, if D <= B). Sequences that join together end together, in r = ceil(b / floor(T / P)) rounds:
 
     TPOT = step(b / r, 0)                 E2E = r (wave(b / r) + D TPOT)
 
-A stream alone (a = 0) waits for nothing, W = 0. `tests/simulator/test_plan_closed_loop.py` holds all this to `lorrery
+A single stream (a = 0) does not wait, W = 0. `tests/simulator/test_plan_closed_loop.py` compares all this with `lorrery
 simulate -c b`.
 """
 
@@ -49,14 +49,14 @@ import numpy as np
 import numpy.typing as npt
 
 Seconds = npt.NDArray[np.float64]
-"""Shape (parts,): seconds by what takes them. All formulas are linear in them."""
+"""Shape (parts,): seconds by part. All formulas are linear in them."""
 Pieces = tuple[tuple[int, int], ...]
-"""(new tokens, tokens before them) of each piece of a prompt that a step computes."""
+"""(new tokens, tokens before them) of each chunk of a prompt in a step."""
 StepSeconds = Callable[[int, Pieces], Seconds]
-"""A step of so many decodes beside these pieces."""
+"""Seconds of a step, given its number of decodes and its chunks."""
 
 _MOST_TERMS_MEAN = 12
-"""Beyond this mean a Poisson number is its mean plus or minus its standard deviation: a step is linear there."""
+"""Above this mean a Poisson number is its mean plus or minus its standard deviation: a step is linear there."""
 _HALVINGS = 60
 _ROUNDING = 1e-9
 
@@ -76,9 +76,9 @@ class PromptTurns:
 
     Attributes:
         turns: when prompts are computed.
-        step_tokens: tokens of a step with prompts; its decodes count only where they are in the same step.
+        step_tokens: token budget of a step with prompts; decodes count only if they are in the same step.
         in_pieces: whether a prompt may be cut where the budget ends.
-        decode_steps: between two prefills at least, of `SPACED`.
+        decode_steps: minimum between two prefills, for `SPACED`.
     """
 
     turns: Turns
@@ -89,12 +89,12 @@ class PromptTurns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoopTimes:
-    """What one stream meets on average.
+    """Mean times of one stream.
 
     Attributes:
         ttft: seconds from its request to its first token, by part.
         tpot: seconds from one token to the next, by part.
-        decoding: streams that decode; the others wait, or their prompts are computed.
+        decoding: streams that decode; the others wait or prefill.
     """
 
     ttft: Seconds
@@ -106,7 +106,7 @@ class ClosedLoop:
     """The formulas above.
 
     Args:
-        step: how long steps take.
+        step: durations of steps.
         turns: how prompts share them.
         prompt_tokens: of each request.
         output_tokens: of each request, at least 2.
@@ -117,7 +117,7 @@ class ClosedLoop:
         self._prompt, self._decodes = prompt_tokens, output_tokens - 1
 
     def at(self, streams: int) -> LoopTimes:
-        """Return what each of so many streams meets."""
+        """Return the mean times of each of `streams` streams."""
         match self._turns.turns:
             case Turns.BESIDE:
                 return self._beside(streams)
@@ -129,7 +129,7 @@ class ClosedLoop:
                 return self._rounds(streams)
 
     def alone(self, prompt_tokens: int) -> Seconds:
-        """Return the seconds of the steps of one prompt that nothing else shares."""
+        """Return the seconds of the steps of one prompt alone on the GPU."""
         return sum((self._step(0, (piece,)) for piece in self._cut(prompt_tokens, 0)), self._nothing)
 
     @property
@@ -167,11 +167,11 @@ class ClosedLoop:
         return LoopTimes(own + waited * tpot, tpot, decoding)
 
     def _budget_steps(self, rate: float, others: float) -> float:
-        """Return how many steps' budget a prompt takes beside the others who decode at so many requests per step."""
+        """Return how many steps' budget a prompt takes beside the others' decodes, at `rate` requests per step."""
         room = self._turns.step_tokens - rate * others * self._decodes
         if self._turns.in_pieces:
             return self._prompt / room if room > 0 else inf
-        # A prompt that does not fit beside those who decode waits until they have ended.
+        # A prompt that does not fit beside the decodes waits until they have ended.
         return 1 / max(floor(room / self._prompt), 1 / (self._decodes + 1))
 
     def _own_steps(self, rate: float, others: float) -> float:
@@ -181,7 +181,7 @@ class ClosedLoop:
         return max(1, ceil(steps - _ROUNDING)) if steps < inf else inf
 
     def _joined(self, num_decodes: int, prompts: float) -> Seconds:
-        """Return a step with so many prompts; of a part of one: that part if it may be cut, else between two steps."""
+        """Return a step with `prompts` prompts; a fraction is cut off a prompt if allowed, else interpolated."""
         whole = floor(prompts + _ROUNDING)
         part = prompts - whole
         pieces: Pieces = ((self._prompt, 0),) * whole
@@ -237,7 +237,7 @@ class ClosedLoop:
         return LoopTimes(e2e - self._decodes * tpot, tpot, together)
 
     def _wave(self, prompts: float) -> Seconds:
-        """Return the steps that compute so many prompts by themselves."""
+        """Return the time of the steps that compute `prompts` prompts without decodes."""
         budget = self._turns.step_tokens
         if self._turns.in_pieces:
             if prompts * self._prompt <= budget:
@@ -250,7 +250,7 @@ class ClosedLoop:
         return self._alone(prompts - full * most) + (full * self._alone(most) if full else self._nothing)
 
     def _alone(self, prompts: float) -> Seconds:
-        """Return one step of so many prompts; of a part of one: between two steps."""
+        """Return one step of `prompts` prompts, interpolated for a fraction."""
         whole = floor(prompts + _ROUNDING)
         part = prompts - whole
         less = self._step(0, ((self._prompt, 0),) * whole) if whole else self._nothing
@@ -259,7 +259,7 @@ class ClosedLoop:
         return less + part * (self._step(0, ((self._prompt, 0),) * (whole + 1)) - less)
 
     def _middle(self, prompts: float) -> float:
-        """Return how much of a wave is over at the mean end of its prompts."""
+        """Return the fraction of a wave that has passed at the mean end of its prompts."""
         budget = self._turns.step_tokens
         if self._prompt > budget:
             return (prompts + 1) / (2 * prompts)
@@ -268,7 +268,7 @@ class ClosedLoop:
         return (steps + 1) / (2 * steps)
 
     def _cut(self, prompt_tokens: int, num_decodes: int) -> Iterator[tuple[int, int]]:
-        """Yield the pieces of a prompt beside so many decodes."""
+        """Yield the chunks of a prompt beside `num_decodes` decodes."""
         most = prompt_tokens
         if self._turns.in_pieces:
             beside = num_decodes if self._turns.turns is Turns.BESIDE else 0
@@ -278,7 +278,7 @@ class ClosedLoop:
 
 
 def _rate(streams: int, decodes: int, life: Callable[[float], float]) -> float:
-    """Return the requests per step with which rate x life(rate), which only rises, is the number of streams."""
+    """Return the requests per step at which rate x life(rate), which is increasing, is the number of streams."""
     low, high = 0.0, streams / decodes
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -290,13 +290,13 @@ def _rate(streams: int, decodes: int, life: Callable[[float], float]) -> float:
 
 
 def _line(steps: float, rate: float, others: float) -> float:
-    """Return the steps waited for a server of fixed service time; infinite where more comes than it serves."""
+    """Return the steps waited for a server of fixed service time; infinite if it is overloaded."""
     used = steps * rate * others
     return steps * used / 2 / (1 - used) if used < 1 else inf
 
 
 def _poisson(mean: float) -> Iterator[tuple[float, float]]:
-    """Yield (number, weight) of a Poisson number; the weights add up to 1."""
+    """Yield (number, weight) of a Poisson distribution; the weights add up to 1."""
     if mean > _MOST_TERMS_MEAN:
         yield mean - sqrt(mean), 0.5
         yield mean + sqrt(mean), 0.5

@@ -1,4 +1,4 @@
-"""A step time of constants, whatever GPU and model are: what stand-ins for an engine that form no batches go by.
+"""A step time of constants, independent of GPU and model: for stand-ins of an engine that form no batches.
 
     step = step_ms + (prefill_ms + prefill_token_ms * n, where a step computes n prompt tokens)
 
@@ -23,8 +23,8 @@ class StepConstants:
 
     Attributes:
         step_ms: above 0.
-        prefill_ms: more for a step that computes prompt tokens.
-        prefill_token_ms: more for each of them.
+        prefill_ms: added to a step that computes prompt tokens.
+        prefill_token_ms: added for each of them.
     """
 
     step_ms: float = 10.0
@@ -33,7 +33,7 @@ class StepConstants:
 
 
 DEFAULT = StepConstants()
-"""What the settings have unless told otherwise."""
+"""Default of the settings."""
 
 
 class ConstantSteps:
@@ -63,7 +63,7 @@ class ConstantSteps:
     def decode_segment(
         self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
     ) -> Segment | None:
-        """Return the times of consecutive decode steps: each takes as long."""
+        """Return the times of consecutive decode steps: all are equal."""
         del num_decodes, kv_tokens, max_kv_tokens, lora
         return Segment(self._step_ps, 0)
 

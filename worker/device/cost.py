@@ -1,4 +1,4 @@
-"""Where a step's time goes: the parts that a step-time model can tell apart, which add up to the step exactly."""
+"""The parts of a step's time that a step-time model can distinguish; they add up to the step exactly."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ class StepCost:
     """One step's time in picoseconds by part, and its work.
 
     Attributes:
-        compute: arithmetic of the linear layers and the head, as far as it and not memory is what takes time.
+        compute: arithmetic of the linear layers and the head, as far as it takes the time, not memory.
         memory: their memory traffic, likewise; elementwise kernels too.
         kernel: constants per kernel of those.
         attention: attention kernels.
         all_reduce: sums over the GPUs of the replica.
         lora: adapters.
         host: the CPU.
-        whole: the step, of a model that knows no parts.
+        whole: the whole step, for a model without parts.
         flops: floating-point operations of one GPU, a multiplication and an addition as two.
         num_bytes: memory traffic of one GPU: weights, activations of linear layers, KV cache, adapters.
     """

@@ -1,8 +1,8 @@
-"""The sequences of a batch that decode, as sums, and in the order in which they end.
+"""The decoding sequences of a batch, as sums, and in the order in which they end.
 
-A sequence stores what it had when it began to decode (`rows.Row`); one counter of decode steps gives the rest. With n
-sequences, s steps, and o_i tokens in the cache of each less the counter then, the cache holds sum(o_i) + n s. So a step
-of any batch changes one number.
+A sequence stores its values at the start of its decoding (`rows.Row`); one counter of decode steps gives the current
+ones. With n sequences, s steps, and o_i cached tokens of each less the counter at its start, the cache holds
+sum(o_i) + n s. So a step of any batch changes one number.
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ class Decoding:
     """See the module.
 
     Attributes:
-        num: how many decode.
+        num: number of decoding sequences.
         steps: decode steps that the batch has run.
     """
 
@@ -27,26 +27,26 @@ class Decoding:
         self.steps = 0
         self._kv_offset_sum = 0
         self._kv_offsets: list[i64] = []  # ascending
-        self._last_steps: list[i64] = []  # different ones, ascending
+        self._last_steps: list[i64] = []  # distinct, ascending
         self._ending: dict[int, list[Row]] = {}  # by last step
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens in the KV cache, of all of them."""
+        """Total tokens in the KV cache."""
         return self._kv_offset_sum + self.num * self.steps
 
     @property
     def longest(self) -> int:
-        """Tokens in the KV cache of the one that has most; there is one."""
+        """KV tokens of the longest sequence; there must be one."""
         return self.steps + self._kv_offsets[-1]
 
     @property
     def steps_to_end(self) -> int:
-        """How many steps until one ends, that one included; there is one."""
+        """Steps until a sequence ends, that step included; there must be one."""
         return self._last_steps[0] - self.steps + 1
 
     def add(self, row: Row) -> None:
-        """Take in a row whose prefill has given its token; it decodes from the next step on."""
+        """Add a row whose prefill has given its token; it decodes from the next step on."""
         row.begin_to_decode(self.steps)
         self.num += 1
         self._kv_offset_sum += row.kv_offset
@@ -59,7 +59,7 @@ class Decoding:
             others.append(row)
 
     def remove(self, row: Row) -> None:
-        """Take out a row."""
+        """Remove a row."""
         self.num -= 1
         self._kv_offset_sum -= row.kv_offset
         del self._kv_offsets[bisect_left(self._kv_offsets, row.kv_offset)]
@@ -71,7 +71,7 @@ class Decoding:
             del self._last_steps[bisect_left(self._last_steps, row.last_step)]
 
     def finished(self) -> list[Row]:
-        """Return the rows that have ended with the last step, in join order; they are still to be removed."""
+        """Return the rows that ended with the last step, in join order; the caller removes them."""
         if not self.num or self._last_steps[0] >= self.steps:
             return []
         rows = self._ending[self._last_steps[0]].copy()

@@ -1,4 +1,4 @@
-"""One replica as a step-time model sees it: the model, the GPUs it is cut over, and how the engine runs it."""
+"""One replica as a step-time model sees it: the model, its GPUs, and how the engine runs it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,16 +20,16 @@ class Deployment:
 
     Attributes:
         gpu: each of its GPUs.
-        model: what it serves.
+        model: that it serves.
         tensor_parallel: number of GPUs.
         precision: of weights and KV cache.
-        engine: the CPU's share, and which kernels run; nothing of the CPU by default.
+        engine: the CPU's share and the choice of kernels; no CPU time by default.
         lora: how adapters are computed.
         memory: how much of the GPU's memory the engine takes.
         profile: measured steps, for the model `table`.
         steps: a log of an engine's steps, for the model `fitted`.
         constants: for the model `constant`.
-        expert_parallel: groups of GPUs among which a mixture's experts are dealt; the GPUs of a group cut each expert.
+        expert_parallel: groups of GPUs over which a mixture's experts are distributed; a group's GPUs cut each expert.
         expert_distribution: how unevenly tokens use experts, one of `moe.DISTRIBUTIONS`.
     """
 
@@ -48,12 +48,12 @@ class Deployment:
 
     @property
     def fit(self) -> KernelFit:
-        """How close this engine's kernels come to the data sheet."""
+        """Efficiency of this engine's kernels against the data sheet."""
         return self.gpu.kernels(modern=self.engine.modern)
 
     @property
     def link(self) -> AllReduce:
-        """What sums over its GPUs."""
+        """All-reduce over its GPUs."""
         return self.gpu.link(self.tensor_parallel, modern=self.engine.modern)
 
     def kv_pool_tokens(self, adapter_bytes: int = 0, used: Fraction | None = None) -> int:

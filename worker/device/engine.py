@@ -1,4 +1,4 @@
-"""What an inference engine is to a step-time model: the CPU's share of a step, and which kernels run.
+"""An inference engine as a step-time model sees it: the CPU's share of a step, and the choice of kernels.
 
 The figures and their sources are in `data/engines.toml`.
 """
@@ -15,31 +15,31 @@ class Engine:
 
     Attributes:
         name: as settings spell it.
-        launch_ms: of the CPU per layer; a floor under the GPU's time. 0 with CUDA graphs.
+        launch_ms: CPU time per layer; a floor under the GPU's time. 0 with CUDA graphs.
         lora_launch_ms: further CPU time per layer in a step with adapters.
         prefill_lora_flops: share of the peak FLOPS that adapter kernels reach in a step with a prefill; decodes alone
             reach `lora.FLOPS_SHARE`.
-        step_ms: of the CPU, added to each step.
+        step_ms: CPU time added to each step.
         sequence_ms: added for each sequence that gets a token.
         prefill_ms: added once to a step with any prefill.
         prefill_token_ms: added for each prompt token of the step.
         attention: whether a step with prefill and decode runs two attention kernels or one; see `attention`.
-        kernels: whose kernels run: those of the GPU's `fit`, or of its `modern_fit` with its `modern_all_reduce`.
-        fp8_experts: whose constants its experts have in 8 bits with a scale per tensor: those of that type, or with a
-            scale per block, where its kernel is not the one that was timed.
-        gemm_factor: how long its matrix products take, against those that were fitted.
-        prefill_factor: the same of prefill attention.
-        decode_factor: the same of decode attention.
-        fp8_decode_factor: the same over an 8-bit cache, in place of `decode_factor`.
-        all_reduce_factor: the same of what an all-reduce takes whatever its bytes are.
-        separate_add: whether the residual add is a kernel of its own.
+        kernels: constants of its kernels: the GPU's `fit`, or its `modern_fit` with its `modern_all_reduce`.
+        fp8_experts: constants of its experts in 8 bits with a scale per tensor: those of that type, or those with a
+            scale per block, if its kernel is not the one that was timed.
+        gemm_factor: duration of its matrix products over the fitted one.
+        prefill_factor: likewise for prefill attention.
+        decode_factor: likewise for decode attention.
+        fp8_decode_factor: likewise over an 8-bit cache, in place of `decode_factor`.
+        all_reduce_factor: likewise for the part of an all-reduce that does not depend on its bytes.
+        separate_add: whether the residual add is a separate kernel.
         head: whether the language-model head is part of the step.
-        memory: of a GPU: what its label says, or what the device reports, where that is known.
+        memory: of a GPU: the label's, or as reported by the device if known.
         memory_share_of: what gpu_memory_utilization is a share of: all memory, or what weights and activations leave.
-        basis: what the times and factors rest on.
-        source: where they are from.
-        gpus: names of the GPUs on which they were found; elsewhere they are assumed to hold. Empty: not said.
-        most_sequences: in a step, with which they were found; with more they are extrapolated. None: not said.
+        basis: of the times and factors.
+        source: of the times and factors.
+        gpus: names of the GPUs on which they were found; on others they are assumed to hold. Empty: unknown.
+        most_sequences: in a step, up to which they were found; with more they are extrapolated. None: unknown.
     """
 
     name: str
@@ -69,9 +69,9 @@ class Engine:
 
     @property
     def modern(self) -> bool:
-        """Whether present-day kernels run."""
+        """Whether it runs present-day kernels."""
         return self.kernels == "modern"
 
 
 KERNELS_ONLY = Engine("kernels-only")
-"""No CPU at all."""
+"""No CPU time."""

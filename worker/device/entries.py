@@ -1,4 +1,4 @@
-"""Records from a catalogue's entries, with every figure checked: known, there, of its type, within its range."""
+"""Builds records from a catalogue's entries, and checks every figure: known, present, of its type, within its range."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -34,18 +34,18 @@ _FLAT = {
     "prefill_flops": ("attention", "prefill_flops"),
     "attention_us": ("attention", "decode_us", "prefill_us"),
 }
-"""Constants that a fit may give for all types at once -> (the table of types, the constants there)."""
+"""Constants that a fit may give for all types at once -> (the table of types, the constants in it)."""
 _DIVISORS = {
     "flops", "bandwidth", "elementwise_bandwidth", "decode_bandwidth", "prefill_flops", "gb_per_second", "tflops",
     "fp8_tflops", "pcie_gb_per_second", "activation_bandwidth", "prefill_lora_flops", "memory_gb", "usable_memory_gb",
 }  # fmt: skip
-"""Figures that may not be 0, nor less than `_LEAST`."""
+"""Figures that may not be less than `_LEAST`."""
 _LEAST, _LARGEST, _MOST_COUNT = 0.001, 1e6, 100_000_000
-"""Of figures that divide, of all figures, and of counts: far beyond what exists, and step times are still numbers."""
+"""Bounds of divisors, of all figures, and of counts: far beyond what exists, with step times still finite."""
 _MOST = {"overlap": 16.0}
-"""Figures that may not be larger: a power of so many tokens is still a number."""
+"""Upper limits of single figures: a power with this exponent is still finite."""
 _LABEL = 1.1
-"""What a device reports may be more than its label says by the difference between GiB and GB, 7 %."""
+"""A device may report more than its label says by the difference between GiB and GB, 7 %."""
 _MOST_SHOWN = 100  # characters of a value in a message
 _FIT_WORDS = {"source", "basis", "gpus", "assumed"}
 _ENGINE_CHOICES = {
@@ -60,16 +60,16 @@ _Record = TypeVar("_Record", KernelFit, GemmFit, AttentionFit, MoeFit, LoraFit, 
 
 
 def build(record: type[_Record], entry: Table, at: str, **given: Any) -> _Record:  # noqa: ANN401  a field's type
-    """Make a record from an entry.
+    """Build a record from an entry.
 
     Args:
         record: a dataclass.
-        entry: its figures; words about them, such as `source`, are passed over.
+        entry: its figures; descriptive keys such as `source` are ignored.
         at: where the entry is, for messages.
-        given: fields that are not in the entry, and are taken as they are.
+        given: fields that are not in the entry, taken unchecked.
 
     Raises:
-        CatalogueError: a figure that is not known, is missing or cannot be.
+        CatalogueError: an unknown, missing or invalid figure.
     """
     figures = {key: value for key, value in entry.items() if key not in _NOT_FIGURES}
     known = {field.name: field for field in fields(record)}
@@ -88,7 +88,7 @@ def build(record: type[_Record], entry: Table, at: str, **given: Any) -> _Record
 
 
 def build_model(entry: Table, at: str) -> Model:
-    """Make a model, whose shapes go together.
+    """Build a model, and check that its shapes agree.
 
     Raises:
         CatalogueError: as `build`.
@@ -107,7 +107,7 @@ def build_model(entry: Table, at: str) -> Model:
 
 
 def build_gpu(entry: Table, at: str, **given: object) -> Gpu:
-    """Make a GPU; `given`: its name, fits and links.
+    """Build a GPU; `given`: its name, fits and links.
 
     Raises:
         CatalogueError: as `build`.
@@ -122,10 +122,10 @@ def build_gpu(entry: Table, at: str, **given: object) -> Gpu:
 
 
 def names_in(entry: Table, key: str, at: str) -> tuple[str, ...]:
-    """Return the names that an entry lists; none where it does not.
+    """Return the names that an entry lists; empty if it lists none.
 
     Raises:
-        CatalogueError: something else.
+        CatalogueError: not a list of names.
     """
     names = entry.get(key, [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -153,7 +153,7 @@ def check_tables(table: Table, where: str) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, cut where it is long."""
+    """Return a value as text for a message, cut if long."""
     if isinstance(value, str) and len(value) > _MOST_SHOWN:
         return f"{value[:_MOST_SHOWN]!r}..."
     text = repr(value)
@@ -161,7 +161,7 @@ def shown(value: object) -> str:
 
 
 def _rule(name: str, kind: object, value: object, *, is_figure: bool) -> str:
-    """Return what a field must be, where a value is not that; empty where it is."""
+    """Return the rule for a field that a value breaks; empty if it is valid."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind is bool or kind is str:
         return "" if isinstance(value, kind) else {bool: "true or false", str: "text"}[kind]
@@ -176,7 +176,7 @@ def _rule(name: str, kind: object, value: object, *, is_figure: bool) -> str:
 
 
 def build_fit(entry: Table, at: str) -> KernelFit:
-    """Make a fit: `gemm.TYPE` and `attention.TYPE` are tables, or their constants are given for all types at once.
+    """Build a fit: `gemm.TYPE` and `attention.TYPE` are tables, or their constants are given for all types at once.
 
     `moe.TYPE` and `lora` are tables, which may be missing.
 
@@ -224,9 +224,9 @@ def build_fit(entry: Table, at: str) -> KernelFit:
 
 
 def build_link(entry: Table, at: str) -> AllReduce:
-    """Make a link; `gb_per_second` is a figure, or a table of them by the number of GPUs.
+    """Build a link; `gb_per_second` is a figure, or a table of figures by number of GPUs.
 
-    `degrees`, the numbers of GPUs that were measured, are those of that table where they are not listed.
+    `degrees`, the measured numbers of GPUs, are those of that table unless listed.
 
     Raises:
         CatalogueError: as `build`.
@@ -256,7 +256,7 @@ def build_link(entry: Table, at: str) -> AllReduce:
 
 
 def build_engine(name: str, entry: Table, at: str) -> Engine:
-    """Make an engine.
+    """Build an engine.
 
     Raises:
         CatalogueError: as `build`.
@@ -278,7 +278,7 @@ def _degrees(entry: Table, at: str) -> tuple[int, ...]:
 
 
 def _all_there(flat: Table, part: str, at: str) -> None:
-    """Check that constants given for all types at once are complete; the message has the names they go by."""
+    """Check that constants given for all types at once are complete; the message has their names in the table."""
     for key, (of, constant, *_) in _FLAT.items():
         if of == part and constant != "tile" and constant not in flat:
             raise CatalogueError(f"{at}: {key} is missing")

@@ -1,5 +1,5 @@
-"""What can be wrong with a device that is asked for. The shell turns it into an error of its own."""
+"""Errors about a requested device. The shell converts them to its own."""
 
 
 class CatalogueError(ValueError):
-    """A GPU, model or engine that is not known, or that do not go together; the message says what would."""
+    """An unknown GPU, model or engine, or a combination that does not work; the message says what would."""

@@ -1,4 +1,4 @@
-"""The range of a fitted model's rows, and what was asked for beyond it: there the model extrapolates."""
+"""The range of a fitted model's rows, and the queries beyond it, where the model extrapolates."""
 
 from collections.abc import Iterable
 
@@ -19,19 +19,19 @@ class Extent:
         self._least, self._most = low, high
 
     def see(self, value: int) -> None:
-        """Take note of what is asked for."""
+        """Record a queried value."""
         if value > self._most:
             self._most = value
         elif value < self._least:
             self._least = value
 
     def forget(self) -> None:
-        """Begin anew: nothing was asked for."""
+        """Reset the record of queries."""
         self._least, self._most = self._low, self._high
 
     @property
     def beyond(self) -> str:
-        """What was asked for outside the rows, in words; empty if nothing was."""
+        """Queries outside the rows, in words; empty if there were none."""
         found = [f"down to {self._least:,}"] if self._least < self._low else []
         if self._most > self._high:
             found.append(f"up to {self._most:,}")
@@ -40,6 +40,6 @@ class Extent:
 
 
 def beyond(extents: Iterable[Extent]) -> str:
-    """Say what of several was asked for outside the rows; empty if nothing was."""
+    """Describe the queries outside the rows of several extents; empty if there were none."""
     found = [extent.beyond for extent in extents]
     return ", ".join(text for text in found if text)

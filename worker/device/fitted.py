@@ -3,18 +3,17 @@
     decode step    = d(b) + c_kv * KV tokens                         b sequences
     prefill step   = p(n) + c_pair * pairs (+ c_kv * KV tokens)      n tokens: prompt tokens, and decodes beside them
 
-d and p are straight between knots, which stand where the log has rows: every count with enough of them, as long as
-there are no more than `MOST_KNOTS`. Outside they go on with the slope of the one straight line that fits all rows best.
-What stands at the knots and the c are found by least squares on relative errors, decodes first. pairs is the sum of
-m * (q + m / 2) over the prompts, m new tokens after q cached ones, as in the log (`steps`). A coefficient that would be
-negative is 0.
+d and p are linear between knots, which stand where the log has rows: every count with enough of them, as long as there
+are no more than `MOST_KNOTS`. Outside they continue with the slope of the one line that fits all rows best. The values
+at the knots and the c are found by least squares on relative errors, decodes first. pairs is the sum of m * (q + m / 2)
+over the prompts, m new tokens after q cached ones, as in the log (`steps`). A coefficient that would be negative is 0.
 
-So decode steps have a closed form, and a count that the engine is slow at (odd ones, padded ones) is slow here. What
-the log holds (CPU, head, all-reduce) is in the time, what it lacks is not; adapters are added by the formula of `lora`.
-A log may wobble, so a larger batch may take less time here.
+So decode steps have a closed form, and a count at which the engine is slow (odd ones, padded ones) is slow here. The
+time includes what the log includes (CPU, head, all-reduce) and nothing else; adapters are added by the formula of
+`lora`. A log may be noisy, so a larger batch may take less time here.
 
-A log needs as many rows of each kind as there are figures to find. Steps outside the range of its rows are
-extrapolated; which were, the model keeps (`beyond`).
+A log needs as many rows of each kind as there are constants to find. Steps outside the range of its rows are
+extrapolated; the model records which were (`beyond`).
 """
 
 from bisect import bisect_right
@@ -34,7 +33,7 @@ from lorrery.worker.device.steps import MOST_COUNTED
 
 MOST_KNOTS = 256
 LEAST_ROWS = 5
-"""Rows of the log that a knot stands for; more where there would be more than `MOST_KNOTS`."""
+"""Rows of the log per knot; more where there would be more than `MOST_KNOTS`."""
 
 _ROWS_AT_ONCE = 65_536
 
@@ -51,12 +50,12 @@ class Curve:
 
     Attributes:
         work_seconds: the slope, at least 0.
-        error: how far the rows are off on average, a share of what was measured.
+        error: mean relative error of the rows.
         counts: the least and the largest of the rows.
-        told: whether the rows tell what counts cost from what work costs.
+        told: whether the rows separate the cost of counts from the cost of work.
 
     Raises:
-        ValueError: fewer rows than figures; the message has both numbers.
+        ValueError: fewer rows than constants; the message has both numbers.
     """
 
     def __init__(self, counts: Floats, work: Floats, seconds: Floats) -> None:
@@ -80,7 +79,7 @@ class Curve:
         """Return the base, never below 0."""
         knots, bases = self._knots, self._bases
         inside = min(max(float(count), knots[0]), knots[-1])
-        # As np.interp, which takes several times as long for one number.
+        # Same as np.interp, which takes several times as long for one number.
         at = bisect_right(knots, inside) - 1
         base = bases[at]
         if inside > knots[at]:
@@ -113,7 +112,7 @@ def _knots(counts: Floats) -> Floats:
 def _fit(knots: Floats, counts: Floats, work: Floats, seconds: Floats) -> tuple[Floats, float, bool]:
     """Return the bases at the knots, and the slope over the work: least squares on relative errors.
 
-    The last says whether the rows tell all of them apart.
+    The last value is whether the rows determine all of them.
     """
     largest = float(work.max())
     size = len(knots) + bool(largest)
@@ -126,7 +125,7 @@ def _fit(knots: Floats, counts: Floats, work: Floats, seconds: Floats) -> tuple[
         matrix /= seconds[rows, np.newaxis]
         squares += matrix.T @ matrix
         sums += matrix.sum(axis=0)
-    # Knots between which the rows do not tell apart get the least values that fit.
+    # Where the rows do not determine the knots, take the smallest values that fit.
     solution = np.linalg.lstsq(squares, sums, rcond=None)
     found, told = solution[0].astype(np.float64), int(solution[2]) == size
     if not largest:
@@ -137,7 +136,7 @@ def _fit(knots: Floats, counts: Floats, work: Floats, seconds: Floats) -> tuple[
 
 
 def _hats(knots: Floats, counts: Floats) -> Floats:
-    """Return each row's shares of the knots beside it; shape (rows, knots)."""
+    """Return each row's weights on the knots beside it; shape (rows, knots)."""
     shares = np.zeros((len(counts), len(knots)))
     if len(knots) == 1:
         shares[:] = 1.0
@@ -164,7 +163,7 @@ class Fitted:
     """The rules above for one deployment's log.
 
     Attributes:
-        account: what it was fitted to, and how well, in words.
+        account: the range and error of the fit, in words.
 
     Raises:
         CatalogueError: a log without steps of decodes alone, or without prefills, or with too few of them.
@@ -186,7 +185,7 @@ class Fitted:
             if not len(rows):
                 raise CatalogueError(f"the log of engine steps has no {what}")
         self._decode = _curve("steps of decodes alone", decodes[:, 2], decodes[:, 3], decodes[:, 0])
-        # What decodes beside the prompts take, unless a row contradicts.
+        # Time of decodes beside the prompts, at most half of the row's.
         beside = np.minimum(prefills[:, 3] * self._decode.work_seconds, prefills[:, 0] / 2)
         tokens = prefills[:, 1] + prefills[:, 2]
         self._prefill = _curve("steps with prefill", tokens, prefills[:, 4], prefills[:, 0] - beside)
@@ -196,7 +195,7 @@ class Fitted:
         )
         self._seen_decodes = Extent("decodes in a step", *self._decode.counts)
         self._seen_tokens = Extent("tokens in a step with prefill", *self._prefill.counts)
-        # Not of a log without them: then no time depends on them.
+        # Not for a log without KV tokens: then no time depends on them.
         self._seen_kv = Extent("KV tokens in a step", 0, int(log[:, 3].max()) if decodes[:, 3].any() else MOST_COUNTED)
         self._kv_token_ps = picoseconds(self._decode.work_seconds)
         self._half_pair_ps = picoseconds(self._prefill.work_seconds / 2)
@@ -212,15 +211,15 @@ class Fitted:
 
     @property
     def beyond(self) -> str:
-        """What it was asked for outside its rows, in words; empty if nothing was."""
+        """Queries outside the range of its rows, in words; empty if there were none."""
         return beyond((self._seen_decodes, self._seen_kv, self._seen_tokens))
 
     def saw_kv_tokens(self, kv_tokens: int) -> None:
-        """Take note of those in the last of decode steps that have run; a segment is asked for once, at its first."""
+        """Record the KV tokens of the last of the decode steps that ran; a segment is queried at its first only."""
         self._seen_kv.see(kv_tokens)
 
     def forget(self) -> None:
-        """Begin anew to take note of what it is asked for."""
+        """Reset the record of queries."""
         for extent in (self._seen_decodes, self._seen_kv, self._seen_tokens):
             extent.forget()
 
@@ -258,7 +257,7 @@ class Fitted:
         if not batch.prefills:
             self._seen_decodes.see(batch.num_decodes)
             return self._decode_ps(batch.num_decodes) + kv_ps
-        num_tokens = batch.num_decodes + sum(chunk.new_tokens for chunk in batch.prefills)
+        num_tokens = batch.num_decodes + sum([chunk.new_tokens for chunk in batch.prefills])
         self._seen_tokens.see(num_tokens)
-        half_pairs = sum(chunk.new_tokens * (2 * chunk.past_tokens + chunk.new_tokens) for chunk in batch.prefills)
+        half_pairs = sum([chunk.new_tokens * (2 * chunk.past_tokens + chunk.new_tokens) for chunk in batch.prefills])
         return self._prefill_ps(num_tokens) + half_pairs * self._half_pair_ps + kv_ps

@@ -1,4 +1,4 @@
-"""The batch as the mock GPU sees it: who is in it, how far each sequence is, what a step costs and gives.
+"""The batch on the mock GPU: its sequences, their progress, the duration of a step and its tokens.
 
 Positions. A sequence has p prompt tokens and, if it was resumed, r tokens produced elsewhere. Its prefill computes
 p + r tokens and gives output token number r (from 0). After that, with j tokens of output, the cache holds
@@ -27,15 +27,15 @@ from lorrery.worker.device.work import PrefillWork, StepOutcome
 
 
 class MockGpu:
-    """Runs steps without a clock: the caller says when, the step-time model how long.
+    """Runs steps without a clock: the caller sets their start, the step-time model their duration.
 
     Args:
-        step_time: how long a step takes.
-        spelling: the id of each of our tokens in the vocabulary that is in use; None: as they are.
+        step_time: model of a step's duration.
+        spelling: id of each of our tokens in the vocabulary in use; None: unchanged.
     """
 
     def __init__(self, step_time: StepTimeModel, spelling: TokenIds | None = None) -> None:
-        self._prefill_ps: int | None = None  # how long the coming step with prefills takes, once asked for
+        self._prefill_ps: int | None = None  # duration of the next step with prefills, once computed
         self.use(step_time)
         self._spelling = spelling
         self._rows: dict[int, Row] = {}  # in join order
@@ -43,15 +43,15 @@ class MockGpu:
         self._decoding = Decoding()
         self._adapters = DecodingAdapters()
         self._partial_tokens = 0
-        # Sequences that have ended and keep their place (static batching), with what they hold.
+        # Sequences that have ended and keep their place (static batching), with their KV tokens.
         self._hold = False
         self._held: dict[int, tuple[DeviceSequence, int]] = {}
         self._decode_rows: DecodeRows | None = None
-        # The coming decode steps: the first takes so long, each further one longer by the slope, if they are closed.
+        # The next decode steps, if they have a closed form: duration of the first, and increase per further step.
         self._closed = False
         self._next_ps = self._slope_ps = 0
         self._prefills: tuple[PrefillWork, ...] = ()
-        self._chunk_run: ChunkRun | None = None  # of the prompt whose piece is all of `_prefills`
+        self._chunk_run: ChunkRun | None = None  # of the prompt whose chunk is the only one in `_prefills`
         self._decode = False
 
     def __contains__(self, handle: int) -> bool:
@@ -88,7 +88,7 @@ class MockGpu:
         self._num_joined += 1
 
     def leave(self, handle: int) -> None:
-        """Forget a sequence that has not ended by itself, or was held.
+        """Remove a sequence that has not ended by itself, or was held.
 
         Raises:
             ValueError: the handle is not in the batch.
@@ -104,7 +104,7 @@ class MockGpu:
             self._chunk_run = None
 
     def clear(self) -> None:
-        """Forget every sequence."""
+        """Remove every sequence."""
         for row in tuple(self._rows.values()):
             self._remove(row)
         for handle in tuple(self._held):
@@ -112,15 +112,15 @@ class MockGpu:
         self._prefills, self._chunk_run, self._decode = (), None, False
 
     def begin(self, prefills: Iterable[PrefillWork], *, decode: bool, hold: bool = False) -> None:
-        """Say what the coming steps do: the first one the prefills, all of them (with `decode`) a token per sequence.
+        """Set the work of the next steps: the first runs the prefills, all of them (with `decode`) decode one token.
 
         Every sequence that is past its prompt when a step begins decodes in it. With `hold` a sequence that ends keeps
-        its place, its KV tokens and its share of every step, until it is told to leave (static batching).
+        its place, its KV tokens and its share of every step, until `leave` (static batching).
 
         Raises:
-            ValueError: two chunks of one sequence; a chunk of a sequence that is not in the batch or past its prompt,
-                that does not follow on the sequence's earlier chunks, or whose `samples` does not say whether it ends
-                the prompt.
+            ValueError: two chunks of one sequence; or a chunk of a sequence that is not in the batch or past its
+                prompt, that does not continue the sequence's earlier chunks, or whose `samples` is not whether it
+                ends the prompt.
         """
         prefills = tuple(prefills)
         if decode != self._decode or hold != self._hold:
@@ -156,7 +156,7 @@ class MockGpu:
         return Batch(self._prefills, num, kv_tokens, longest, lora, tuple(lengths))
 
     def step_ps(self) -> int:
-        """Return how long the next step takes."""
+        """Return the duration of the next step."""
         if not self._prefills:
             return self._next_ps if self._closed_ahead() else self._step_time.step_ps(self.batch())
         if self._chunk_run is not None:
@@ -166,18 +166,18 @@ class MockGpu:
         return self._prefill_ps
 
     def step_cost(self, batch: Batch) -> StepCost:
-        """Return where the time of a step goes, as `batch` described it."""
+        """Return the parts of a step's duration, for the work in `batch`."""
         return self._step_time.step_cost(batch)
 
     def run(self, max_steps: int, duration_ps: int | None = None, chunk_steps: int = 1) -> tuple[int, int]:
-        """Return how many of the coming steps may run in one jump, and how long they take together.
+        """Return how many of the next steps may run in one jump, and their total duration.
 
-        They run until a sequence ends, or to what is asked for.
+        They run until a sequence ends or a bound is reached.
 
         Args:
-            max_steps: at most so many, at least 1.
-            duration_ps: stop at the first end of a step so long after the start; None: no such bound.
-            chunk_steps: in so many steps, at most, goes on the one prompt that the first computes a piece of.
+            max_steps: most steps, at least 1.
+            duration_ps: stop at the first end of a step at least this long after the start; None: no such bound.
+            chunk_steps: most steps over which the prompt of the first step's chunk continues.
         """
         if chunk_steps > 1 and not self._reads_lengths and not self._held:
             return self._run_chunks(chunk_steps, duration_ps)
@@ -201,14 +201,14 @@ class MockGpu:
         return run.extend(max_steps, duration_ps)
 
     def use(self, step_time: StepTimeModel) -> None:
-        """Take what another model says for steps that have not begun."""
+        """Use another model for steps that have not begun."""
         self._step_time, self._known, self._prefill_ps = step_time, False, None
-        # A loop over the batch in each step with prompts, so only for a model that wants to know.
+        # A loop over the batch in each step with prompts, so only for models that need it.
         self._reads_lengths = bool(getattr(step_time, "reads_decode_lengths", True))
         self._saw_kv_tokens: Callable[[int], None] | None = getattr(step_time, "saw_kv_tokens", None)
 
     def total_ps(self, num_steps: int) -> int:
-        """Return how long the coming steps take together; more than one only as `run` says."""
+        """Return the total duration of the next steps; for more than one, only as allowed by `run`."""
         if num_steps == 1:
             return self.step_ps()
         if self._chunk_run is not None:
@@ -217,7 +217,7 @@ class MockGpu:
         return product(num_steps, self._next_ps) + product(self._slope_ps, num_steps * (num_steps - 1) // 2)
 
     def steps_to_cover(self, duration_ps: int, limit: int) -> int:
-        """Return the fewest steps, at least 1, that take at least this long, but at most `limit`. By closed form."""
+        """Return the fewest steps, from 1 to `limit`, that take at least this long. In closed form."""
         if self._chunk_run is not None:
             return self._chunk_run.steps_to_cover(duration_ps, limit)
         assert self._known and self._closed  # noqa: PT018  one question
@@ -237,10 +237,10 @@ class MockGpu:
         return StepOutcome(handles, tokens, _ends(finished))
 
     def jump(self, num_steps: int) -> tuple[tuple[int, FinishReason], ...]:
-        """Run steps without making their tokens; return who ends with the last of them.
+        """Run steps without making their tokens; return the sequences that end with the last of them.
 
         Args:
-            num_steps: at least 1; a sequence ends with none but the last of them.
+            num_steps: at least 1; sequences may end only with the last of them.
 
         Raises:
             ValueError: `num_steps` is out of range: more than one with prefills, or beyond a sequence's end.
@@ -299,7 +299,7 @@ class MockGpu:
             self._adapters.add(row.sequence)
 
     def _decode_sums(self) -> tuple[int, int, int]:
-        """Return the number of decodes in a step, the sum of their KV tokens, and the longest; held ones count."""
+        """Return the number of decodes in a step, their total KV tokens, and the longest; held sequences included."""
         decoding = self._decoding
         num, total, longest = decoding.num, decoding.kv_tokens, decoding.longest
         for _, kv_tokens in self._held.values():
@@ -307,7 +307,7 @@ class MockGpu:
         return num, total, longest
 
     def _closed_ahead(self) -> bool:
-        """Tell whether the coming decode steps have a closed form; work it out if it is not known."""
+        """Return whether the next decode steps have a closed form; compute it if not known."""
         if self._known:
             return self._closed
         self._known = True
@@ -337,7 +337,7 @@ class MockGpu:
                 self._known = False
 
     def _decode_tokens(self) -> tuple[NDArray[np.uint32], TokenIds, NDArray[np.int64]]:
-        """Return (handles, tokens, orders) of the decoding rows in this step, their ends not yet considered."""
+        """Return (handles, tokens, orders) of the decoding rows in this step, without regard to their ends."""
         if not self._decode or not self._decoding.num:
             return np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, np.int64)
         step = self._decoding.steps
@@ -347,7 +347,7 @@ class MockGpu:
         return self._decode_rows.handles, tokens, self._decode_rows.orders
 
     def _finish_decodes(self) -> list[Row]:
-        """Count the decode step, and take out the rows that end with it, in join order."""
+        """Count the decode step, and remove the rows that end with it, in join order."""
         self._count_decode_steps(1)
         return self._pop_finished()
 
@@ -358,7 +358,7 @@ class MockGpu:
         return finished
 
     def _run_prefills(self) -> list[Row]:
-        """Fill the cache; return the rows past their prompt, which begin to decode with the next step."""
+        """Fill the cache; return the rows past their prompt, which begin to decode in the next step."""
         past_prompt: list[Row] = []
         for work in self._prefills:
             row = self._rows[work.handle]
@@ -370,7 +370,7 @@ class MockGpu:
         return past_prompt
 
     def _admit_to_decode(self, rows: Sequence[Row]) -> list[Row]:
-        """Let prefilled rows decode from the next step on; return those that ended with their prefill."""
+        """Make prefilled rows decode from the next step on; return those that ended with their prefill."""
         finished: list[Row] = []
         for row in rows:
             if row.last_position == row.first_position:

@@ -1,11 +1,11 @@
-"""What vLLM's grouped LoRA kernels take: one pair of launches for all adapters of a step and all slices of a layer.
+"""Time of vLLM's grouped LoRA kernels: one pair of launches for all adapters of a step and all slices of a layer.
 
 vLLM computes the adapters of one linear layer by two Triton kernels, `shrink` (x A) and `expand` (adds the product with
 B). A layer that is several projections side by side (query, key and value; gate and up) is one pair of launches with as
-many slices. Their grids do not know which adapters a step has: they have a plane for each of `max_loras` places and one
-for tokens without any, each with the programs that *all* tokens would need, and a program that finds nothing to do ends
-at once. So `max_loras`, and not only what a step asks for, costs time; and since a program's work is tiny, programs are
-what is counted here, not bytes or FLOP:
+many slices. Their grids do not depend on a step's adapters: they have a plane for each of `max_loras` places and one
+for tokens without an adapter, each with the programs that *all* tokens would need, and a program without work ends at
+once. So `max_loras`, not only a step's work, costs time; and since a program's work is tiny, the formula counts
+programs, not bytes or FLOP:
 
     parts, width = 64, 256 below 128 tokens, else 8, 32          shrink cuts `inner` into parts, walked by width
     steps        = ceil(inner / (parts width)) width / 32        of a shrink program, one after another
@@ -16,9 +16,9 @@ what is counted here, not bytes or FLOP:
     t = us + step_us steps + (shrink at work) steps shrink_ns + (expand at work, within its slice) expand_ns
         + idle idle_ns + (at work, if there are several slices) slice_ns
 
-With several slices each program looks up where its slice lies, which costs as much as a small program does. The form
-was found on, and the constants fitted to, timings on H100 and H200 (docs/validation.md); those of both are alike, for
-neither bandwidth nor arithmetic is what bounds these kernels.
+With several slices each program looks up where its slice lies, which costs as much as a small program. The form was
+found on, and the constants fitted to, timings on H100 and H200 (docs/validation.md); both have similar ones, since
+neither bandwidth nor arithmetic bounds these kernels.
 """
 
 from math import ceil
@@ -31,12 +31,12 @@ _SHRINK_ROWS, _EXPAND_ROWS, _SHRINK_COLUMNS = 32, 64, 16
 
 
 class Slices(NamedTuple):
-    """Projections side by side on one GPU, which one pair of launches adapts.
+    """Projections side by side on one GPU, adapted by one pair of launches.
 
     Attributes:
-        inner: elements in.
-        outer: elements out, of all.
-        widest: of the widest.
+        inner: input elements.
+        outer: output elements of all.
+        widest: output elements of the widest.
         number: of projections.
     """
 
@@ -47,7 +47,7 @@ class Slices(NamedTuple):
 
 
 def grouped_seconds(fit: LoraFit, slices: Slices, tokens: int, adapters: int, places: int, rank: int) -> float:
-    """Return what a pair of launches takes.
+    """Return the seconds of a pair of launches.
 
     Args:
         fit: the constants.
@@ -61,7 +61,7 @@ def grouped_seconds(fit: LoraFit, slices: Slices, tokens: int, adapters: int, pl
     parts, width = (64, 256) if few else (8, 32)
     steps = ceil(slices.inner / (parts * width)) * width // 32
     columns = 128 if number == 1 else 64
-    # A slice other than the widest is as wide as the mean of the rest, which is exact of all layers that there are.
+    # Slices other than the widest get the mean width of the rest, which is exact for all existing layers.
     within = ceil(slices.widest / columns)
     if number > 1:
         within += (number - 1) * ceil((slices.outer - slices.widest) / (number - 1) / columns)

@@ -1,4 +1,4 @@
-"""What a GPU is to a step-time model: the data sheet, how close kernels come to it, and its links.
+"""A GPU as a step-time model sees it: the data sheet, its kernels' efficiency against it, and its links.
 
 GB is 1e9 bytes; TFLOPS are dense, with 32-bit accumulation. The figures and their sources are in `data/gpus.toml`.
 """
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Basis = Literal["measured", "fitted", "assumed"]
-"""What a figure rests on: measured as it is, fitted to measurements, or neither."""
+"""Basis of a figure: measured directly, fitted to measurements, or neither."""
 SIXTEEN = "bf16"
-"""The type whose constants every fit has, and which stand for those of types that it lacks."""
+"""The type whose constants every fit has; they also stand in for missing types."""
 WEIGHT_TYPES = (SIXTEEN, "fp8", "fp8_block")
-"""Types in which matrix products run: 16 bits; 8 bits with one scale per tensor; with one per 128 x 128 block."""
+"""Types of matrix products: 16 bits; 8 bits with one scale per tensor; 8 bits with one per 128 x 128 block."""
 KV_TYPES = (SIXTEEN, "fp8")
 PEER_BYTES = 256 * 1024
-"""Message from which on an all-reduce pays its whole cost per further GPU."""
+"""Message size from which an all-reduce pays its full cost per further GPU."""
 LARGE_BYTES = 16 * 1024 * 1024
-"""Message from which on an all-reduce pays its whole cost of being large."""
+"""Message size from which an all-reduce pays its full cost for large messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class GemmFit:
         bandwidth: share of peak bandwidth.
         us: constant per product.
         tile: rows of one block of a large product.
-        inner_ns: what a block of 64 rows takes per inner element, however few blocks there are.
+        inner_ns: time of a block of 64 rows per inner element, however few blocks there are.
         inner_rows: rows beyond which a block's inner element takes no longer.
-        columns_start: columns that a product's arithmetic takes longer, as if it had so many more.
-        inner_start: the same in inner elements: what a block takes before its first and after its last.
-        launch_us: of the CPU, for a product launched by itself and not from a CUDA graph; no step has it.
+        columns_start: extra columns that a product's arithmetic counts.
+        inner_start: likewise in inner elements: a block's overhead before its first and after its last.
+        launch_us: CPU time of a product launched by itself, not from a CUDA graph; no step includes it.
     """
 
     flops: float
@@ -58,10 +58,11 @@ class AttentionFit:
         prefill_us: constant per prefill kernel.
         sequence_ns: added to decode attention for each sequence and KV head.
         longest_ns: added to it for each token of the longest sequence.
-        store_bandwidth: share of peak bandwidth at which a prefill's keys and values go into the cache; 0: no time.
+        store_bandwidth: share of peak bandwidth at which a prefill's keys and values are stored in the cache; 0: no
+            time.
         tile: query rows of one tile of prefill attention.
-        tile_start: what such a tile costs before its first KV token, in KV tokens.
-        overlap: exponent of how the longest tile adds to the tiles' sum; 0 for tiles that run in whole waves.
+        tile_start: overhead of such a tile before its first KV token, in KV tokens.
+        overlap: exponent by which the longest tile adds to the tiles' sum; 0 for tiles that run in whole waves.
     """
 
     decode_bandwidth: float
@@ -84,7 +85,7 @@ class MoeFit:
         flops: share of the type's peak FLOPS.
         bandwidth: share of peak bandwidth at which weights are read.
         us: constant per layer.
-        expert_rows: rows by which those of each expert are padded, in the mean.
+        expert_rows: mean padding of each expert's rows.
         activation_bandwidth: share of peak bandwidth in permutation and activation.
         all_pairs: share of permutation and activation that every GPU does for all experts, not just its own.
         expert_us: added for each expert that is read.
@@ -108,7 +109,7 @@ class LoraFit:
         step_us: for each step of a shrink program, one after another.
         shrink_ns: for each step of each shrink program.
         expand_ns: for each expand program.
-        idle_ns: for each program that finds nothing to do.
+        idle_ns: for each program without work.
         slice_ns: for each program at work where a layer has several slices.
     """
 
@@ -121,23 +122,23 @@ class LoraFit:
 
 
 _HOPPER_LORA = LoraFit(us=2.45, step_us=0.706, shrink_ns=0.277, expand_ns=10.8, idle_ns=0.631, slice_ns=6.1)
-"""Of H100 and H200, which are alike: what is assumed of any other GPU."""
+"""Of H100 and H200, which have similar ones: assumed for any other GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFit:
-    """How close a GPU's kernels come to its data sheet; see `kernels` and `attention` for the formulas.
+    """Efficiency of a GPU's kernels against its data sheet; see `kernels` and `attention` for the formulas.
 
     Attributes:
         elementwise_bandwidth: share of peak bandwidth in elementwise kernels. Over 1 where they hit the L2 cache.
         elementwise_us: constant per elementwise kernel.
-        gemm: matrix products by type of the weights; 16 bits are always there.
-        attention: attention by type of the KV cache; 16 bits are always there.
-        moe: experts by type of the weights; empty where nothing is known of them: they are computed as products.
-        lora: grouped LoRA kernels, in 16 bits; None where nothing is known of them.
-        basis: what the constants rest on.
-        source: where they are from.
-        gpus: names of the GPUs that were measured; elsewhere the constants are assumed to hold.
+        gemm: matrix products by type of the weights; 16 bits are always present.
+        attention: attention by type of the KV cache; 16 bits are always present.
+        moe: experts by type of the weights; empty if unknown: they are then computed as products.
+        lora: grouped LoRA kernels, in 16 bits; None if unknown.
+        basis: of the constants.
+        source: of the constants.
+        gpus: names of the measured GPUs; on others the constants are assumed to hold.
         assumed: parts without a measurement all the same: `gemm`, `attention`, `elementwise`, `moe`, `lora`.
     """
 
@@ -153,25 +154,25 @@ class KernelFit:
     assumed: tuple[str, ...] = ()
 
     def gemm_of(self, weight_type: str) -> GemmFit:
-        """Return the constants of products in that type: those of 16 bits where it has none of its own."""
+        """Return the constants of products in that type: those of 16 bits if it has none."""
         return self.gemm.get(weight_type) or self.gemm[SIXTEEN]
 
     def attention_of(self, kv_type: str) -> AttentionFit:
-        """Return the constants of attention over such a cache: those of 16 bits where it has none of its own."""
+        """Return the constants of attention over a cache of that type: those of 16 bits if it has none."""
         return self.attention.get(kv_type) or self.attention[SIXTEEN]
 
     def moe_of(self, weight_type: str) -> MoeFit | None:
-        """Return the constants of experts in that type: those of 16 bits if it has none of its own; None: no such."""
+        """Return the constants of experts in that type: those of 16 bits if it has none; None: neither."""
         return self.moe.get(weight_type) or self.moe.get(SIXTEEN)
 
     @property
     def grouped_lora(self) -> LoraFit:
-        """The constants of grouped LoRA kernels: those of Hopper GPUs where it has none of its own."""
+        """The constants of grouped LoRA kernels: those of Hopper GPUs if it has none."""
         return self.lora or _HOPPER_LORA
 
     @classmethod
     def of_constants(cls, constants: Mapping[str, float], basis: Basis = "fitted", source: str = "") -> "KernelFit":
-        """Return the fit of one set of constants for all types, by the names of `constants`.
+        """Build the fit of one set of constants for all types, by the names of `constants`.
 
         Raises:
             KeyError: a constant is missing.
@@ -190,7 +191,7 @@ class KernelFit:
 
     @property
     def constants(self) -> dict[str, float]:
-        """The constants of 16 bits, under the names that a table may give them for all types at once."""
+        """The constants of 16 bits, under the names with which a table gives them for all types at once."""
         gemm, attention = self.gemm[SIXTEEN], self.attention[SIXTEEN]
         return {
             "gemm_flops": gemm.flops,
@@ -217,12 +218,12 @@ class AllReduce:
         us: to start.
         gb_per_second: bus bandwidth: the ring's bytes per second.
         us_per_gpu: for each GPU beyond two, in a message that is not small.
-        large_us: for a large message, which another kernel takes over.
-        by_degree: (GPUs, bus bandwidth) where it differs, ascending; a number not named takes the next smaller.
-        basis: what the figures rest on.
-        source: where they are from.
-        gpus: names of the GPUs that were measured; on others the figures are assumed to hold. Empty: not said.
-        degrees: numbers of GPUs over which was measured, ascending; the same. Empty: not said.
+        large_us: for a large message, which another kernel handles.
+        by_degree: (GPUs, bus bandwidth) where it differs, ascending; other numbers use the next smaller.
+        basis: of the figures.
+        source: of the figures.
+        gpus: names of the GPUs that were measured; on others the figures are assumed to hold. Empty: unknown.
+        degrees: measured numbers of GPUs, ascending; on others the figures are assumed to hold. Empty: unknown.
     """
 
     us: float
@@ -236,7 +237,7 @@ class AllReduce:
     degrees: tuple[int, ...] = ()
 
     def bandwidth(self, num_gpus: int) -> float:
-        """Return the bus bandwidth over so many GPUs, in GB/s."""
+        """Return the bus bandwidth over `num_gpus` GPUs, in GB/s."""
         found = self.gb_per_second
         for degree, bandwidth in self.by_degree:
             if degree <= num_gpus:
@@ -244,12 +245,12 @@ class AllReduce:
         return found
 
     def seconds(self, num_bytes: float, num_gpus: int, factor: float = 1.0) -> float:
-        """Return what one sum of so many bytes takes; nothing on one GPU.
+        """Return the seconds of one sum; 0 on one GPU.
 
         Args:
             num_bytes: on each GPU.
-            num_gpus: over which it is.
-            factor: how long what does not come of the ring's bytes takes, against this.
+            num_gpus: number of GPUs.
+            factor: on the part of the time that does not depend on the ring's bytes.
         """
         if num_gpus == 1:
             return 0.0
@@ -266,19 +267,19 @@ class Gpu:
     Attributes:
         name: as settings spell it.
         tflops: dense 16-bit TFLOPS.
-        memory_gb: device memory, as the label says.
+        memory_gb: device memory according to the label.
         gb_per_second: memory bandwidth.
         num_sms: streaming multiprocessors.
-        fit: how close its kernels come to that; of an older engine, where those were measured.
+        fit: efficiency of its kernels; of an older engine's, where those were measured.
         fit_name: of `fit`, in the catalogue.
-        modern_fit: the same of a present-day engine's kernels.
+        modern_fit: efficiency of a present-day engine's kernels.
         modern_fit_name: of `modern_fit`, in the catalogue.
         all_reduce: between the GPUs of one host, by the vendor's library.
-        pair_all_reduce: between two GPUs joined by a bridge, where that is faster.
-        modern_all_reduce: a present-day engine's own, inside a CUDA graph; None where it takes the library's.
+        pair_all_reduce: between two GPUs joined by a bridge, if that is faster.
+        modern_all_reduce: a present-day engine's own, inside a CUDA graph; None if it uses the library's.
         pcie_gb_per_second: from pinned host memory, per GPU.
         fp8_tflops: dense 8-bit TFLOPS; None where 8-bit products are not supported.
-        usable_memory_gb: what the device reports; None where that is not known.
+        usable_memory_gb: as reported by the device; None if unknown.
     """
 
     name: str
@@ -298,11 +299,11 @@ class Gpu:
     usable_memory_gb: float | None = None
 
     def kernels(self, *, modern: bool) -> KernelFit:
-        """Return how close the kernels come to the data sheet: an older engine's, or a present-day one's."""
+        """Return the efficiency of its kernels: an older engine's, or a present-day one's."""
         return self.modern_fit if modern else self.fit
 
     def link(self, tensor_parallel: int, *, modern: bool = False) -> AllReduce:
-        """Return what joins the GPUs of one replica, for an older engine or a present-day one."""
+        """Return the all-reduce of one replica, for an older engine or a present-day one."""
         if modern and self.modern_all_reduce is not None:
             return self.modern_all_reduce
         if tensor_parallel == 2 and self.pair_all_reduce is not None:

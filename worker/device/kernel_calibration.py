@@ -1,10 +1,10 @@
 """Fits a GPU's constants to measured kernels, part by part: products and experts by type, attention by type, links.
 
-A part's constants are in no other part's kernels, so each is fitted by itself: least squares on ln(modelled /
+No kernel depends on the constants of two parts, so each part is fitted by itself: least squares on ln(modelled /
 measured), over the logarithms of the constants. Large errors count by their size rather than its square (`_soften`), as
 in the mean absolute error, since a few shapes for which a library picks a bad kernel are two times off. A weak pull
-towards the starting values (`PULL` for a factor of e) keeps the solution in place. Constants that the rows do not tell
-are found by their standard error and set back: a profile of small products alone says nothing of `flops`.
+towards the starting values (`PULL` for a factor of e) keeps the solution in place. Constants that the rows do not
+determine are found by their standard error and reset: a profile of small products alone says nothing about `flops`.
 
 Rows are those of the shapes to fit on (`kernel_rows.is_fitted`); the others judge.
 """
@@ -33,39 +33,39 @@ LORA = "lora"
 """The part of adapters' kernels, which are of one type."""
 PULL = 0.03
 MOST_ROWS = 900
-"""Rows fitted at most of a part, evenly chosen: more change no digit that counts."""
+"""Most rows fitted per part, evenly chosen: more change no significant digit."""
 MOST_ERROR = 0.25
-"""Standard error of a constant's logarithm from which on the rows do not tell it."""
+"""Standard error of a constant's logarithm above which the rows do not determine it."""
 SOFT = 0.08
-"""Error (of the logarithm) beyond which one counts by its size, not its square."""
+"""Error (of the logarithm) beyond which it counts by its size, not its square."""
 WORTH = 0.98
-"""Loss with another tile, of the loss with the present one, below which it is taken."""
+"""Another tile is taken if its loss is below this share of the current one's."""
 LEAST = {
     "us": 1.0, "decode_us": 5.0, "prefill_us": 5.0, "sequence_us": 0.01, "sequence_ns": 5.0, "longest_ns": 0.05,
     "us_per_gpu": 0.5, "large_us": 5.0, "expert_us": 0.1, "all_pairs": 0.1,
     "columns_start": 100.0, "inner_start": 100.0,
 }  # fmt: skip
-"""Where a constant of 0 starts, since a logarithm cannot leave 0. Others of 0 stay: the kernel has no such cost."""
+"""Starting value of a constant of 0, as a logarithm cannot leave 0. Others of 0 stay: the kernel has no such cost."""
 MOST = {"all_pairs": 1.0}
-"""Constant -> what it cannot exceed."""
+"""Upper limits of constants."""
 CHOICES: Mapping[str, Sequence[int]] = {"tile": (64, 128, 256), "inner_rows": (64, 128, 256)}
-"""Constants that are not continuous -> what is tried."""
+"""Discrete constants -> values to try."""
 _APART = 0.05
-"""Of a logarithm, for a slope: attention of one layer takes 30 to 1,000 ps a token, which are whole."""
+"""Step of a logarithm for a slope: attention of one layer takes 30 to 1,000 ps a token, rounded to whole ones."""
 
 Values = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Constants that are fitted together, and the rows that tell them.
+    """Constants that are fitted together, and the rows that determine them.
 
     Attributes:
-        name: as a catalogue has it: `gemm.bf16`, `attention.fp8`, `lora`, `all_reduce`, `modern_all_reduce`.
+        name: as in a catalogue: `gemm.bf16`, `attention.fp8`, `lora`, `all_reduce`, `modern_all_reduce`.
         rows: measured.
-        start: name -> value; all that is fitted.
-        choices: name -> values to try in turn, for what is not continuous.
-        apply: the GPU with other constants.
+        start: name -> value; all constants of the part.
+        choices: name -> values to try in turn, for discrete constants.
+        apply: returns the GPU with other constants.
     """
 
     name: str
@@ -77,13 +77,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PartFit:
-    """What became of a part.
+    """Result of fitting a part.
 
     Attributes:
-        part: what was fitted.
+        part: that was fitted.
         values: name -> constant.
-        errors: name -> relative standard error, of those fitted.
-        kept: those that the rows do not tell, as they were.
+        errors: name -> relative standard error of the fitted constants.
+        kept: constants that the rows do not determine, unchanged.
     """
 
     part: Part
@@ -93,7 +93,7 @@ class PartFit:
 
 
 def parts_of(gpu: Gpu, rows: Sequence[KernelRow]) -> list[Part]:
-    """Sort rows into the parts that they tell of; rows that no kernel stands for are in none."""
+    """Sort rows into the parts that they determine; rows that no kernel stands for are in none."""
     found: dict[str, list[KernelRow]] = {}
     for row in rows:
         if why_not(row) is None and (name := _part_name(row)):
@@ -103,7 +103,7 @@ def parts_of(gpu: Gpu, rows: Sequence[KernelRow]) -> list[Part]:
 
 
 def _possible(part: Part) -> list[KernelRow]:
-    """Return the rows that the part's kernels can run: not experts that cannot be cut or dealt as they say."""
+    """Return the rows that the part's kernels can run: no experts that cannot be cut or distributed as stated."""
     model, rows = OneGpu(part.apply(part.start)), []
     for row in part.rows:
         try:
@@ -115,9 +115,9 @@ def _possible(part: Part) -> list[KernelRow]:
 
 
 def fit(part: Part) -> PartFit:
-    """Fit a part's constants to those of its rows that are there to fit on.
+    """Fit a part's constants to its rows that are for fitting.
 
-    Constants that the rows do not tell keep their values, and the others are fitted once more with them.
+    Constants that the rows do not determine keep their values, and the others are fitted once more with them.
     """
     seen = [row for row in part.rows if row.is_fitted]
     rows = seen[:: max(1, -(-len(seen) // MOST_ROWS))]
@@ -138,7 +138,7 @@ def fit(part: Part) -> PartFit:
 
 
 def calibrated(gpu: Gpu, fits: Sequence[PartFit], source: str) -> Gpu:
-    """Return a GPU with all fitted constants, which says what no row told."""
+    """Return a GPU with all fitted constants; constants that no row determined remain marked as assumed."""
     fitted = {one.part.name for one in fits if one.errors}
     fit = gpu.modern_fit
     assumed = set(fit.assumed)
@@ -154,12 +154,12 @@ def calibrated(gpu: Gpu, fits: Sequence[PartFit], source: str) -> Gpu:
 
 
 def percent_errors(part: Part, values: Values) -> Floats:
-    """Return the signed errors that constants leave, in the order of the part's rows."""
+    """Return the signed errors in percent with given constants, in the order of the part's rows."""
     return np.expm1(_log_errors(part, part.rows, values)) * 100
 
 
 def _fit(part: Part, rows: Sequence[KernelRow], start: Values, kept: Sequence[str]) -> tuple[Values, float, Values]:
-    """Return constants, what they leave, and their standard errors; those kept stay at the start."""
+    """Return constants, their loss, and their standard errors; kept ones stay at the start."""
     fixed = {*kept, *part.choices}
     names = [name for name, value in start.items() if name not in fixed and (value or name in LEAST)]
     begin = np.log([start[name] or LEAST[name] for name in names])
@@ -183,7 +183,7 @@ def _standard_errors(
 ) -> list[float]:
     """Return the standard error of each logarithm: how far it may move before the rows contradict it.
 
-    As of least squares, with a floor under the scatter, so that a few rows met exactly are not taken for certainty.
+    As in least squares, with a floor under the scatter, so that a few exact rows do not count as certainty.
     """
 
     def errors(at: Floats) -> Floats:
@@ -193,7 +193,7 @@ def _standard_errors(
     change = slopes(errors, logs, now, _APART)
     free = max(len(now) - len(logs), 1)
     scatter = max(float(np.sum(_soften(now) ** 2)) / free, 0.02**2)
-    weak = np.full(len(logs), 1e-6)  # what no row tells gets an error in the hundreds, and no division by zero
+    weak = np.full(len(logs), 1e-6)  # without any row: an error in the hundreds, and no division by zero
     covariance = np.linalg.inv(change.T @ change + np.diag(weak)) * scatter
     return [float(error) for error in np.sqrt(np.diag(covariance))]
 
@@ -223,7 +223,7 @@ def _part_name(row: KernelRow) -> str:
             return LORA
         case AllReduceShape() if is_library(row):
             return "all_reduce"
-        case AllReduceShape() if "graph" in row.kernel:  # the eager one has the launch in it
+        case AllReduceShape() if "graph" in row.kernel:  # the eager kernel's time includes the launch
             return "modern_all_reduce"
         case _:
             return ""
@@ -258,7 +258,7 @@ def _record(fit: KernelFit, kind: str, type_name: str) -> GemmFit | AttentionFit
 
 
 _MOE = MoeFit(flops=0.5, bandwidth=0.7, us=20.0, expert_rows=16.0, activation_bandwidth=0.3)
-"""Where experts start if the fit knows none."""
+"""Start for experts if the fit has no constants for them."""
 
 
 def _applied(gpu: Gpu, name: str, values: Values, source: str = "") -> Gpu:

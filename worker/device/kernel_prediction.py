@@ -1,7 +1,7 @@
-"""What the step-time model says of one measured kernel, by the functions that a step is summed up from.
+"""The step-time model's prediction for one measured kernel, by the functions that make up a step.
 
-NCCL's all-reduces are held against the link of the vendor's library; vLLM's custom kernel, which engines run inside
-CUDA graphs, against the link of graphs, up to the largest message for which it is fitted.
+NCCL's all-reduces are compared with the link of the vendor's library; vLLM's custom kernel, which engines run inside
+CUDA graphs, with the link of graphs, up to the largest message for which it is fitted.
 
 NVIDIA's collector counts a message in numbers of 16 bits, although the column of its rows here is called bytes: on A100
 vLLM's kernel gives way to NCCL between 2 Mi and 4 Mi of them, and its limit is 8 MiB; and the bus bandwidth of NCCL
@@ -33,18 +33,18 @@ MOST_GRAPH_BYTES = 256 * 2**20
 """Message beyond which no engine runs the kernel of graphs: NCCL takes over long before."""
 NO_MEASUREMENT = "no measurement"
 _NUMBER_BYTES = 2
-"""Of one number in NVIDIA's messages; its rows, and no others, name the library's version."""
+"""Bytes of one number in NVIDIA's messages; only NVIDIA's rows name the library's version."""
 
 _TYPES: Mapping[str, str] = {"": SIXTEEN, "bfloat16": SIXTEEN, "float16": SIXTEEN}
-"""As rows spell a type -> as fits do; the others are spelled alike."""
+"""Spelling in rows -> spelling in fits; all others are equal."""
 
 
 class Prediction(NamedTuple):
-    """What the model says of a row.
+    """The model's prediction for a row.
 
     Attributes:
-        us: microseconds; None if it says nothing.
-        why: it says nothing; empty otherwise.
+        us: microseconds; None if there is no prediction.
+        why: reason for no prediction; empty otherwise.
         basis: of the constants: measured, fitted, assumed, or no measurement.
     """
 
@@ -57,8 +57,8 @@ class KernelPredictions:
     """Predicts rows.
 
     Args:
-        catalogue: where GPUs are looked up.
-        gpu: of rows that name none.
+        catalogue: of GPUs.
+        gpu: for rows that name none.
     """
 
     def __init__(self, catalogue: Catalogue, gpu: str = "") -> None:
@@ -66,7 +66,7 @@ class KernelPredictions:
         self._gpus: dict[str, OneGpu | str] = {}
 
     def predict(self, row: KernelRow) -> Prediction:
-        """Say how long a row's kernel takes, or why the model does not know."""
+        """Predict the duration of a row's kernel, or return why there is no prediction."""
         name = row.gpu or self._gpu_name
         known = self._gpus.get(name)
         if known is None:
@@ -90,7 +90,7 @@ class OneGpu:
         self._kernels = SingleKernels(gpu)
 
     def predict(self, row: KernelRow) -> Prediction:
-        """Say how long a row's kernel takes, or why the model does not know."""
+        """Predict the duration of a row's kernel, or return why there is no prediction."""
         if (why := why_not(row)) is not None:
             return Prediction(None, why)
         try:
@@ -99,10 +99,10 @@ class OneGpu:
             return Prediction(None, f"op {row.op}: {error}")
 
     def seconds(self, row: KernelRow) -> float:
-        """Return how long the kernel takes of a row against which nothing speaks (`why_not`).
+        """Return the seconds of a row's kernel, for which `why_not` must return None.
 
         Raises:
-            CatalogueError: experts that cannot be cut or dealt so, or of which this GPU's fit knows nothing.
+            CatalogueError: experts that cannot be cut or distributed this way, or without constants in this GPU's fit.
         """
         match row.shape:
             case GemmShape(m, n, k):
@@ -155,7 +155,7 @@ class OneGpu:
 
 
 def why_not(row: KernelRow) -> str | None:
-    """Return why no GPU's kernels say anything of a row; None if they do."""
+    """Return why no GPU's kernels can predict a row; None if they can."""
     match row.shape:
         case None:
             return f"op {row.op!r} is not known; known: {', '.join(OPS)}"
@@ -172,24 +172,24 @@ def why_not(row: KernelRow) -> str | None:
 
 
 def weight_type(row: KernelRow) -> str:
-    """Return the type of a row's weights, as fits spell it."""
+    """Return the type of a row's weights, as spelled in fits."""
     name = row.dtype.lower()
     return _TYPES.get(name, name)
 
 
 def kv_type(row: KernelRow) -> str:
-    """Return the type of a row's KV cache, as fits spell it."""
+    """Return the type of a row's KV cache, as spelled in fits."""
     name = row.kv_dtype.lower()
     return _TYPES.get(name, name)
 
 
 def message_bytes(row: KernelRow) -> int:
-    """Return the bytes that an all-reduce sums on each GPU; 0 of another kernel."""
+    """Return the bytes that an all-reduce sums on each GPU; 0 for another kernel."""
     if not isinstance(row.shape, AllReduceShape):
         return 0
     return row.shape.message_bytes * (_NUMBER_BYTES if row.version else 1)
 
 
 def is_library(row: KernelRow) -> bool:
-    """Return whether an all-reduce is the vendor library's, and not an engine's own kernel."""
+    """Return whether an all-reduce is the vendor library's, not an engine's own kernel."""
     return "custom" not in row.kernel.lower()

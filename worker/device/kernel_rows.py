@@ -1,6 +1,6 @@
 """Measured kernels: one row per kernel on one GPU, as profilers write them.
 
-Columns (others are kept and ignored): `op`, what ran; `latency_us`; the shape's, by op:
+Columns (others are kept and ignored): `op`, the kind of kernel; `latency_us`; the shape's, by op:
 
     gemm                                   m, n, k           m tokens, n output columns, k inner
     attention_prefill, attention_decode    batch, tokens, q_heads, kv_heads, head_size
@@ -9,13 +9,12 @@ Columns (others are kept and ignored): `op`, what ran; `latency_us`; the shape's
     lora                                   tokens, inner, outer, widest, slices, adapters, max_loras, rank
 
 A prefill is of `batch` prompts of `tokens` tokens, none cached; a decode of `batch` sequences of one new token each
-after `tokens` cached ones; heads, experts and columns are those of one GPU's share; `moe_tp` and `moe_ep` are 1,
-`distribution` is `balanced`, if empty. `gpu`, `dtype` (`bfloat16` if
-empty) and `kv_dtype` (as 16 bits if empty) say what it ran on; `kernel` which of a library's kernels, which all-reduces
-need.
+after `tokens` cached ones; heads, experts and columns are those of one GPU's share; empty `moe_tp` and `moe_ep` mean 1,
+an empty `distribution` means `balanced`. `gpu`, `dtype` (`bfloat16` if empty) and `kv_dtype` (16 bits if empty) state
+the hardware and types; `kernel` is the library's kernel, which all-reduces need.
 
-Constants are found on some shapes and judged on the others, so that an error is also that of shapes nobody has fitted
-to: `is_fitted` says which, by a hash of the shape.
+Constants are fitted on some shapes and judged on the others, so that an error is also that of shapes never fitted:
+`is_fitted` decides, by a hash of the shape.
 """
 
 import csv
@@ -43,11 +42,11 @@ __all__ = [
 MOST = 2**53
 """Largest count that a float holds exactly."""
 JUDGED_SHARE = 3
-"""One shape in so many is judged, not fitted."""
+"""One shape in this many is judged, not fitted."""
 
 
 class KernelRowError(ValueError):
-    """A row that cannot be; the message names line, value and cure."""
+    """An invalid row; the message names line, value and cure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class GemmShape:
 
     @property
     def family(self) -> str:
-        """What is fitted or judged as a whole: the weight, at every number of tokens."""
+        """Unit of fitting and judging: the weight, at every number of tokens."""
         return f"gemm {self.n} {self.k}"
 
 
@@ -76,7 +75,7 @@ class AttentionShape:
 
     @property
     def family(self) -> str:
-        """What is fitted or judged as a whole: prefill and decode, in each KV type."""
+        """Unit of fitting and judging: prefill and decode, in each KV type."""
         return f"attention {self.batch} {self.tokens + self.tokens % 2} {self.q_heads} {self.kv_heads} {self.head_size}"
 
 
@@ -89,7 +88,7 @@ class AllReduceShape:
 
     @property
     def family(self) -> str:
-        """What is fitted or judged as a whole."""
+        """Unit of fitting and judging."""
         return f"all_reduce {self.message_bytes} {self.num_gpus}"
 
 
@@ -108,7 +107,7 @@ class MoeShape:
 
     @property
     def family(self) -> str:
-        """What is fitted or judged as a whole: the layer as it is cut, at every number of tokens."""
+        """Unit of fitting and judging: the layer with its partition, at every number of tokens."""
         return f"moe {self.hidden} {self.ffn} {self.top_k} {self.num_experts} {self.moe_tp} {self.moe_ep}"
 
 
@@ -116,7 +115,8 @@ class MoeShape:
 class LoraShape:
     """The adapters of one layer of `slices` projections side by side: shrink and expand, launched once for all.
 
-    `widest` is the elements out of the widest projection, `outer` those of all; `max_loras` the places for adapters.
+    `widest` is the number of output elements of the widest projection, `outer` that of all; `max_loras` the places for
+    adapters.
     """
 
     tokens: int
@@ -130,7 +130,7 @@ class LoraShape:
 
     @property
     def family(self) -> str:
-        """What is fitted or judged as a whole: the layer, with every batch and rank."""
+        """Unit of fitting and judging: the layer, with every batch and rank."""
         return f"lora {self.inner} {self.outer} {self.slices}"
 
 
@@ -144,7 +144,7 @@ OPS: Mapping[str, type[Shape]] = {
     "moe": MoeShape,
     "lora": LoraShape,
 }
-"""Op -> the record of its shape, whose fields are the columns."""
+"""Op -> the record of its shape, with fields named as the columns."""
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
     op: tuple(field.name for field in fields(shape) if field.name != "distribution") for op, shape in OPS.items()
@@ -159,15 +159,15 @@ class KernelRow:
 
     Attributes:
         line: of the file, from 1.
-        gpu: as the file spells it.
-        op: what ran.
+        gpu: as spelled in the file.
+        op: kind of kernel.
         kernel: the library's kernel.
-        version: of the library, as NVIDIA's files name it; empty in others.
-        dtype: of the weights; of an all-reduce, of the summed numbers.
+        version: of the library, as in NVIDIA's files; empty in others.
+        dtype: of the weights; for an all-reduce, of the summed numbers.
         kv_dtype: of the KV cache; empty where there is none.
         shape: None if the op is not one of `OPS`.
         latency_us: measured.
-        cells: of the whole row, by the header's order.
+        cells: of the whole row, in the header's order.
     """
 
     line: int
@@ -183,13 +183,13 @@ class KernelRow:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether constants are found on the row's shape; otherwise it judges them."""
+        """Whether constants are fitted on the row's shape; otherwise it judges them."""
         return self.shape is not None and is_fitted(self.shape)
 
 
 @lru_cache(maxsize=1 << 16)
 def is_fitted(shape: Shape) -> bool:
-    """Return whether constants are found on a shape, at any type and on any GPU; otherwise it judges them."""
+    """Return whether constants are fitted on a shape, at any type and on any GPU; otherwise it judges them."""
     return crc32(shape.family.encode()) % JUDGED_SHARE != 0
 
 
@@ -197,10 +197,10 @@ def read_kernel_rows(lines: Iterable[str]) -> tuple[list[str], Iterator[KernelRo
     """Read the rows of a CSV file with a header.
 
     Returns:
-        The columns, and the rows, which are read as they are taken.
+        The columns, and the rows, which are read lazily.
 
     Raises:
-        KernelRowError: no header that fits, or (while rows are taken) a row that cannot be.
+        KernelRowError: an unsuitable header, or (while rows are iterated) an invalid row.
     """
     reader = csv.reader(lines, strict=True)
     try:
@@ -217,7 +217,7 @@ def read_kernel_rows(lines: Iterable[str]) -> tuple[list[str], Iterator[KernelRo
 
 
 def is_kernel_header(line: str) -> bool:
-    """Return whether a file's first line is that of kernel rows, and not of step rows."""
+    """Return whether a file's first line is a header of kernel rows, not of step rows."""
     names = {name.strip().strip('"') for name in line.lstrip("\ufeff").split(",")}
     return {"op", "latency_us"} <= names
 
@@ -237,7 +237,7 @@ def _rows(reader: "Iterator[list[str]]", columns: Sequence[str]) -> Iterator[Ker
 
 
 class _RowMaker:
-    """Makes rows of cells; raises ValueError without the line."""
+    """Makes rows from cells; raises ValueError without the line number."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
@@ -275,10 +275,10 @@ class _RowMaker:
     def _shape(self, op: str, cells: Sequence[str]) -> Shape:
         try:
             counts = [int(cells[index]) for index in self._counts[op]]
-        except (KeyError, ValueError):  # a column that is not there, or a cell that is no plain number
+        except (KeyError, ValueError):  # a missing column, or a cell that is not a plain number
             counts = [self._count(op, name, cells) for name in COUNTS[op]]
         if min(counts) < 1 or max(counts) > MOST:
-            counts = [self._count(op, name, cells) for name in COUNTS[op]]  # says which
+            counts = [self._count(op, name, cells) for name in COUNTS[op]]  # raises with the column's name
         shape = OPS[op]
         words = [self._text(cells, "distribution") or "balanced"] if shape is MoeShape else []
         return _checked(shape(*counts, *words))  # type: ignore[arg-type]  # COUNTS has the fields' order
@@ -294,7 +294,7 @@ class _RowMaker:
 
 
 def _checked(shape: Shape) -> Shape:
-    """Return a shape; refuse what no kernel runs."""
+    """Return a shape; raise ValueError for one that no kernel runs."""
     if isinstance(shape, AllReduceShape) and shape.num_gpus < 2:
         raise ValueError("num_gpus is 1; an all-reduce is over at least 2")
     if isinstance(shape, AttentionShape) and shape.q_heads % shape.kv_heads:

@@ -15,8 +15,8 @@ over T GPUs (q/T, kv/T, f/T, V/T below); a GPU with F FLOPS and B bytes per seco
 
 Mixture of experts: E (1 - (1 - k/E)^n) experts' weights are read, and k experts' arithmetic is done per token.
 
-The smooth maximum of C, M and I is split between compute, memory and constant in proportion to their squares. Fits
-have their constants by type of the weights; I, what one block alone takes, is 0 in those of older engines.
+The smooth maximum of C, M and I is split between compute, memory and constant in proportion to their squares. Fits have
+their constants by type of the weights; I, the time of one block alone, is 0 in those of older engines.
 """
 
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Gpu, KernelFit
 
 TILE: Final = 64
-"""Rows of attention queries, and of a small matrix product, that one block computes."""
+"""Rows of attention queries, and of a small matrix product, per block."""
 LARGE_ROWS: Final = 256
 """Rows beyond which a matrix product runs in the GPU's larger tiles."""
 
 
 @dataclass(slots=True, init=False)
 class KernelTimes:
-    """Sums over kernels, to which more are added.
+    """Sums over kernels, which more kernels can be added to.
 
     Attributes:
         compute: seconds.
@@ -67,7 +67,7 @@ class KernelTimes:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Total seconds."""
         return self.compute + self.memory + self.constant
 
     def add(self, other: "KernelTimes", times: int = 1) -> None:
@@ -110,8 +110,8 @@ class Products:
 
     Args:
         gpu: the data sheet.
-        fit: how close its kernels come to it.
-        factor: how long the engine's products take, against those of the fit.
+        fit: its kernels' efficiency against the data sheet.
+        factor: duration of the engine's products over those of the fit.
     """
 
     def __init__(self, gpu: Gpu, fit: KernelFit, factor: float = 1.0) -> None:
@@ -133,14 +133,14 @@ class Products:
         """Add one product.
 
         Args:
-            times: to which it is added.
+            times: sums to add it to.
             rows: tokens.
-            columns: elements out.
-            inner: elements in.
-            weight_type: in which it runs; in 16 bits where the GPU has no 8-bit products.
+            columns: output elements.
+            inner: input elements.
+            weight_type: type of the product; 16 bits where the GPU has no 8-bit products.
             weight_bytes: of one weight.
-            read: weight matrices that are read.
-            copies: of them that every row meets.
+            read: number of weight matrices read.
+            copies: number of weight matrices that each row is multiplied with.
         """
         fit = self._types.get(weight_type)
         if fit is None:
@@ -169,24 +169,24 @@ def compute_type(gpu: Gpu, weight_type: str) -> tuple[float, str]:
 
 
 class LayerExperts(Protocol):
-    """A layer's experts as one kernel; `moe.ExpertKernels` is."""
+    """A layer's experts as one kernel, such as `moe.ExpertKernels`."""
 
     def times(self, num_tokens: int) -> KernelTimes:
-        """Return what they take for so many tokens."""
+        """Return their times for `num_tokens` tokens."""
         ...
 
 
 class LinearKernels:
-    """Everything of a step but attention, on one GPU.
+    """All kernels of a step except attention, on one GPU.
 
     Args:
         gpu: the data sheet.
-        fit: how close its kernels come to it.
-        link: what sums over the GPUs.
-        model: what it serves.
+        fit: its kernels' efficiency against the data sheet.
+        link: all-reduce over the GPUs.
+        model: to serve.
         tensor_parallel: number of GPUs.
         precision: of the weights.
-        engine: which kernels run.
+        engine: selects the kernels.
         experts: a mixture's experts; None: they are matrix products like a dense model's.
 
     Raises:
@@ -215,7 +215,7 @@ class LinearKernels:
         self._elementwise_seconds = fit.elementwise_us * 1e-6
 
     def layer(self, num_tokens: int) -> KernelTimes:
-        """Return what one layer takes for `num_tokens` tokens."""
+        """Return the times of one layer for `num_tokens` tokens."""
         n, model, shard = num_tokens, self._model, self._shard
         hidden, q, kv, ffn = model.hidden, shard.queries, shard.kv, shard.ffn
         times = KernelTimes()
@@ -241,21 +241,21 @@ class LinearKernels:
         return times
 
     def head(self, num_samples: int) -> KernelTimes:
-        """Return what the language-model head takes for `num_samples` sequences; nothing for none."""
+        """Return the times of the language-model head for `num_samples` sequences; zero for none."""
         times = KernelTimes()
         if num_samples:
             self._products.add(times, num_samples, self._shard.vocabulary, self._model.hidden)
         return times
 
     def all_reduce_seconds(self, num_tokens: int) -> float:
-        """Return what one sum over the replica's GPUs takes."""
+        """Return the seconds of one sum over the replica's GPUs."""
         return self._link.seconds(num_tokens * self._model.hidden * 2, self._degree, self._all_reduce_factor)
 
     def _gemm(self, times: KernelTimes, rows: int, columns: int, inner: int) -> None:
         self._products.add(times, rows, columns, inner, self._weight_type, self._weight_bytes)
 
     def _mixture(self, times: KernelTimes, rows: int, experts: LayerExperts) -> None:
-        """Add the router in 16 bits, its choice, the experts chosen, and those that all tokens share."""
+        """Add the router in 16 bits, its selection, the selected experts, and the shared experts."""
         model, shared = self._model, self._shard.shared_ffn
         self._products.add(times, rows, model.num_experts, model.hidden)
         self._elementwise(times, 4 * model.num_experts * rows)

@@ -1,6 +1,6 @@
 """Least squares by Levenberg and Marquardt's method, with slopes by finite differences.
 
-For a handful of unknowns, which is what a fit of constants has. (numpy has linear least squares only, and scipy is no
+For a handful of unknowns, as in a fit of constants. (numpy has linear least squares only, and scipy is not a
 dependency.)
 """
 
@@ -13,18 +13,18 @@ Floats = NDArray[np.float64]
 
 _MOST_ITERATIONS = 30
 _DONE = 1e-5
-"""Relative gain of an iteration below which the fit is at rest."""
+"""Relative gain of an iteration below which the fit has converged."""
 APART = 1e-4
-"""Of an unknown, for a slope."""
+"""Step of an unknown for a slope."""
 
 
 def least_squares(errors: Callable[[Floats], Floats], start: Floats, *, apart: float = APART) -> tuple[Floats, float]:
     """Return where the sum of squares is least, and that sum.
 
     Args:
-        errors: of unknowns; as many each time.
-        start: at which to begin; no step moves an unknown by more than 1.
-        apart: how far an unknown is moved to see a slope: more than what rounding hides.
+        errors: maps unknowns to errors, always the same number of them.
+        start: where to begin; no step moves an unknown by more than 1.
+        apart: step of an unknown for a slope: larger than what rounding hides.
     """
     at, now = start, errors(start)
     damping = 1e-2
@@ -47,7 +47,7 @@ def least_squares(errors: Callable[[Floats], Floats], start: Floats, *, apart: f
 
 
 def slopes(errors: Callable[[Floats], Floats], at: Floats, now: Floats, apart: float = APART) -> Floats:
-    """Return how each error (row) changes with each unknown (column); `now` is `errors(at)`."""
+    """Return the derivative of each error (row) by each unknown (column); `now` is `errors(at)`."""
     found = np.empty((len(now), len(at)))
     for index in range(len(at)):
         moved = at.copy()

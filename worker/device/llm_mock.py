@@ -3,7 +3,7 @@
     step [s] = b * max(len) * max(len - first_new) / (FLOPS * SCALE) + OVERHEAD / OVERHEAD_SCALE
 
 over the b sequences of the batch, where len counts a sequence's tokens including this step's, and first_new those
-already computed: the whole batch pays for its longest member and for its largest piece of new work. A prefill chunk
+already computed: the whole batch pays for its longest member and for its largest amount of new work. A prefill chunk
 has len = past + new and first_new = past; a decode has len = cached + 1 and first_new = cached. An empty step costs
 the constant alone. The formula is far from a real GPU's (a 2,000-token prompt takes 8.6 s); it is kept because its
 charts are.

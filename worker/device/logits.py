@@ -1,17 +1,17 @@
-"""S-LoRA's sampler over synthetic logits: an output in which the sampling parameters show.
+"""S-LoRA's sampler over synthetic logits: an output on which the sampling parameters have an effect.
 
 `vocabulary.synthetic_logits` has the model. The sampler, in S-LoRA's order
 (slora/server/router/model_infer/post_process.py at c1ddf48):
 
-1. a word that the output has had n > 0 times loses n frequency_penalty + presence_penalty;
+1. a word with n > 0 occurrences in the output loses n frequency_penalty + presence_penalty;
 2. the logits are divided by the temperature, and a softmax makes them probabilities;
 3. from the likeliest down, a word is kept if those before it have at most top_p together, and if they are fewer
    than top_k;
 4. one of the kept is drawn by its share. With top_k 1, which is how greedy decoding is spelt, it is the likeliest.
 
-A draw is a function of the seed and the position, so a resumption goes on as the sequence would have, and needs the
-earlier output only to count its words. The end-of-sequence token has no logit: where it falls is the length model's.
-Cost: about 0.1 ms a token, 10 us where it is greedy.
+A draw is a function of the seed and the position, so a resumption continues the same sequence, and needs the earlier
+output only to count its words. The end-of-sequence token has no logit: the length model decides where it falls.
+Cost: about 0.1 ms a token, 10 us if greedy.
 """
 
 import numpy as np
@@ -24,11 +24,11 @@ from lorrery.worker.device.sampler import Sampler
 
 Logits = NDArray[np.float64]
 
-_MAX_PENALTY = 1e9  # the same as infinite, and a sum of them is still a number
+_MAX_PENALTY = 1e9  # same effect as infinite, and a sum of them is still finite
 
 
 def penalised(logits: Logits, counts: NDArray[np.int64], sampler: Sampler) -> Logits:
-    """Return the logits with the penalties of the words that `counts` says the output has had."""
+    """Return the logits less the penalties of the words in the output, which `counts` counts."""
     presence = min(sampler.presence_penalty, _MAX_PENALTY)
     frequency = min(sampler.frequency_penalty, _MAX_PENALTY)
     if not presence and not frequency:
@@ -37,7 +37,7 @@ def penalised(logits: Logits, counts: NDArray[np.int64], sampler: Sampler) -> Lo
 
 
 def kept(logits: Logits, sampler: Sampler) -> tuple[NDArray[np.intp], Logits]:
-    """Return the words that may be drawn, the likeliest first, and the probability of each before the others went."""
+    """Return the words that may be drawn, the likeliest first, and their probabilities among all words."""
     scaled = logits / sampler.temperature
     shares = np.exp(scaled - scaled.max())
     order = np.argsort(-logits)
@@ -50,7 +50,7 @@ def kept(logits: Logits, sampler: Sampler) -> tuple[NDArray[np.intp], Logits]:
 
 
 def draw(logits: Logits, sampler: Sampler, uniform: float) -> int:
-    """Return the word that a number in [0, 1) stands for."""
+    """Return the word that corresponds to a number in [0, 1)."""
     if sampler.greedy:
         return int(logits.argmax())
     if not sampler.top_k and sampler.top_p >= 1:  # all are kept, so their order does not matter
@@ -66,17 +66,17 @@ def _place(shares: Logits, uniform: float) -> int:
 
 
 class SampledWords:
-    """The words of one sequence, made as far as they have been asked for.
+    """The words of one sequence, made on demand.
 
     Args:
         context: from `context_of`.
         seed: of its draws, from `output.sequence_seed`.
         sampler: the request's.
         produced: output tokens made before a resumption.
-        num_words: how many words there are to draw from.
+        num_words: number of words to draw from.
 
     Attributes:
-        length_seed: what its length is drawn from; with greedy decoding no part of it is the request's seed.
+        length_seed: seed of its length; with greedy decoding independent of the request's seed.
     """
 
     __slots__ = ("_context", "_counts", "_first", "_sampler", "_seed", "_words", "length_seed")

@@ -1,4 +1,4 @@
-"""What LoRA adapters cost: memory, the way to the GPU, and time in a step.
+"""Costs of LoRA adapters: memory, loading to the GPU, and time in a step.
 
 A projection from `in` to `out` elements has, at rank r, a matrix A of in x r and a matrix B of r x out. For the
 distinct adapters a of a batch with n_a tokens each, per layer and adapted projection:
@@ -11,10 +11,10 @@ Kernels that pad replace every r_a by the largest rank: of the batch (S-LoRA's b
 max_lora_rank). Tensor parallelism follows the base layer: a column-parallel projection cuts B, a row-parallel one A,
 and the partial sums join the base layer's own all-reduce; `sharded` cuts both, and sums the rank-sized product.
 
-That is what adapters ask of memory and arithmetic. vLLM's kernels take several times as long, bounded by neither:
-`grouped_lora` has theirs.
+These are the bounds by memory and arithmetic. vLLM's kernels take several times as long, bounded by neither; their
+formula is in `grouped_lora`.
 
-Loading an adapter takes, with k copies of `bytes` in all, from host memory, and from disk first:
+Loading an adapter, with k copies of `bytes` in total, from host memory, and from disk first if needed, takes:
 
     t_load = t_request + k * 10 us + bytes / host link + bytes / disk
 
@@ -40,10 +40,12 @@ from lorrery.worker.device.memory import SIXTEEN_BITS, kv_bytes_per_token
 Targets = Literal["qkvo", "all-linear"]
 
 FLOPS_SHARE = 0.25
-"""Of peak FLOPS in a shrink or expand kernel, unless an engine says otherwise: small ranks fill few tensor cores. An
-assumption."""
+"""Share of peak FLOPS in a shrink or expand kernel, unless an engine says otherwise: small ranks fill few tensor cores.
+
+An assumption.
+"""
 BANDWIDTH_SHARE = 0.6
-"""Of peak bandwidth, gathered by adapter. An assumption, within what Punica and S-LoRA publish."""
+"""Share of peak bandwidth, gathered by adapter. An assumption, within the range that Punica and S-LoRA publish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class LoraKernels:
         padding: "none": each adapter at its rank; "batch": at the largest of the batch; a number: at this rank.
         launch_us: per kernel, two kernels per projection. 5 launched one by one, 1 to 2 in a CUDA graph.
         sharded: whether tensor parallelism cuts both matrices.
-        kernels: "roofline": as long as memory, arithmetic and launches take; "grouped": vLLM's, see `grouped_lora`, to
-            which `launch_us` is nothing.
+        kernels: "roofline": time from memory, arithmetic and launches; "grouped": vLLM's, see `grouped_lora`, which
+            ignores `launch_us`.
         places: for adapters on the GPU, which size the grids of grouped kernels; None: as many as a step has adapters.
     """
 
@@ -73,7 +75,7 @@ REAL_RANKS = LoraKernels()
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One adapted projection, whole: elements in and out, and which side tensor parallelism cuts."""
+    """One adapted projection before tensor parallelism: elements in and out, and which side is cut."""
 
     inner: int
     outer: int
@@ -136,14 +138,14 @@ def load_ps(
     *,
     copies_per_layer: int = 1,
 ) -> int:
-    """Return how long a load takes, in picoseconds.
+    """Return the duration of a load in picoseconds.
 
     Args:
         model: gives the number of copies.
         size_bytes: of the adapter.
         host_gb_per_second: usable rate from pinned host memory: 24 over PCIe 4.0, 50 over 5.0.
-        disk_gb_per_second: where it comes from disk first; None: it is in host memory.
-        copies_per_layer: 1 if stored in one piece per layer, 8 if A and B of four projections are apart.
+        disk_gb_per_second: rate of a preceding read from disk; None: it is in host memory.
+        copies_per_layer: 1 if stored in one piece per layer, 8 if A and B of four projections are separate.
     """
     copies = model.num_layers * copies_per_layer
     seconds = REQUEST_SECONDS + copies * COPY_SECONDS + size_bytes / (host_gb_per_second * 1e9)
@@ -193,7 +195,7 @@ class LoraCost:
         return inner, outer, held
 
     def step(self, work: LoraWork) -> tuple[float, float, float]:
-        """Return the step's (seconds, FLOP, bytes); nothing of anything without adapters."""
+        """Return the step's (seconds, FLOP, bytes); all zero without adapters."""
         if not work.num_adapters:
             return 0.0, 0.0, 0.0
         rank_sum, rank_tokens = self._padded(work)
@@ -213,7 +215,7 @@ class LoraCost:
         return self._layers * seconds, self._layers * flops, self._layers * num_bytes
 
     def _compute_grouped_seconds(self, num_tokens: int, num_adapters: int, max_rank: int) -> float:
-        """Return what one layer's take; tokens without an adapter are not counted into the grids."""
+        """Return the seconds of one layer; tokens without an adapter are not counted into the grids."""
         padding, places = self._kernels.padding, self._kernels.places
         rank = max_rank if isinstance(padding, str) else max(padding, max_rank)
         return sum(

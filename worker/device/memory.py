@@ -1,11 +1,11 @@
-"""What fits in a GPU's memory: weights, KV cache, adapters.
+"""Division of a GPU's memory: weights, KV cache, adapters.
 
     left      = u * memory - own * T - weights - adapters        over all T GPUs of a replica
-    left      = u * (memory - own * T - weights) - adapters      engines that share out what the weights leave
+    left      = u * (memory - own * T - weights) - adapters      engines with a share of what the weights leave
     KV tokens = left / (2 L kv d bytes)
 
-u is the share that the engine takes, `own` what activations, CUDA graphs and communication take on each GPU. Figures
-are over all GPUs of one replica; an adapter's bytes are counted once.
+u is the share that the engine takes, `own` the memory of activations, CUDA graphs and communication on each GPU.
+Figures are over all GPUs of one replica; an adapter's bytes are counted once.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class MemoryUse:
         share: of the memory that it takes.
         own_gb: on each GPU for activations, graphs and communication; 2 is an assumption.
         of_rest: whether the share is of what weights and `own_gb` leave.
-        reported: whether the memory is what the device reports, where that is known, or the label's.
+        reported: whether to use the memory that the device reports, if known, instead of the label's.
     """
 
     share: Fraction = Fraction(9, 10)
@@ -38,7 +38,7 @@ class MemoryUse:
         return gpu.memory_gb if reported is None else reported
 
     def left_bytes(self, gpu: Gpu, tensor_parallel: int, weights: int) -> int:
-        """Return the bytes that weights leave."""
+        """Return the bytes left by the weights."""
         memory = round(self.memory_gb(gpu) * 10**9) * tensor_parallel
         own = round(self.own_gb * 10**9) * tensor_parallel
         if self.of_rest:
@@ -59,8 +59,8 @@ SIXTEEN_BITS = Precision()
 def weight_bytes(model: Model, precision: Precision = SIXTEEN_BITS, expert_parallel: int = 1) -> int:
     """Return the bytes of a model's weights; the embedding and the head are in 16 bits whatever the precision.
 
-    Where groups of GPUs hold unequal numbers of experts, every group is counted as the fullest: the KV cache is the
-    same size on all.
+    If groups of GPUs hold unequal numbers of experts, every group counts as the fullest: the KV cache has the same size
+    on all.
     """
     spare = held_experts(model.num_experts, expert_parallel) * expert_parallel - model.num_experts
     parameters = model.layer_parameters + model.num_layers * spare * model.expert_parameters
@@ -89,12 +89,12 @@ def kv_pool_tokens(
 
     Args:
         gpu: each of the replica's GPUs.
-        model: what it serves.
+        model: that it serves.
         tensor_parallel: number of GPUs.
         precision: of weights and cache.
         adapter_bytes: memory set aside for adapters.
-        use: what the engine takes.
-        expert_parallel: groups of GPUs among which experts are dealt.
+        use: the engine's use of memory.
+        expert_parallel: groups of GPUs over which experts are distributed.
 
     Raises:
         CatalogueError: the weights do not fit (the message shows the sum), or the degree does not divide the model.

@@ -1,8 +1,8 @@
 """Time of a layer's experts: a grouped matrix product over the experts that one GPU holds. Seconds, bytes, FLOP.
 
-A layer has E experts of inner size f, of which each token uses k, and hidden size h. The experts are dealt to `ep`
-groups of GPUs and each is cut over `cut` GPUs, so that a GPU holds E' = ceil(E / ep) experts of f' = f / cut. n tokens
-make n k pairs of a token and an expert. The GPU with most of them decides, which has I times the mean:
+A layer has E experts of inner size f, of which each token uses k, and hidden size h. The experts are distributed over
+`ep` groups of GPUs and each is cut over `cut` GPUs, so that a GPU holds E' = ceil(E / ep) experts of f' = f / cut. n
+tokens make n k pairs of a token and an expert. The GPU with most of them decides, which has I times the mean:
 
     pairs   = max(1, n k E'/E * I)
     read    = max(1, E' * share of its experts that n tokens meet)
@@ -44,9 +44,9 @@ from lorrery.worker.device.hardware import SIXTEEN, Gpu, MoeFit
 from lorrery.worker.device.kernels import KernelTimes, compute_type
 
 LARGEST_SHARE = 0.8
-"""Of the tokens: the upper end of the power law; the lower one is a single token."""
+"""Upper end of the power law as a share of the tokens; the lower end is a single token."""
 SHOWN_TOKENS = 32
-"""For which types are compared: a batch of decodes."""
+"""Tokens at which types are compared: a batch of decodes."""
 CONCENTRATION = 6.0
 """Of the Beta distribution. Chosen on every third of 117 served runs of Qwen3-235B-A22B; 4 to 10 do nearly as well."""
 
@@ -104,7 +104,7 @@ class Experts:
         hidden: hidden size.
         ffn: inner size of one expert.
         count: experts.
-        per_token: of them that a token uses.
+        per_token: experts that a token uses.
         gated: whether an expert has a gate beside its up projection.
     """
 
@@ -116,7 +116,7 @@ class Experts:
 
     @classmethod
     def of(cls, model: Model) -> "Experts":
-        """Return a model's."""
+        """Return a model's experts."""
         return cls(model.hidden, model.ffn, model.num_experts, model.experts_per_token, model.gated)
 
 
@@ -125,16 +125,16 @@ class ExpertKernels:
 
     Args:
         gpu: the data sheet.
-        fit: how close its kernels come to it, in the type of the weights.
+        fit: its kernels' efficiency against the data sheet, for the type of the weights.
         experts: of one layer.
-        tflops: of the type in which products run.
+        tflops: peak for the type of the products.
         weight_bytes: of one weight.
-        expert_parallel: groups of GPUs among which the experts are dealt.
+        expert_parallel: groups of GPUs over which the experts are distributed.
         cut: GPUs over which each expert is cut.
         distribution: how unevenly tokens use experts, one of `DISTRIBUTIONS`.
 
     Raises:
-        CatalogueError: no such distribution, an expert that cannot be cut so, or more groups than experts.
+        CatalogueError: unknown distribution, an expert that cannot be cut this way, or more groups than experts.
     """
 
     def __init__(
@@ -174,17 +174,17 @@ class ExpertKernels:
         self._constant = fit.us * 1e-6
 
     def imbalance(self, num_tokens: int) -> float:
-        """Return what the GPU with most pairs has over the mean, at least 1."""
+        """Return the largest number of pairs on one GPU over the mean, at least 1."""
         variation = self._distribution.variation(num_tokens, self._chance)
         return max(min(1 + variation * self._deviations, self._most), 1.0)
 
     def read(self, num_tokens: int) -> float:
-        """Return how many experts that GPU is expected to read, at least 1."""
+        """Return the expected number of experts that this GPU reads, at least 1."""
         chance = min(self._chance * self.imbalance(num_tokens), 1.0)
         return max(self._held * self._distribution.met(num_tokens, chance), 1.0)
 
     def times(self, num_tokens: int) -> KernelTimes:
-        """Return what one layer's experts take for `num_tokens` tokens, at least one."""
+        """Return the times of one layer's experts for `num_tokens` tokens, at least one."""
         all_pairs = num_tokens * self._per_token
         pairs = max(all_pairs * self._share * self.imbalance(num_tokens), 1.0)
         read = self.read(num_tokens)
@@ -202,10 +202,10 @@ class ExpertKernels:
 
 
 def expert_kernels(deployment: Deployment) -> ExpertKernels | None:
-    """Return the kernels of a deployment's experts; None if it has none, or its kernels' constants are not known.
+    """Return the kernels of a deployment's experts; None if it has none, or its kernels' constants are unknown.
 
     Raises:
-        CatalogueError: experts dealt to groups, without such constants.
+        CatalogueError: experts distributed over groups, without such constants.
     """
     model, precision = deployment.model, deployment.precision
     if model.num_experts == 1:
@@ -235,7 +235,7 @@ def expert_kernels(deployment: Deployment) -> ExpertKernels | None:
 
 
 def slow_type(deployment: Deployment) -> str | None:
-    """Say that a deployment's experts are slower in the type of their weights than in 16 bits; None if they are not.
+    """Describe how much slower a deployment's experts are in their weights' type than in 16 bits; None if not slower.
 
     A measured kernel may be: with one scale per tensor on Hopper, where CUTLASS reaches a fifth of the bandwidth.
     """
@@ -255,7 +255,7 @@ def slow_type(deployment: Deployment) -> str | None:
 
 
 def _in_type(deployment: Deployment, weight_dtype: str) -> float:
-    """Return the seconds of `SHOWN_TOKENS` tokens, were the experts' weights of that type."""
+    """Return the seconds for `SHOWN_TOKENS` tokens if the experts' weights had that type."""
     changed = replace(deployment, precision=precision(weight_dtype, "bfloat16"))
     kernels = expert_kernels(changed)
     assert kernels is not None, weight_dtype

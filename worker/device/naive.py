@@ -1,12 +1,12 @@
-"""The roofline as it is drawn on a napkin: the larger of arithmetic and memory traffic, at the data sheet's peaks.
+"""The back-of-the-envelope roofline: the larger of arithmetic and memory traffic, at the data sheet's peaks.
 
     compute = (2 P n + 2 V h s + 4 L q d sum_i c_i (p_i + c_i / 2) + lora) / (T F)
     memory  = (w P' + 2 V h + sum_i (p_i + c_i) * KV bytes per token + lora) / (T B)
     step    = max(compute, memory)
 
-P are the layers' weights that a token meets, P' those that are read, n = sum c_i tokens, s sequences that get a token.
+P are the layers' weights that a token uses, P' those that are read, n = sum c_i tokens, s sequences that get a token.
 No constants, no kernels, no CPU: a lower bound that real steps miss by 10 % where they are large, and by a factor where
-they are small. It is here to be compared with.
+they are small. It serves as a baseline for comparison.
 
 Integer arithmetic: compute and memory are sums of coefficients each rounded once: for (n, s), for a pair of tokens in
 attention, for a token of KV cache, and for a batch's adapters.
@@ -58,7 +58,7 @@ class NaiveRoofline:
         return max(self._both_ps(batch))
 
     def step_cost(self, batch: Batch) -> StepCost:
-        """Return the step's duration as what bounds it, compute or memory; its work is exact."""
+        """Return the step's duration as its bound, compute or memory; its work is exact."""
         compute_ps, memory_ps = self._both_ps(batch)
         num_tokens, num_samples, half_pairs, kv_tokens = _sizes(batch)
         flops, num_bytes = self._work(num_tokens, num_samples) if num_tokens else (0.0, 0.0)
@@ -73,7 +73,7 @@ class NaiveRoofline:
     def decode_segment(
         self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
     ) -> Segment | None:
-        """Return the times of consecutive decode steps, unless what bounds them would change."""
+        """Return the times of consecutive decode steps; None if the bound may change between them."""
         compute_ps, memory_ps = self._both_ps(Batch((), num_decodes, kv_tokens, max_kv_tokens, lora))
         compute_slope = num_decodes * 2 * self._half_pair_ps
         memory_slope = num_decodes * self._kv_token_ps
@@ -84,7 +84,7 @@ class NaiveRoofline:
         return None
 
     def linear_seconds(self, num_tokens: int) -> float:
-        """Return what all layers take without attention."""
+        """Return the time of all layers without attention."""
         flops, num_bytes = self._work(num_tokens, 0)
         return max(flops / self._flops_per_second, num_bytes / self._bytes_per_second)
 
@@ -101,7 +101,7 @@ class NaiveRoofline:
         )
 
     def _work(self, num_tokens: int, num_samples: int) -> tuple[float, float]:
-        """Return (FLOP, bytes) of everything that depends on the counts of tokens and samples alone."""
+        """Return (FLOP, bytes) of the part that depends on the counts of tokens and samples alone."""
         model = self._model
         flops = 2.0 * model.active_layer_parameters * num_tokens + 2.0 * model.head_parameters * num_samples
         read: float = model.layer_parameters
@@ -128,7 +128,7 @@ class NaiveRoofline:
 
 
 def _sizes(batch: Batch) -> tuple[int, int, int, int]:
-    """Return tokens, samples, half pairs of tokens that attend, and tokens of KV cache read or written."""
+    """Return tokens, samples, half pairs of tokens in attention, and tokens of KV cache read or written."""
     num_tokens = num_samples = batch.num_decodes
     half_pairs = 2 * batch.decode_kv_tokens + batch.num_decodes
     kv_tokens = batch.decode_kv_tokens + batch.num_decodes

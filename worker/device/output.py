@@ -1,11 +1,11 @@
-"""What the mock model answers: token ids, and where a sequence ends and why.
+"""Output of the mock model: token ids, and where and why a sequence ends.
 
 A token id is a pure function of (model, adapter, request seed, position); the mock model reads neither the sampling
-parameters (a greedy and a sampled request with the same seed answer alike) nor the earlier output. So it does not
-matter on which worker, in which batch, or after how many resumptions a token is made.
+parameters (a greedy and a sampled request with the same seed have the same output) nor the earlier output. So the
+worker, the batch and the number of resumptions make no difference to a token.
 
-In echo mode the answer is the prompt, once, or again and again where end-of-sequence is ignored; it has no EOS token.
-In logits mode words are drawn as the sampling parameters say (`logits`).
+In echo mode the output is the prompt, once, or repeated where end-of-sequence is ignored; it has no EOS token. In
+logits mode words are drawn by the sampling parameters (`logits`).
 
 Vocabulary: 0 unknown, 1 beginning of sequence, 2 end of sequence (S-LoRA's `eos_id`), then NUM_WORDS words.
 """
@@ -34,25 +34,25 @@ Seeds = NDArray[np.uint64]
 
 _U64 = (1 << 64) - 1
 TOKEN_STATE_STEP = STEP
-# splitmix64's, as in `vocabulary.splitmix`, for arrays.
+# Constants of splitmix64 as in `vocabulary.splitmix`, for arrays.
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32 = (np.uint64(shift) for shift in (27, 30, 31, 32))
 _WORDS = np.uint64(NUM_WORDS)
 _LENGTH_POSITION = -2
-"""The place in a sequence's random stream that its length is drawn from; its tokens have those from 0 on."""
+"""Position in a sequence's random stream from which its length is drawn; its tokens use positions from 0 on."""
 _SCAN_POSITIONS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What the mock model is asked for.
+    """Sampling parameters of a request.
 
     Attributes:
         seed: the request's, 0 to 2^64 - 1.
-        max_new_tokens: output tokens at most, at least 1.
+        max_new_tokens: limit on output tokens, at least 1.
         sampler: how words are drawn in logits mode.
-        min_new_tokens: output tokens that EOS and stop sequences come after; 0: they may come at once.
+        min_new_tokens: output tokens before EOS or a stop sequence may end it; 0: no minimum.
         ignore_eos: run on to `max_new_tokens` or a stop sequence.
         true_output_tokens: a trace's output length, EOS included; None: drawn from the length model.
         stop_sequences: token ids; the sequence ends with the token that completes one.
@@ -73,9 +73,9 @@ class Ending:
     """Where a sequence ends.
 
     Attributes:
-        output_tokens: how many tokens it has then, those produced before a resumption included.
-        reason: why.
-        extra_step: whether it ends one step after its last token, by a step that gives none; not with EOS, which is
+        output_tokens: its total number of tokens, those produced before a resumption included.
+        reason: finish reason.
+        extra_step: whether it ends one step after its last token, in a step without a token; not with EOS, which is
             a token.
     """
 
@@ -90,7 +90,7 @@ class Ending:
 
 
 class LengthModel(Protocol):
-    """Where the model would end by itself."""
+    """Where the model ends a sequence by itself."""
 
     def draw(self, seed: int, prompt_tokens: int) -> Ending:
         """Return the natural end; equal arguments give equal ends."""
@@ -114,7 +114,7 @@ class LognormalLength:
 
 @dataclass(frozen=True, slots=True)
 class LlmMockLength:
-    """llm-mock's: 50 tokens and a fifth of the prompt (100 more at most), then a step that only says "length"."""
+    """llm-mock's length: 50 tokens plus a fifth of the prompt (100 at most), then a step that only reports "length"."""
 
     def draw(self, seed: int, prompt_tokens: int) -> Ending:
         """Return the natural end."""
@@ -145,7 +145,7 @@ def token_state(seed: int, position: int) -> int:
 
 
 def finish_token_ids(state: Seeds) -> TokenIds:
-    """Return the words of token states, as `token_ids` does of seeds and positions."""
+    """Return the words of token states, as `token_ids` does for seeds and positions."""
     z = (state ^ (state >> _S30)) * _MIX_1
     z = (z ^ (z >> _S27)) * _MIX_2
     z ^= z >> _S31
@@ -165,21 +165,21 @@ def ending(
 ) -> Ending:
     """Return where and why a sequence ends.
 
-    Of several reasons the earliest position decides, and there stop before EOS before length (S-LoRA's order).
-    `max_new_tokens` and `min_new_tokens` count from the start of the output, not from a resumption. An EOS that would
-    fall among the first `min_new_tokens` comes right after them, as in vLLM, which hides it from the sampler so long. A
-    stop sequence may begin among the produced tokens; the EOS token is no part of any. Looking for stop sequences costs
-    some ten nanoseconds a position, up to two hundred where one may be under way, and ends with the first match.
+    Of several reasons the earliest position decides; at one position stop precedes EOS, which precedes length (S-LoRA's
+    order). `max_new_tokens` and `min_new_tokens` count from the start of the output, not from a resumption. An EOS
+    within the first `min_new_tokens` is moved right after them, as in vLLM, which masks it in the sampler until then. A
+    stop sequence may begin among the produced tokens; the EOS token is not part of any. The search for stop sequences
+    costs some ten nanoseconds a position, up to two hundred within a partial match, and ends with the first match.
 
     Args:
         seed: from `sequence_seed`.
         sampling: the request's.
         prompt_tokens: length of the prompt proper.
         produced: output tokens made before a resumption.
-        length_model: asked if neither a true length nor `ignore_eos` is given.
+        length_model: used if neither a true length nor `ignore_eos` is given.
         echo: the prompt's token ids in echo mode, where the natural end is the prompt's and a true length is ignored.
-        sampled: the words in logits mode; looking for stop sequences there means to make all of them.
-        spelling: of each token in the vocabulary that stop sequences and `produced` are in; None: as here.
+        sampled: the words in logits mode; a search for stop sequences then makes all of them.
+        spelling: of each token in the vocabulary of stop sequences and `produced`; None: as here.
 
     Raises:
         ValueError: `max_new_tokens` is less than 1.
@@ -230,7 +230,7 @@ def _first_stop(
     sampled: Sampled | None,
     spelling: TokenIds | None,
 ) -> int | None:
-    """Return how many tokens the output has when a stop sequence is first complete, if that is before its end."""
+    """Return the output length at which a stop sequence is first complete, if that is before its end."""
     possible = _possible(sampling.stop_sequences, produced, echo, spelling)
     if not possible:
         return None
@@ -260,7 +260,7 @@ def _possible(
     echo: TokenIds | None,
     spelling: TokenIds | None,
 ) -> list[tuple[int, ...]]:
-    """Return the stop sequences that consist of what the output may: an automaton of the others would cost more."""
+    """Return the stop sequences that the output can contain: an automaton of the others would cost more."""
     earlier = set(produced.tolist())
     if echo is not None:
         earlier.update(echo.tolist())
@@ -274,7 +274,7 @@ def _possible(
 def _scan(
     automaton: StopAutomaton, state: int, tokens: TokenIds, firsts: TokenIds, least: int
 ) -> tuple[int, int | None]:
-    """Read tokens up to the first match, which most of them cannot begin; return the state, and where it matched.
+    """Read tokens up to the first match, skipping those that cannot begin one; return the state and the match's index.
 
     A match that is complete before index `least` does not count.
     """

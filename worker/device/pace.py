@@ -1,10 +1,10 @@
-"""How fast a worker is, in four numbers: what it announces to its scheduler, for placements that predict.
+"""A worker's speed in four numbers, which it announces to its scheduler for predictive placements.
 
     step = base + sequence x decoding sequences + kv_token x their tokens in the KV cache + prompt_token x prompt tokens
 
-Each coefficient is a slope of the step-time model between two batches of ordinary size, so the sum is right where
-batches are ordinary and a few parts in ten off elsewhere: attention over long prompts, for one, is left out. A real
-engine would time the same batches at its start, as vLLM does to size its KV cache. What steps then take corrects it
+Each coefficient is a slope of the step-time model between two batches of ordinary size, so the sum is right for
+ordinary batches and some tens of percent off elsewhere: it leaves out attention over long prompts, for one. A real
+engine would time the same batches at its start, as vLLM does to size its KV cache. The measured steps then correct it
 (`scheduler.core.forecast`).
 """
 

@@ -21,7 +21,7 @@ PHASES = ("linear", "decode", "prefill", "mixed")
 
 
 class ProfileError(ValueError):
-    """A row that cannot be; the message names the line."""
+    """An invalid row; the message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class ProfileRow:
 
     Attributes:
         source: of the measurement.
-        gpu: as the file spells it.
-        model: as the file spells it.
+        gpu: as spelled in the file.
+        model: as spelled in the file.
         tensor_parallel: degree.
         phase: one of `PHASES`.
-        quality: "ok" if nothing is said.
-        num_layers: of the profiled model, if said.
+        quality: "ok" if not given.
+        num_layers: of the profiled model, if given.
         num_tokens: computed in the step.
         batch_size: sequences; for `mixed` the prefill counts as one.
         kv_len: tokens in the cache of each decode.
@@ -64,7 +64,7 @@ class ProfileRow:
 
     @property
     def measured_ms(self) -> float | None:
-        """The time that the phase is about."""
+        """The measured time of the phase."""
         return self.linear_ms if self.phase == "linear" else self.step_ms
 
     def batch(self) -> Batch:
@@ -86,14 +86,14 @@ _NEEDED = {
     "mixed": ("batch_size", "kv_len", "prefill_chunk"),
     "linear": ("num_tokens",),
 }
-"""Phase -> the columns that no value can be assumed for."""
+"""Phase -> columns without a default."""
 
 
 def read_profile(lines: Iterable[str]) -> list[ProfileRow]:
-    """Read the rows of a CSV file with a header. `measured_ms` is None where the file does not have the phase's time.
+    """Read the rows of a CSV file with a header. `measured_ms` is None if the file does not have the phase's time.
 
     Raises:
-        ProfileError: no header that fits, or a row that cannot be; the message names the line.
+        ProfileError: an unsuitable header, or an invalid row; the message names the line.
     """
     reader = csv.DictReader(lines)
     columns = set(reader.fieldnames or ())
@@ -167,7 +167,7 @@ def _milliseconds(cells: Mapping[str, str | None], column: str) -> float | None:
 
 
 def _number(cells: Mapping[str, str | None], column: str) -> float | None:
-    """Return what a cell holds; None: it is empty, NaN: no number."""
+    """Return a cell's number; None if it is empty, NaN if it is not a number."""
     text = (cells.get(column) or "").strip()
     try:
         return float(text) if text else None

@@ -1,4 +1,4 @@
-"""Step time from first principles: every kernel takes as long as its arithmetic and its memory traffic.
+"""Step time from first principles: the duration of every kernel follows from its arithmetic and its memory traffic.
 
 Fitted to published kernel measurements (`data/gpus.toml`). The kernels' formulas are in `kernels`, `attention` and
 `lora`; put together, for L layers:
@@ -7,8 +7,8 @@ Fitted to published kernel measurements (`data/gpus.toml`). The kernels' formula
     step     = max(gpu step, L (t_launch + t_lora if any adapter)) + c0 + c1 * sampling sequences
                + c_prefill if there is any prefill + c_token * prompt tokens
 
-Integer arithmetic: four coefficients are rounded to picoseconds once: what depends on (n, samples) alone, the time per
-decode KV token, the time per half token of prefill tile length, and a batch's adapters.
+Integer arithmetic: four coefficients are rounded to picoseconds once: the part that depends on (n, samples) alone, the
+time per decode KV token, the time per half token of prefill tile length, and a batch's adapters.
 """
 
 from functools import lru_cache
@@ -57,22 +57,22 @@ class Roofline:
         self._host_sequence_ps = round(engine.sequence_ms * _PS_PER_MS)
         self._host_prefill_ps = round(engine.prefill_ms * _PS_PER_MS)
         self._host_token_ps = round(engine.prefill_token_ms * _PS_PER_MS)
-        # The same few sizes come again step after step.
+        # The same few sizes recur step after step.
         self._size_ps = lru_cache(maxsize=4096)(self._compute_size_ps)
         self._size_cost = lru_cache(maxsize=4096)(self._compute_size_cost)
         self._decodes_ps = lru_cache(maxsize=4096)(self._compute_decodes_ps)
         self._token_ps, self._longest_ps = self._attention.kv_token_ps, self._attention.longest_token_ps
 
     def step_ps(self, batch: Batch) -> int:
-        """Return the step's duration; the host's share alone if the batch is empty."""
+        """Return the step's duration; only the host's part if the batch is empty."""
         num_tokens, num_samples = _sizes(batch)
         host_ps = self._host_ps(batch, num_tokens, num_samples)
         return max(self._gpu_ps(batch, num_tokens, num_samples), self._floor_ps(batch.lora)) + host_ps
 
     def piece_ends_ps(self, first: Batch, max_steps: int, duration_ps: int | None) -> list[int]:
-        """Return when steps end that compute one prompt, piece by piece; see `StepTimeModel`.
+        """Return the end times of steps that compute one prompt, chunk by chunk; see `StepTimeModel`.
 
-        All but attention is the same in each.
+        Only attention differs between the steps.
         """
         num_tokens, num_samples = _sizes(first)
         host_ps, floor_ps = self._host_ps(first, num_tokens, num_samples), self._floor_ps(first.lora)
@@ -96,11 +96,11 @@ class Roofline:
         return ends_ps
 
     def gpu_step_ps(self, batch: Batch) -> int:
-        """Return the time the GPU is busy with the step; 0 if the batch is empty."""
+        """Return the GPU's busy time in the step; 0 if the batch is empty."""
         return self._gpu_ps(batch, *_sizes(batch))
 
     def _floor_ps(self, lora: LoraWork) -> int:
-        """Return what the CPU takes to launch a step's kernels."""
+        """Return the CPU's time to launch a step's kernels."""
         return self._launch_ps + self._lora_launch_ps if lora.num_adapters else self._launch_ps
 
     def _gpu_ps(self, batch: Batch, num_tokens: int, num_samples: int) -> int:
@@ -114,7 +114,7 @@ class Roofline:
         return gpu_ps + self._lora_ps(batch.lora, bool(batch.prefills)) if batch.lora.num_adapters else gpu_ps
 
     def step_cost(self, batch: Batch) -> StepCost:
-        """Return the step's duration by part; waiting for the CPU to launch kernels is the host's."""
+        """Return the step's duration by part; waiting for the CPU to launch kernels counts as host time."""
         num_tokens, num_samples = _sizes(batch)
         host_ps = self._host_ps(batch, num_tokens, num_samples)
         if not num_tokens:
@@ -140,7 +140,7 @@ class Roofline:
     def decode_segment(
         self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
     ) -> Segment | None:
-        """Return the times of consecutive decode steps, unless kernel launches bound the first of them."""
+        """Return the times of consecutive decode steps; None if kernel launches bound the first of them."""
         if not num_decodes:
             return Segment(self._launch_ps + self._host_step_ps, 0)
         token_ps, longest_ps = self._token_ps, self._longest_ps
@@ -148,17 +148,17 @@ class Roofline:
         if lora.num_adapters:
             gpu_ps += self._lora_ps(lora, False)
         if gpu_ps < self._floor_ps(lora):
-            return None  # a kink lies ahead, where the GPU becomes the slower one
+            return None  # there is a kink ahead, where the GPU becomes the slower one
         return Segment(
             gpu_ps + self._host_step_ps + self._host_sequence_ps * num_decodes, num_decodes * token_ps + longest_ps
         )
 
     def linear_seconds(self, num_tokens: int) -> float:
-        """Return what all layers take without attention and all-reduce."""
+        """Return the time of all layers without attention and all-reduce."""
         return self._layers * self._linear.layer(num_tokens).seconds
 
     def attention_seconds(self, batch: Batch) -> float:
-        """Return what all layers' attention takes."""
+        """Return the time of all layers' attention."""
         return self._attention.batch_ps(batch) / PS_PER_SECOND
 
     def _host_ps(self, batch: Batch, num_tokens: int, num_samples: int) -> int:
@@ -168,17 +168,17 @@ class Roofline:
         return host_ps + self._host_prefill_ps + self._host_token_ps * (num_tokens - batch.num_decodes)
 
     def _compute_size_ps(self, num_tokens: int, num_samples: int) -> int:
-        """Everything that depends on the counts of tokens and samples alone: linear layers, all-reduces, head."""
+        """Return the time that depends on the counts of tokens and samples alone: linear layers, all-reduces, head."""
         layer = self._linear.layer(num_tokens).seconds + 2 * self._linear.all_reduce_seconds(num_tokens)
         head = self._linear.head(num_samples).seconds if self._head else 0.0
         return picoseconds(self._layers * layer + head)
 
     def _compute_decodes_ps(self, num_decodes: int) -> int:
-        """A step of decodes alone, but for what follows from their lengths."""
+        """Return the time of a step of decodes alone, without the part that depends on their lengths."""
         return self._size_ps(num_decodes, num_decodes) + self._attention.decode_ps(num_decodes, 0, 0)
 
     def _compute_size_cost(self, num_tokens: int, num_samples: int) -> StepCost:
-        """The same by part; what rounding leaves goes to the largest part."""
+        """Return `_size_ps` by part; the largest part takes the rounding error."""
         times = self._linear.head(num_samples if self._head else 0)
         times.add(self._linear.layer(num_tokens), self._layers)
         all_reduce_ps = picoseconds(2 * self._layers * self._linear.all_reduce_seconds(num_tokens))
@@ -199,7 +199,7 @@ class Roofline:
 
 
 def _sizes(batch: Batch) -> tuple[int, int]:
-    """Return the step's tokens, and its sequences that get one."""
+    """Return the step's tokens, and the number of its sequences that get one."""
     num_tokens = num_samples = batch.num_decodes
     for chunk in batch.prefills:
         num_tokens += chunk.new_tokens

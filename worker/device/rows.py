@@ -1,4 +1,4 @@
-"""A batch's sequences while they run, one by one and as arrays; `gpu` keeps them."""
+"""A batch's sequences while they run, individually and as arrays; `gpu` keeps them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from lorrery.worker.device.sampler import Sampled
 from lorrery.worker.device.work import PrefillWork
 
 BLOCK_STEPS = 8
-"""Steps whose tokens are made at once: numpy's cost per call is that of a few hundred tokens."""
+"""Steps whose tokens are made at once: numpy's cost per call equals that of a few hundred tokens."""
 
 
 @mypyc_attr(acyclic=True)
@@ -76,18 +76,18 @@ class DeviceSequence:
 
 @mypyc_attr(acyclic=True)
 class Row:
-    """A sequence in the batch. Its `_offset` values plus the counter of decode steps give the value now.
+    """A sequence in the batch. An `_offset` value plus the counter of decode steps gives the current value.
 
     Attributes:
         sequence: as it joined.
         order: of joining.
-        cached_tokens: in the KV cache; kept up only until it decodes.
+        cached_tokens: in the KV cache; maintained only until it decodes.
         decoding: whether it is past its prompt.
-        position_offset: gives the output position of its next token.
-        first_position: the output position that its prefill gives.
-        last_position: the output position whose step is the sequence's last.
-        kv_offset: gives its tokens in the KV cache.
-        last_step: the decode step that is its last.
+        position_offset: offset of the output position of its next token.
+        first_position: output position of its prefill's token.
+        last_position: output position of its last step.
+        kv_offset: offset of its tokens in the KV cache.
+        last_step: its last decode step.
     """
 
     __slots__ = (
@@ -114,14 +114,14 @@ class Row:
 
     @property
     def ends_silently(self) -> bool:
-        """Whether the last step gives no token."""
+        """Whether its last step gives no token."""
         return self.last_position >= self.sequence.ending.output_tokens
 
     def check(self, work: PrefillWork) -> None:
-        """Check that a chunk of its prompt follows on what is in the cache.
+        """Check that a chunk of its prompt continues from the cached tokens.
 
         Raises:
-            ValueError: it does not, or its `samples` does not say whether it ends the prompt.
+            ValueError: it does not, or its `samples` is not whether it ends the prompt.
         """
         whole = self.sequence.prompt_tokens + self.sequence.produced_tokens
         computed = work.past_tokens + work.new_tokens
@@ -136,7 +136,7 @@ class Row:
             )
 
     def begin_to_decode(self, step: int) -> None:
-        """Note that the prefill has given its token, and that decode step `step` comes next."""
+        """Record that the prefill gave its token, and that decode step `step` is next."""
         self.decoding = True
         self.position_offset = self.first_position + 1 - step
         self.kv_offset = self.cached_tokens - step
@@ -152,11 +152,11 @@ class Row:
 
 
 class DecodeRows:
-    """The decoding rows as arrays in join order, for as long as none joins or leaves.
+    """The decoding rows as arrays in join order, valid until one joins or leaves.
 
     Args:
         rows: in join order.
-        step: the decode step that comes next.
+        step: the next decode step.
     """
 
     def __init__(self, rows: Iterable[Row], step: int) -> None:
@@ -168,7 +168,7 @@ class DecodeRows:
             for index, row in enumerate(rows)
             if row.sequence.echo is not None or row.sequence.sampled is not None
         ]
-        # Words from logits cost a thousand times as much: those that may never be asked for are not made.
+        # Words from logits cost a thousand times as much, so they are made only when needed.
         self._block_steps = BLOCK_STEPS if all(row.sequence.sampled is None for row in rows) else 1
         self._states: NDArray[np.uint64] = np.array(
             [token_state(row.sequence.seed, row.position_offset + step) for row in rows], np.uint64
@@ -181,7 +181,7 @@ class DecodeRows:
 
         Args:
             step: never before that of an earlier call.
-            steps_ahead: how many steps are sure to come, this one included; more are not made in advance.
+            steps_ahead: steps certain to run, this one included; the limit for tokens made in advance.
         """
         index = step - self._block_step
         if index >= len(self._block):
@@ -209,13 +209,13 @@ def tokens_of_step(
     finished: Sequence[Row],
     prefilled: Sequence[Row],
 ) -> tuple[NDArray[np.uint32], TokenIds]:
-    """Return who gets a token in a step and which, in join order.
+    """Return the handles that get a token in a step, and their tokens, in join order.
 
     Args:
-        handles: of the rows that decode.
+        handles: of the decoding rows.
         tokens: theirs, as if none ended.
         orders: of their joining.
-        finished: those of them that end with this step: by EOS, at a length, or without a token.
+        finished: decoding rows that end with this step: by EOS, at a length, or without a token.
         prefilled: rows whose prefill gives its token; they do not decode yet.
     """
     if finished:

@@ -1,4 +1,4 @@
-"""How a request wants its words drawn, and what a sequence in logits mode is asked for."""
+"""A request's sampling parameters for words, and the words of a sequence in logits mode."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """How a request wants its words drawn; as S-LoRA normalises it.
+    """A request's sampling parameters, as S-LoRA normalises them.
 
     Attributes:
-        top_k: so many of the likeliest words; 0: all.
+        top_k: number of likeliest words to draw from; 0: all.
     """
 
     presence_penalty: float = 0.0
@@ -23,7 +23,7 @@ class Sampler:
 
     @classmethod
     def of(cls, **said: float) -> "Sampler":
-        """Return it as the wire has it, where a temperature or a top_p of 0 is not said, and so 1."""
+        """Convert the wire's values, where 0 for temperature or top_p means not set, and so 1."""
         return cls(
             said["presence_penalty"],
             said["frequency_penalty"],
@@ -34,7 +34,7 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest word is taken."""
+        """Whether the likeliest word is always taken."""
         return self.top_k == 1
 
 
@@ -45,7 +45,7 @@ class Sampled(Protocol):
     """The words of one sequence in logits mode.
 
     Attributes:
-        length_seed: what the length model draws from.
+        length_seed: seed for the length model.
     """
 
     length_seed: int

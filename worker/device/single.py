@@ -1,4 +1,4 @@
-"""One kernel by itself, by the code that a step uses: what a profile of kernels is held against."""
+"""Single kernels, computed by the same code as a step, for comparison with a profile of kernels."""
 
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.attention import AttentionKernels, Heads
@@ -9,15 +9,15 @@ from lorrery.worker.device.kernels import KernelTimes, Products, compute_type
 from lorrery.worker.device.moe import SERVED, ExpertKernels, Experts
 
 _LAYERS = 100
-"""Attention is that of so many layers over their number: a coefficient of one alone would lose digits to rounding."""
+"""Attention is computed for this many layers and divided: a coefficient of one layer would lose digits to rounding."""
 
 
 class SingleKernels:
     """The kernels of one GPU, in seconds, each launched by itself.
 
     Args:
-        gpu: whose.
-        modern: whether a present-day engine's, or an older one's.
+        gpu: that runs them.
+        modern: whether they are a present-day engine's, or an older one's.
     """
 
     def __init__(self, gpu: Gpu, *, modern: bool = True) -> None:
@@ -26,12 +26,12 @@ class SingleKernels:
         self._attentions: dict[Heads, AttentionKernels] = {}
 
     def gemm(self, rows: int, columns: int, inner: int, weight_type: str = SIXTEEN) -> float:
-        """Return what one matrix product takes.
+        """Return the seconds of one matrix product.
 
         Args:
             rows: tokens.
-            columns: elements out.
-            inner: elements in.
+            columns: output elements.
+            inner: input elements.
             weight_type: one of `hardware.WEIGHT_TYPES`.
         """
         times = KernelTimes()
@@ -39,12 +39,12 @@ class SingleKernels:
         return max(times.seconds, self._fit.gemm_of(weight_type).launch_us * 1e-6)
 
     def prefill(self, batch: int, tokens: int, heads: Heads) -> float:
-        """Return what the attention of `batch` prompts of `tokens` tokens each takes, none of them cached."""
+        """Return the seconds of attention for `batch` prompts of `tokens` tokens each, none of them cached."""
         chunks = (PrefillChunk(tokens, 0, samples=True),) * batch
         return self._attention(heads).prefill_ps(chunks) / PS_PER_SECOND / _LAYERS
 
     def decode(self, batch: int, tokens: int, heads: Heads) -> float:
-        """Return what the attention of `batch` sequences takes that each add a token to `tokens` cached ones."""
+        """Return the seconds of attention for `batch` sequences that each add a token to `tokens` cached ones."""
         return self._attention(heads).decode_ps(batch, batch * tokens, tokens) / PS_PER_SECOND / _LAYERS
 
     def moe(
@@ -57,18 +57,18 @@ class SingleKernels:
         expert_parallel: int = 1,
         distribution: str = SERVED,
     ) -> float | None:
-        """Return what a layer's experts take on one GPU; None if nothing is known of such kernels on it.
+        """Return the seconds of a layer's experts on one GPU; None if its kernels' constants are unknown.
 
         Args:
             tokens: of all GPUs.
             experts: of the whole layer.
             weight_type: one of `hardware.WEIGHT_TYPES`.
             cut: GPUs over which each expert is cut.
-            expert_parallel: groups of GPUs among which the experts are dealt.
+            expert_parallel: groups of GPUs over which the experts are distributed.
             distribution: how unevenly tokens use experts, one of `moe.DISTRIBUTIONS`.
 
         Raises:
-            CatalogueError: no such distribution, or an expert that cannot be cut so.
+            CatalogueError: unknown distribution, or an expert that cannot be cut this way.
         """
         tflops, weight_type = compute_type(self._gpu, weight_type)
         if (fit := self._fit.moe_of(weight_type)) is None:
@@ -86,11 +86,11 @@ class SingleKernels:
         return kernels.times(tokens).seconds
 
     def lora(self, slices: Slices, tokens: int, adapters: int, places: int, rank: int) -> float:
-        """Return what the adapters of one layer take in vLLM's kernels; see `grouped_lora.grouped_seconds`."""
+        """Return the seconds of one layer's adapters in vLLM's kernels; see `grouped_lora.grouped_seconds`."""
         return grouped_seconds(self._fit.grouped_lora, slices, tokens, adapters, places, rank)
 
     def all_reduce(self, num_bytes: int, num_gpus: int, *, graph: bool = True) -> float:
-        """Return what one sum over the GPUs takes: by the engine in a CUDA graph, or by the vendor's library."""
+        """Return the seconds of one sum over the GPUs: by the engine in a CUDA graph, or by the vendor's library."""
         return self._gpu.link(num_gpus, modern=self._modern and graph).seconds(num_bytes, num_gpus)
 
     def _attention(self, heads: Heads) -> AttentionKernels:

@@ -1,7 +1,7 @@
-"""Devices that are not well.
+"""Slow and frozen devices.
 
-One takes a multiple of another's time for each step, as a GPU that is throttled or shared; one begins no step for a
-while, as a GPU that hangs.
+A slow device takes a multiple of the normal time for each step, as a GPU that is throttled or shared; a frozen one
+begins no step for a while, as a GPU that hangs.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from lorrery.worker.device.steptime import StepTimeModel
 
 
 class Slowed:
-    """A step-time model, stretched.
+    """A step-time model, stretched by a factor.
 
     Args:
         step_time: the model.
@@ -32,13 +32,13 @@ class Slowed:
         return self._stretch(self._step_time.step_ps(batch))
 
     def step_cost(self, batch: Batch) -> StepCost:
-        """Return the step's duration; what it is made of is not told apart."""
+        """Return the step's duration, without a division into parts."""
         return StepCost(whole=self.step_ps(batch))
 
     def decode_segment(
         self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
     ) -> Segment | None:
-        """Return the stretched times, where they are whole picoseconds in each step; otherwise None."""
+        """Return the stretched times, if they are whole picoseconds in each step; otherwise None."""
         segment = self._step_time.decode_segment(num_decodes, kv_tokens, max_kv_tokens, lora)
         below = self._factor.denominator
         if segment is None or segment.base_ps % below or segment.slope_ps % below:
@@ -50,7 +50,7 @@ class Slowed:
 
 
 class Spells:
-    """The times in which a worker is slow or frozen, for whoever runs one step after another.
+    """The times in which a worker is slow or frozen, for callers that run single steps.
 
     Args:
         slow: begin, end and factor of each, in device picoseconds; they do not overlap.
@@ -62,14 +62,14 @@ class Spells:
         self._frozen = sorted(frozen)
 
     def stretch(self, duration_ps: int, boundary_ps: int) -> int:
-        """Return how long a step takes that is due to begin at a boundary, rounded down."""
+        """Return the duration of a step due to begin at a boundary, rounded down."""
         for from_ps, until_ps, factor in self._slow:
             if from_ps <= boundary_ps < until_ps:
                 return _stretched(duration_ps, factor)
         return duration_ps
 
     def thaw_ps(self, boundary_ps: int) -> int:
-        """Return when a step may begin that is due to begin at a boundary; `ENDLESS` is an end like any other."""
+        """Return when a step due at a boundary may begin; `ENDLESS` is an end like any other."""
         for from_ps, until_ps in self._frozen:
             if from_ps <= boundary_ps < until_ps:
                 boundary_ps = until_ps

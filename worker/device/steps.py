@@ -2,11 +2,10 @@
 
 Columns (others are ignored, empty cells are 0):
 
-* `step_s` or `step_ms`: how long the step took;
+* `step_s` or `step_ms`: duration of the step;
 * `prefill_tokens`: prompt tokens computed in it;
 * `decode_seqs`: sequences that added one token;
-* `decode_kv_tokens`: the sum of their lengths before the step, prompt and output, so with the token that the step
-  computes from;
+* `decode_kv_tokens`: the sum of their lengths before the step, prompt and output, including the step's input token;
 * `prefill_attn_pairs`: over the prompts of the step the sum of n * (p + n / 2), n new tokens after p cached ones.
 
 The last two columns may be missing: then the time does not depend on them. A row has all fields of the header.
@@ -20,13 +19,13 @@ from dataclasses import dataclass
 LONGEST_SECONDS = 3600.0
 MOST_COUNTED = 2_147_483_647
 MOST_PAIRS = 1e15
-"""Of one step: beyond them a cell is a slip, not a measurement."""
+"""Of one step: a larger value is an error in the log, not a measurement."""
 _SAME = 1e-3
-"""Share by which `step_s` and `step_ms` of a row may differ: digits that one of them leaves out."""
+"""Allowed relative difference between `step_s` and `step_ms` of a row: one of them may have fewer digits."""
 
 
 class StepLogError(ValueError):
-    """A row that cannot be; the message names the line."""
+    """An invalid row; the message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class EngineStep:
         seconds: its duration.
         prefill_tokens: prompt tokens computed.
         num_decodes: sequences that added one token.
-        decode_kv_tokens: tokens those had in the KV cache before: one each less than their lengths.
+        decode_kv_tokens: KV tokens of those before the step: one each less than their lengths.
         prefill_pairs: sum of n * (p + n / 2) over the prompts.
     """
 
@@ -52,7 +51,7 @@ def read_steps(lines: Iterable[str]) -> list[EngineStep]:
     """Read the rows of a CSV file with a header; steps that computed nothing are left out.
 
     Raises:
-        StepLogError: no header that fits, or a row that cannot be; the message names the line.
+        StepLogError: an unsuitable header, or an invalid row; the message names the line.
     """
     reader = csv.DictReader(lines)
     columns = set(reader.fieldnames or ())
@@ -78,7 +77,7 @@ def read_steps(lines: Iterable[str]) -> list[EngineStep]:
 
 
 def _check_whole(cells: Mapping[str, str | None]) -> None:
-    """Check that a row has as many fields as the header: one that was cut off is no step without decodes."""
+    """Check that a row has as many fields as the header: a truncated row must not count as a step without decodes."""
     if None in cells:
         raise ValueError("the row has more fields than the header")
     missing = [column for column, text in cells.items() if text is None]
@@ -101,7 +100,7 @@ def _seconds(cells: Mapping[str, str | None]) -> float:
 
 
 def _cached(cells: Mapping[str, str | None], num_decodes: int) -> int:
-    """Return the tokens in the KV cache before the step; 0 where the log does not have them."""
+    """Return the tokens in the KV cache before the step; 0 if the log does not have them."""
     tokens = _count(cells, "decode_kv_tokens")
     if tokens < num_decodes and (cells.get("decode_kv_tokens") or "").strip():
         raise ValueError(

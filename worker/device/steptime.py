@@ -1,4 +1,4 @@
-"""The seam between a batch and the time it takes, and the names under which settings know its models.
+"""The seam between a batch and its duration, and the names of the models in the settings.
 
 Times are integer picoseconds. A model rounds each of its cost coefficients to an integer once, when it is built, so
 that sums are exact: a run planned again in the middle of a segment gives bit-equal times.
@@ -19,17 +19,18 @@ from lorrery.worker.device.table import ProfileTable
 
 
 class StepTimeModel(Protocol):
-    """Says how long a step takes.
+    """Computes the duration of steps.
 
-    A model with an attribute `reads_decode_lengths` that is false is not told `Batch.decode_lengths`. One may have
-    `saw_kv_tokens(kv_tokens)`, which is called with those of the decodes in the last of each steps that have run, and
-    `piece_ends_ps(first, max_steps, duration_ps)` too: when steps end, from the start of the first, that compute one
-    prompt piece by piece (`chunk_run`): at most so many, and none after one that ends `duration_ps` after the start.
+    A model whose attribute `reads_decode_lengths` is false gets no `Batch.decode_lengths`. Two methods are optional:
+    `saw_kv_tokens(kv_tokens)` is called after steps have run, with the decodes' KV tokens in the last of them.
+    `piece_ends_ps(first, max_steps, duration_ps)` returns the ends of steps, from the start of the first, that compute
+    one prompt chunk by chunk (`chunk_run`): at most `max_steps`, and none after one that ends `duration_ps` after the
+    start.
     """
 
     @property
     def name(self) -> str:
-        """The name that the settings use."""
+        """Its name in the settings."""
         ...
 
     def step_ps(self, batch: Batch) -> int:
@@ -43,7 +44,7 @@ class StepTimeModel(Protocol):
     def decode_segment(
         self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
     ) -> Segment | None:
-        """Return the times of the steps of a batch of decodes that nothing joins and nothing leaves.
+        """Return the times of the steps of a batch of decodes without joins and leaves.
 
         Step i equals `step_ps(Batch((), num_decodes, kv_tokens + i * num_decodes, max_kv_tokens + i, lora))` exactly.
 
@@ -51,16 +52,16 @@ class StepTimeModel(Protocol):
             num_decodes: sequences in the batch.
             kv_tokens: sum of their cached tokens before step 0.
             max_kv_tokens: the largest term of that sum.
-            lora: what their adapters have to do in each step.
+            lora: their adapters' work in each step.
 
         Returns:
-            None where the times have no such form: ask `step_ps` step by step.
+            None if the times have no such form: call `step_ps` step by step.
         """
         ...
 
 
 def _llm_mock(deployment: Deployment) -> StepTimeModel:
-    del deployment  # seed 001 times every model alike
+    del deployment  # the formula does not depend on the model
     return LlmMock()
 
 

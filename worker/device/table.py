@@ -1,13 +1,13 @@
-"""Step time looked up in one's own profile, and interpolated between its rows.
+"""Step time looked up in the user's own profile, and interpolated between its rows.
 
     decode(b, kv)       bilinear between the profiled batch sizes and context lengths
     prefill(n; c, p)    prefill(n, 0) + sum_i [prefill(c_i, p_i) - prefill(c_i, 0)], n = sum c_i; one chunk: its cell
     mixed               m * (prefill(n + b; c, p) + decode(b, kv) - decode(b, 0))
                         m: median of measured / estimated over the profile's mixed rows; 1 without any
 
-Contexts count by their mean. Beyond the profiled range the last two cells are continued, never downwards. What the
-profile holds (CPU, head, all-reduce) is in the time, what it lacks is not; adapters are added by the formula of `lora`.
-A profile may wobble, so a larger batch may take less time here; and no segment has a closed form.
+Contexts count by their mean. Beyond the profiled range the last two cells are extrapolated, never downwards. The time
+includes what the profile includes (CPU, head, all-reduce) and nothing else; adapters are added by the formula of
+`lora`. A profile may be noisy, so a larger batch may take less time here; and no segment has a closed form.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class Grid:
-    """A function of two arguments, known along lines of one x each.
+    """A function of two arguments, given along lines of one x each.
 
     Args:
         cells: (x, y, value), in any order; several values of one cell are averaged. At least one.
@@ -42,13 +42,13 @@ class Grid:
         self._lines = [(x, sorted((y, fmean(v)) for y, v in line.items())) for x, line in sorted(found.items())]
 
     def __call__(self, x: float, y: float) -> float:
-        """Return the value, never below 0."""
+        """Return the interpolated value, never below 0."""
         lines = _around(self._lines, x)
         return max(0.0, interpolate([(at, interpolate(line, y)) for at, line in lines], x))
 
 
 def interpolate(points: Points, at: float) -> float:
-    """Return the value at `at` on straight lines between points in rising order; ends are continued, not downwards."""
+    """Return the value at `at`, interpolated between ascending points; ends are extrapolated, not downwards."""
     if len(points) == 1:
         return points[0][1]
     (x0, y0), (x1, y1) = _around(points, at)
@@ -61,7 +61,7 @@ def interpolate(points: Points, at: float) -> float:
 
 
 def _around(points: Sequence[tuple[float, _T]], at: float) -> Sequence[tuple[float, _T]]:
-    """Return the two neighbours of `at`, or the two last ones beyond an end."""
+    """Return the two neighbours of `at`, or the last two beyond an end."""
     if len(points) < 2:
         return points
     index = bisect_right(points, at, key=lambda point: point[0])
@@ -82,7 +82,7 @@ class ProfileTable:
     def __init__(self, deployment: Deployment) -> None:
         rows = [(row, row.step_ms) for row in deployment.profile if row.step_ms is not None]
         decodes = [(row.batch_size, row.kv_len, ms) for row, ms in rows if row.phase == "decode"]
-        # The model knows one prefill cell per row; several sequences at once are a sum.
+        # The model has one prefill cell per row; several sequences at once are a sum.
         prefills = [
             (row.prefill_prefix, row.prefill_chunk, ms)
             for row, ms in rows
@@ -108,7 +108,7 @@ class ProfileTable:
             self._mixed = median(ratios)
 
     def step_ps(self, batch: Batch) -> int:
-        """Return the step's duration; of an empty batch that of the shortest step, a decode with nothing cached."""
+        """Return the step's duration; an empty batch takes the shortest step, a decode with nothing cached."""
         return round(self._batch_ms(batch) * _PS_PER_MS) + self._lora_ps(batch.lora)
 
     def step_cost(self, batch: Batch) -> StepCost:
@@ -119,7 +119,7 @@ class ProfileTable:
     def decode_segment(
         self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
     ) -> Segment | None:
-        """Return None: between two cells the times rise evenly, across one they do not."""
+        """Return None: times are linear between two cells, but not across one."""
         del num_decodes, kv_tokens, max_kv_tokens, lora
         return None
 

@@ -1,4 +1,4 @@
-"""What a mock GPU is asked to do in a step beside decoding, and what the step gave."""
+"""A mock GPU's prefill work in a step, and the result of the step."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from lorrery.worker.device.output import TokenIds
 @mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class PrefillWork(PrefillChunk):
-    """A prompt chunk, and whose it is."""
+    """A prompt chunk, and its sequence's handle."""
 
     handle: int
 
@@ -27,7 +27,7 @@ class PrefillWork(PrefillChunk):
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What one step gave, in batch order (the order of joining).
+    """The result of one step, in batch order (the order of joining).
 
     Attributes:
         handles: shape (num_tokens,), sequences that got a token.

@@ -6,8 +6,8 @@ An event is an array, as in vLLM 0.18 and earlier, or a map, as in 0.24 and late
     ["BlockRemoved", block_hashes, medium]
     ["AllBlocksCleared"]
 
-A map has the first entry under "type" and the others under the names above. With an adapter it also has `extra_keys`,
-which says for each block what beside its tokens its hash covers.
+A map has the first entry under "type" and the others under the names above. With an adapter it also has `extra_keys`:
+for each block, what its hash covers besides its tokens.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from lorrery.vocabulary.adapter_log import adapter_number
 
 MEDIUM = "GPU"
 RANK = 0
-"""A worker is one engine; its GPUs are no data parallel ranks."""
+"""A worker is one engine; its GPUs are not data-parallel ranks."""
 
 Format = Literal["array", "map"]
 Event = list[Any] | dict[str, Any]
@@ -34,16 +34,16 @@ def encode(events: pb.KvEvents, event_format: Format, at_seconds: float) -> byte
     """Return the payload of a batch.
 
     Args:
-        events: what has happened.
-        event_format: how an event is written.
-        at_seconds: the time of day, since 1970.
+        events: the batch.
+        event_format: how an event is encoded.
+        at_seconds: Unix time.
     """
     write = _WRITERS[event_format]
     return _encode([at_seconds, [write(*_fields(event, events.block_size)) for event in events.events], RANK])
 
 
 def _fields(event: pb.KvEvent, block_size: int) -> tuple[str, Fields, Fields]:
-    """Return an event's type, its fields in order, and those that only a map has."""
+    """Return an event's type, its fields in order, and the fields that only a map has."""
     kind = event.WhichOneof("event")
     if kind == "stored":
         return _stored(event.stored, block_size)

@@ -4,8 +4,8 @@
     ROUTER  a request for all batches from a number on: that number
             replies: number, payload, and at the end the number -1 with an empty payload
 
-In an engine that is one process the cache and the socket live and die together. Here the scheduler has the cache, so
-the worker says that it is empty whenever its stream to the scheduler has ended, and once at its start.
+In vLLM the cache and the socket are in one process and end together. Here the cache is in the scheduler, so the worker
+publishes that the cache is empty once at its start and whenever its stream to the scheduler has ended.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from lorrery.worker.settings import KvEventsSettings
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 LINGER_MS = 200
-"""How long an ending process may take to send what it has published last."""
+"""How long an ending process may take to send its last batches."""
 SLICE = 64
-"""Batches of a replay that are sent in one go; then steps may have to be reported."""
+"""Batches of a replay sent before the event loop runs other work, such as reporting steps."""
 
 log = get_logger("worker.kv_events")
 
@@ -40,8 +40,8 @@ class Publisher:
 
     Args:
         settings: its section.
-        worker_id: in place of `{worker}` in the topic.
-        model: in place of `{model}`.
+        worker_id: replaces `{worker}` in the topic.
+        model: replaces `{model}`.
         metrics: counts batches and replays.
     """
 
@@ -54,13 +54,13 @@ class Publisher:
         self._replay: zmq.asyncio.Socket | None = None
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
         self._num_batches = 0
-        self._may_have_blocks = True  # as far as subscribers know, who may have heard a process before this one
+        self._may_have_blocks = True  # true at start: subscribers may know blocks of an earlier process
 
     def listen(self) -> None:
-        """Take the addresses.
+        """Bind or connect the sockets.
 
         Raises:
-            LorreryError: one cannot be taken.
+            LorreryError: an address cannot be bound.
         """
         try:
             self._open()
@@ -80,12 +80,13 @@ class Publisher:
             pub.connect(settings.endpoint)
         if settings.replay_endpoint is not None:
             self._replay = zmq.asyncio.Context.shadow(self._context).socket(zmq.ROUTER)
-            # A peer acknowledges every half of the mark, so that all batches and the end fit at any time.
+            # A peer acknowledges every half of the mark, so this mark leaves room for all batches and the end at any
+            # time.
             self._replay.set(zmq.SNDHWM, 2 * (settings.buffer_steps + 1))
             _bind(self._replay, settings.replay_endpoint, "worker.kv_events.replay_endpoint")
 
     def source(self, host: str) -> types_pb2.KvEventSource:
-        """Return where subscribers find the events; `host` stands for all addresses of this machine."""
+        """Return where subscribers find the events; `host` replaces a wildcard address of this machine."""
         settings = self._settings
         assert self._pub is not None
         assert settings.endpoint is not None
@@ -102,12 +103,12 @@ class Publisher:
     # --- publishing -------------------------------------------------------------------------------------------------
 
     def publish(self, events: pb.KvEvents) -> None:
-        """Publish a batch. It goes to those who subscribe now, and is kept for those who ask for it again."""
+        """Publish a batch to the current subscribers, and keep it for replays."""
         self._may_have_blocks = True
         self._send(events)
 
     def clear(self) -> None:
-        """Publish that the cache is empty, unless that is known."""
+        """Publish that the cache is empty, unless subscribers know that already."""
         if self._may_have_blocks:
             self._may_have_blocks = False
             self._send(pb.KvEvents(events=[pb.KvEvent(cleared=pb.AllBlocksCleared())]))
@@ -116,7 +117,7 @@ class Publisher:
         assert self._pub is not None
         number = self._num_batches.to_bytes(NUMBER_BYTES, "big")
         data = payload.encode(events, self._settings.format, time.time())
-        self._pub.send_multipart((self._topic, number, data), zmq.NOBLOCK)  # over the mark a PUB socket drops it
+        self._pub.send_multipart((self._topic, number, data), zmq.NOBLOCK)  # over its mark a PUB socket drops it
         self._num_batches += 1
         self._kept.append((number, data))
         self._metrics.kv_events_published()
@@ -124,7 +125,7 @@ class Publisher:
     # --- replays ----------------------------------------------------------------------------------------------------
 
     async def replay(self) -> None:
-        """Answer requests for batches, until cancelled."""
+        """Answer replay requests, until cancelled."""
         if self._replay is None:
             await asyncio.get_running_loop().create_future()
             return
@@ -152,7 +153,7 @@ class Publisher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the sockets, after what is under way."""
+        """Close the sockets after pending messages are sent, within `LINGER_MS`."""
         self._close_sockets(LINGER_MS)
         await asyncio.to_thread(self._context.term)
 
@@ -172,7 +173,7 @@ def _bind(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str, setti
 
 
 def _reachable(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", host: str) -> str:
-    """Return the address of a socket that is bound, for those who are elsewhere."""
+    """Return the address of a bound socket as reached from other hosts."""
     endpoint = str(socket.get_string(zmq.LAST_ENDPOINT)).rstrip("\0")
     for everywhere in ("0.0.0.0", "[::]"):  # noqa: S104  nothing is bound here
         if endpoint.startswith(f"tcp://{everywhere}:"):

@@ -11,12 +11,14 @@ so a count of sequences per residue r is all the state: a step costs nothing, a 
 and a scan of at most `size` residues.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lorrery.vocabulary.machine_ints import sum_of_last
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
+
+_EVER: Final = 1 << 60
 
 
 class BlockGrowth:
@@ -61,9 +63,14 @@ class BlockGrowth:
             self._known_blocks = self._whole_blocks + self._num * periods + sum_of_last(self._num_at, phase)
         return self._known_blocks
 
-    def most_blocks(self, decode_step: int) -> int:
-        """Return an upper bound on `blocks`, never far above it; O(1)."""
-        return self._whole_blocks + self._num * (decode_step // self.block_size + 1)
+    def last_step_surely_within(self, num_blocks: int) -> int:
+        """Return a decode step up to which `blocks` is at most `num_blocks`; less than two periods later it is more.
+
+        Follows from `blocks <= whole blocks + n * (G + 1)`. Negative: no step. Cost: O(1).
+        """
+        if not self._num:
+            return _EVER if num_blocks >= 0 else -1
+        return (num_blocks - self._whole_blocks) // self._num * self.block_size - 1
 
     def steps_within(self, decode_step: int, spare_blocks: int, limit: int) -> int:
         """Return for how many further steps all sequences together grow by at most `spare_blocks` (>= 0) blocks.

@@ -46,6 +46,8 @@ class PagedMemory(Memory):
         self._tokens_at_0: dict[int, int] = {}
         self._prefill_blocks: dict[int, int] = {}
         self._num_prefill_blocks = 0
+        # Up to this decode step the batch surely has its blocks, as it was at that version or with fewer sequences.
+        self._enough_until = self._enough_version = -1
 
     # --- how much is needed -----------------------------------------------------------------------------------------
 
@@ -73,8 +75,12 @@ class PagedMemory(Memory):
 
     def _surely_suffices(self, running: Running, num_steps: int) -> bool:
         """Return whether an O(1) upper bound already shows that the batch has its blocks that far ahead."""
-        blocks = self._growth.most_blocks(running.decode_step + num_steps) + self._num_prefill_blocks
-        return blocks <= self._room(running.adapter_slots)
+        step = running.decode_step + num_steps
+        if step > self._enough_until and self._enough_version != running.version:
+            left = self._room(running.adapter_slots) - self._num_prefill_blocks
+            self._enough_until = self._growth.last_step_surely_within(left)
+            self._enough_version = running.version
+        return step <= self._enough_until
 
     def _room(self, adapter_slots: int) -> int:
         return self.num_blocks - self.blocks_for(adapter_slots) if adapter_slots else self.num_blocks
@@ -122,12 +128,14 @@ class PagedMemory(Memory):
         blocks = self.newcomer_blocks(sequence)
         self._prefill_blocks[sequence.handle] = blocks
         self._num_prefill_blocks += blocks
+        self._enough_until = self._enough_version = -1
 
     def joined(self, sequence: Sequence) -> None:
         """Count its growth by a token in every decode step."""
         self._forget_prefill(sequence.handle)
         self._tokens_at_0[sequence.handle] = tokens_at_0 = sequence.input_tokens - sequence.base_step
         self._growth.add(tokens_at_0)
+        self._enough_until = self._enough_version = -1
 
     def left(self, sequence: Sequence) -> None:
         """Free its blocks."""
@@ -156,7 +164,7 @@ class PagedMemory(Memory):
 
         Cost: O(block_size) if no block is missing, else O(batch).
         """
-        if self._surely_suffices(running, 0):
+        if running.decode_step <= self._enough_until or self._surely_suffices(running, 0):
             return None
         if self.needed_blocks(running) <= self._room(running.adapter_slots) or len(running) == 1:
             return None  # a single sequence has its blocks to the end, see `can_ever_hold`
@@ -174,6 +182,8 @@ class _PagedTrial(Trial):
         # Shared blocks change as sequences of this pass pin them; own blocks are allocated at its end.
         self._claimed_blocks = memory.claimed_blocks(running) if memory.shared is None else None
         self._taken_blocks = 0
+        self._tested: Sequence | None = None  # last, and its claim
+        self._claim = 0
         self._new_adapters: set[str] = set()
         self._adapter_slots = running.adapter_slots
 
@@ -184,7 +194,8 @@ class _PagedTrial(Trial):
         claimed = self._claimed_blocks
         if claimed is None:
             claimed = memory.claimed_blocks(self._running)
-        blocks = claimed + self._taken_blocks + memory.claim_of(sequence)
+        self._tested, self._claim = sequence, memory.claim_of(sequence)
+        blocks = claimed + self._taken_blocks + self._claim
         if memory.shared is not None:
             blocks -= memory.shared.num_shareable(sequence)
         most = memory.num_blocks - memory.blocks_for(slots)
@@ -194,10 +205,10 @@ class _PagedTrial(Trial):
 
     def take(self, sequence: Sequence) -> None:
         """Count a sequence that passed as taken."""
-        self._adapter_slots = self._slots_with(sequence.adapter)
-        self._taken_blocks += self._memory.claim_of(sequence)
+        self._taken_blocks += self._claim if sequence is self._tested else self._memory.claim_of(sequence)
         self._num_sequences += 1
         if sequence.adapter is not None:
+            self._adapter_slots = self._slots_with(sequence.adapter)
             self._new_adapters.add(sequence.adapter.key)
 
     def _slots_with(self, adapter: Adapter | None) -> int:

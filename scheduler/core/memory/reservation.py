@@ -40,6 +40,7 @@ from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Final
 
 from lorrery.vocabulary.compiling import mypyc_attr
+from lorrery.vocabulary.machine_ints import sum_of_first
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
@@ -90,10 +91,11 @@ class _Block:
 
     def _work_out(self) -> None:
         finishes, sizes = self.finishes, self.sizes
+        num: i64 = len(sizes)
         place: i64 = 0
         held: i64 = 0
         greatest: i64 = _LEAST
-        while place < len(sizes):
+        while place < num:
             finish = finishes[place]
             held += sizes[place] - finish
             place += 1
@@ -117,13 +119,7 @@ class _Block:
 
     def held_before(self, place: "i64") -> "i64":
         """Return the sum of h before a place."""
-        finishes, sizes = self.finishes, self.sizes
-        held: i64 = 0
-        one: i64 = 0
-        while one < place:
-            held += sizes[one] - finishes[one]
-            one += 1
-        return held
+        return sum_of_first(self.sizes, place) - sum_of_first(self.finishes, place)
 
     def peak(self, num_before: "i64", held_before: "i64", least: "i64", first: "i64", end: "i64") -> "i64":
         """Return the greatest v between two places, or `least` if that is more.

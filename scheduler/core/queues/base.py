@@ -31,7 +31,7 @@ class ListedQueue:
         self._blocked: tuple[Sequence, Blocked] | None = None
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting.by_handle)
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._waiting)
@@ -63,7 +63,7 @@ class ListedQueue:
     def at_rest(self) -> bool:
         """Return whether nothing waits but cancelled sequences, which only strict mode keeps."""
         if not self.strict:
-            return not len(self._waiting)
+            return not self._waiting.by_handle
         return all(sequence.aborted for sequence in self._waiting)
 
     def arrivals_matter(self) -> bool:

@@ -19,27 +19,31 @@ KEPT: Final = 4
 
 
 class WaitingList:
-    """Sequences in order of first arrival, with removal by handle in O(1)."""
+    """Sequences in order of first arrival, with removal by handle in O(1).
+
+    Attributes:
+        by_handle: all of them; read-only, and in order only where this class says so.
+    """
 
     def __init__(self) -> None:
-        self._sequences: OrderedDict[int, Sequence] = OrderedDict()
+        self.by_handle: OrderedDict[int, Sequence] = OrderedDict()
         self._in_order = True
         self._first: list[Sequence] = []  # some of the first arrivals, in order
         self._front: list[Sequence] = []  # last result of `front`
         self._front_length = -1  # its length argument; -1: the result may be out of date
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return len(self.by_handle)
 
     def __iter__(self) -> Iterator[Sequence]:
         if not self._in_order:
             self._put_in_order()
-        return iter(self._sequences.values())
+        return iter(self.by_handle.values())
 
     def __reversed__(self) -> Iterator[Sequence]:
         if not self._in_order:
             self._put_in_order()
-        return reversed(self._sequences.values())
+        return reversed(self.by_handle.values())
 
     @property
     def first(self) -> Sequence | None:
@@ -49,18 +53,18 @@ class WaitingList:
     def front(self, length: int) -> list[Sequence]:
         """Return the `length` earliest arrivals, or all: the same list object while they stay; read-only."""
         if self._front_length != length:
-            if len(self._first) < length and len(self._first) < len(self._sequences):
+            if len(self._first) < length and len(self._first) < len(self.by_handle):
                 self._first = list(islice(self, KEPT * length))
             self._front, self._front_length = self._first[:length], length
         return self._front
 
     def get(self, handle: int) -> Sequence | None:
         """Return the waiting sequence of that handle."""
-        return self._sequences.get(handle)
+        return self.by_handle.get(handle)
 
     def append(self, sequence: Sequence) -> None:
         """Add at the end, or, if a later arrival already waits (after a loss), at its place by arrival."""
-        sequences = self._sequences
+        sequences = self.by_handle
         if len(sequences) < self._front_length:
             self._front_length = -1
         if self._in_order and sequences and next(reversed(sequences.values())).arrived_ps > sequence.arrived_ps:
@@ -73,23 +77,23 @@ class WaitingList:
         sequences[sequence.handle] = sequence
 
     def _put_in_order(self) -> None:
-        by_arrival = sorted(self._sequences.values(), key=lambda sequence: sequence.arrived_ps)
-        self._sequences = OrderedDict([(sequence.handle, sequence) for sequence in by_arrival])
+        by_arrival = sorted(self.by_handle.values(), key=lambda sequence: sequence.arrived_ps)
+        self.by_handle = OrderedDict([(sequence.handle, sequence) for sequence in by_arrival])
         self._in_order = True
 
     def remove(self, handle: int) -> None:
         """Remove a sequence that is known to wait."""
-        self._leaves(self._sequences.pop(handle))
+        self._leaves(self.by_handle.pop(handle))
 
     def remove_all(self, sequences: Iterable[Sequence]) -> None:
         """Remove sequences that are known to wait."""
         for sequence in sequences:
-            del self._sequences[sequence.handle]
+            del self.by_handle[sequence.handle]
             self._leaves(sequence)
 
     def pop(self, handle: int) -> Sequence | None:
         """Remove and return the sequence of that handle, if it waits."""
-        sequence = self._sequences.pop(handle, None)
+        sequence = self.by_handle.pop(handle, None)
         if sequence is not None:
             self._leaves(sequence)
         return sequence
@@ -105,7 +109,7 @@ class WaitingList:
 
     def mark(self, handle: int) -> Sequence | None:
         """Mark a sequence as cancelled, and return it the first time; it stays."""
-        sequence = self._sequences.get(handle)
+        sequence = self.by_handle.get(handle)
         if sequence is None or sequence.aborted:
             return None
         sequence.aborted = True
@@ -115,5 +119,5 @@ class WaitingList:
         """Remove and return all, in order."""
         sequences = list(self)
         self._first, self._front_length = [], -1
-        self._sequences.clear()
+        self.by_handle.clear()
         return sequences

@@ -18,7 +18,7 @@ from lorrery.router.http.server import make_server
 from lorrery.router.metrics import RouterMetrics
 from lorrery.settings import Settings
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 60.0
 
 
 @dataclass

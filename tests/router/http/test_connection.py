@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.cluster.harness import wait_until
-from tests.router.http.conftest import StartHttp, one_answer, rest_of
+from tests.router.http.conftest import TIMEOUT_SECONDS, StartHttp, one_answer, rest_of
 
 GET = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -24,6 +24,7 @@ async def test_a_request_that_comes_too_slowly_is_told_so_and_cut(start_http: St
     router = await start_http(router={"http_request_seconds": 0.3})
     slow_head, slow_body = GET[:-4], WHOLE[:-3]
     for sent in (slow_head, slow_body):
+        begun = time.monotonic()
         async with router.connection() as (reader, writer):
 
             async def drip(writer: asyncio.StreamWriter = writer) -> None:
@@ -33,7 +34,6 @@ async def test_a_request_that_comes_too_slowly_is_told_so_and_cut(start_http: St
 
             writer.write(sent)
             dripping = asyncio.create_task(drip()) if sent is slow_head else None
-            begun = time.monotonic()
             answer = await rest_of(reader)
             assert time.monotonic() - begun >= 0.2
             if dripping is not None:
@@ -217,7 +217,7 @@ async def test_a_client_may_wait_for_leave_to_send_its_body(start_http: StartHtt
     head = POST + b"expect: 100-continue\r\n"
     async with router.connection() as (reader, writer):
         writer.write(head + b"content-length: %d\r\n\r\n" % len(BODY))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(BODY)
         assert b"200 OK" in await one_answer(reader)

@@ -108,7 +108,7 @@ async def test_a_session_is_not_resumed_once_its_authority_is_taken_out(
 
     def ask(session: ssl.SSLSession | None = None) -> tuple[bytes, bool | None, ssl.SSLSession | None]:
         with (
-            socket.create_connection(("localhost", router.port), timeout=10) as plain,
+            socket.create_connection(("localhost", router.port), timeout=60) as plain,
             tls.wrap_socket(plain, server_hostname="localhost", session=session) as connection,
         ):
             connection.sendall(ASKS["version"])
@@ -147,7 +147,7 @@ async def test_a_handshake_that_does_not_end_is_cut(start_http: StartHttp, folde
 async def test_handshakes_count_as_connections(start_http: StartHttp, folders: tuple[Path, Path]) -> None:
     folder, _ = folders
     tls = {"cert": folder / "router.pem", "key": folder / "router.key"}
-    router = await start_http(server_tls=tls, router={"http_max_connections": 2, "http_request_seconds": 1.0})
+    router = await start_http(server_tls=tls, router={"http_max_connections": 2, "http_request_seconds": 5.0})
     async with router.connection() as (first, _), router.connection() as (second, _):  # neither sends anything
         answer = await router.exchange(ASKS["version"], client(folder, None))
         assert (status(answer), b"too_many_connections" in answer) == (503, True)

@@ -67,7 +67,7 @@ async def test_a_body_behind_an_offer_is_no_request(start_http: StartHttp) -> No
         async with router.connection() as (reader, writer):
             writer.write(head)
             if leave:  # the head has been read before its body comes
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
             writer.write(body)
             assert status_and_body(await one_answer(reader))[0] == 400
@@ -81,7 +81,7 @@ async def test_who_offers_waits_for_leave_and_closes_as_others(start_http: Start
     head, body = post(OFFERS["h2c"] + b"expect: 100-continue\r\n")
     async with router.connection() as (reader, writer):
         writer.write(head)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(body)
         assert status_and_body(await one_answer(reader))[0] == 200

@@ -38,7 +38,10 @@ def test_growth_is_what_counting_each_sequence_gives(
         return sum(-(-(step + length) // block_size) for length in lengths)
 
     assert len(growth) == len(lengths)
-    assert growth.blocks(decode_step) == blocks(decode_step) <= growth.most_blocks(decode_step)
+    assert growth.blocks(decode_step) == blocks(decode_step)
+    last_step = growth.last_step_surely_within(blocks(decode_step) + spare_blocks)
+    assert last_step < 0 or blocks(last_step) <= blocks(decode_step) + spare_blocks
+    assert blocks(last_step + 2 * block_size) > blocks(decode_step) + spare_blocks
     steps = growth.steps_within(decode_step, spare_blocks, limit)
     assert steps <= limit
     assert blocks(decode_step + steps) - blocks(decode_step) <= spare_blocks
