@@ -87,7 +87,7 @@ class Benchmark(Enum):
 
 @app.command(cls=Command)
 def main(
-    which: Annotated[list[Benchmark] | None, typer.Argument(help="Which; default: all.")] = None,
+    which: Annotated[list[Benchmark] | None, typer.Argument(help="Benchmarks to run; default: all.")] = None,
     seconds: Annotated[
         float | None,
         typer.Option(min=fidelity.SHORTEST_SECONDS, help="Length of the fidelity run; default: 60, with --quick 15."),
@@ -101,7 +101,7 @@ def main(
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short runs and small loads, more noise.")] = False,
-    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = OUT,
+    out: Annotated[Path, typer.Option(help="File for the JSON results.")] = OUT,
 ) -> None:
     """Measure pace, CPU per token, decision and simulated request, and live against simulated. See docs/benchmarks.md.
 

@@ -202,9 +202,9 @@ def _cpu_seconds(session: CDPSession) -> float:
 
 @app.command(cls=Command)
 def main(
-    workers: Annotated[int, typer.Option(min=1, help="Workers.")] = 64,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences that each runs.")] = 32,
-    seconds: Annotated[float, typer.Option(min=1, help="Length of a window.")] = 10.0,
+    workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences running on each.")] = 32,
+    seconds: Annotated[float, typer.Option(min=1, help="Length of a measurement window.")] = 10.0,
 ) -> None:
     """Measure frames a second and CPU per frame of the orrery's page, without a GPU.
 

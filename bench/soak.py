@@ -279,7 +279,7 @@ def table(soak: Soak) -> Table:
 def main(
     minutes: Annotated[float, typer.Option(min=0.5, help="Length of the run.")] = 60.0,
     every: Annotated[float, typer.Option(min=1.0, help="Seconds between two samples.")] = 30.0,
-    out: Annotated[Path, typer.Option(help="Where the JSON with every sample goes.")] = OUT,
+    out: Annotated[Path, typer.Option(help="File for the JSON with every sample.")] = OUT,
 ) -> None:
     """Watch memory and file descriptors of every service under load and losses. See docs/benchmarks.md.
 

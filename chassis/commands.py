@@ -37,7 +37,7 @@ ApiKey = Annotated[
         show_envvar=False,
         show_default=False,
         metavar="KEY",
-        help=f"API key to show; better in ${API_KEY_VARIABLE}, which no list of processes shows.",
+        help=f"API key to send; better in ${API_KEY_VARIABLE}, which process listings do not show.",
     ),
 ]
 """Option of every command that calls a router."""

@@ -115,7 +115,7 @@ def _read_tokens(path: Path) -> tuple[str, ...]:
     except OSError as error:
         raise SettingsError(f"cluster_token: {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"cluster_token: {path} is no text") from None
+        raise SettingsError(f"cluster_token: {path} is not text") from None
     if not tokens:
         raise SettingsError(f"cluster_token: {path} is empty; write a token into it: openssl rand -hex 32")
     if (

@@ -30,11 +30,11 @@ from lorrery.chassis.exposition import Registry, expose
 from lorrery.chassis.series import Exporter, Series, table
 from lorrery.chassis.version import VERSION
 
-BUILD_INFO = Series("lorrery_build_info", "1", "Version that runs; always 1.", ("service", "version"))
+BUILD_INFO = Series("lorrery_build_info", "1", "Version of the running process; always 1.", ("service", "version"))
 SERVICE_STATE = Series(
     "lorrery_service_state",
     "1 or 0",
-    "1 for the state that the process is in, else 0.",
+    "1 for the current state of the process, else 0.",
     ("state",),
     more="`starting`, `ready`, `draining`.",
 )

@@ -237,10 +237,11 @@ def service_command(
     def command(
         config: Annotated[Path | None, typer.Option(help="Settings file (TOML); default: $LORRERY_CONFIG.")] = None,
         overrides: Annotated[
-            list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
+            list[str] | None,
+            typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
         ] = None,
         announce: Annotated[
-            Path | None, typer.Option(help="Write the addresses here, as JSON, once they can be dialled.")
+            Path | None, typer.Option(help="Write the addresses to this file, as JSON, once they accept connections.")
         ] = None,
         version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     ) -> None:

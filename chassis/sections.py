@@ -128,13 +128,11 @@ class Section(Table):
 
 
 class TlsSettings(Section):
-    """TLS of one side; empty paths mean plain text. With `ca` set a server demands client certificates."""
+    """TLS of one side; empty paths mean plaintext. With `ca` set, a server requires client certificates."""
 
-    cert: PathOrNone = Field(default=None, description="PEM file of this side's certificate")
+    cert: PathOrNone = Field(default=None, description="PEM file of the certificate")
     key: PathOrNone = Field(default=None, description="PEM file of its private key")
-    ca: PathOrNone = Field(
-        default=None, description="PEM file of the authorities that sign the other side's certificate"
-    )
+    ca: PathOrNone = Field(default=None, description="PEM file of the authorities that sign the peer's certificate")
 
     @model_validator(mode="after")
     def _pair(self) -> Self:
@@ -145,29 +143,30 @@ class TlsSettings(Section):
 
 
 class LogSettings(Section):
-    """What is logged, and how."""
+    """Logging."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least severity that is logged"
+        default="info", description="lowest severity that is logged"
     )
     format: Literal["console", "json"] = Field(
-        default="console", description="lines to read, or one JSON object per line"
+        default="console", description="console: lines for people; json: one JSON object per line"
     )
 
 
 class MetricsSettings(Section):
-    """What is shown to Prometheus."""
+    """Metrics exported to Prometheus."""
 
     max_adapters: Count = Field(
         default=20,
-        description="adapters that metrics show by name, those with most traffic; what the rest does is `other`",
+        description="adapters that have series of their own, those with the most traffic; all others are counted as"
+        " `other`",
     )
-    max_tenants: Count = Field(default=20, description="the same for tenants")
+    max_tenants: Count = Field(default=20, description="tenants that have series of their own, likewise")
     vllm: bool = Field(
         default=True,
-        description="show vLLM's series too, on each worker and on the HTTP edge; docs/vllm-metrics.md lists them",
+        description="also export vLLM's series, on each worker and on the HTTP edge; docs/vllm-metrics.md lists them",
     )
-    sglang: bool = Field(default=False, description="show SGLang's series too, in the same places")
+    sglang: bool = Field(default=False, description="also export SGLang's series, in the same places")
 
 
 def _collector(text: str) -> str:
@@ -187,29 +186,32 @@ CollectorOrNone = Annotated[
 
 
 class TracingSettings(Section):
-    """Where spans of requests go; see docs/tracing.md."""
+    """Tracing of requests; see docs/tracing.md."""
 
     endpoint: CollectorOrNone = Field(
         default=None,
-        description="the collector that gets spans as OTLP, such as 'http://localhost:4317'; unset: tracing is off,"
+        description="collector that receives spans as OTLP, such as 'http://localhost:4317'; unset: tracing is off,"
         " unless OTEL_EXPORTER_OTLP_ENDPOINT is set",
     )
     protocol: Literal["grpc", "http"] | None = Field(
         default=None,
-        description="of the collector; unset: http for port 4318 or an endpoint with a path, else grpc",
+        description="protocol of the collector; unset: http for port 4318 or an endpoint with a path, else grpc",
     )
     sampling_ratio: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="share of the requests that are traced, of those whose client has not decided it; unset: 1, unless"
+        description="share of requests to trace, of those whose client made no sampling decision; unset: 1, unless"
         " OTEL_TRACES_SAMPLER says otherwise",
     )
-    headers: dict[str, str] = Field(default={}, description="what the collector wants to see, such as a token")
+    headers: dict[str, str] = Field(default={}, description="headers to send to the collector, such as a token")
     ca: PathOrNone = Field(
-        default=None, description="PEM file of the authorities that sign the collector's certificate; unset: well-known"
+        default=None,
+        description="PEM file of the authorities that sign the collector's certificate; unset: the system's"
+        " well-known ones",
     )
     service_name: Name = Field(
-        default="lorrery", description="spans' `service.name` is this with `-router`, `-scheduler` or `-worker` behind"
+        default="lorrery",
+        description="prefix of the spans' `service.name`, which ends in `-router`, `-scheduler` or `-worker`",
     )
-    max_queued_spans: Count = Field(default=4096, description="spans of a process that may wait; more are dropped")
+    max_queued_spans: Count = Field(default=4096, description="maximum spans queued in a process; more are dropped")

@@ -32,10 +32,10 @@ _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP
 SPANS = Series(
     "lorrery_tracing_spans_total",
     "spans",
-    "Spans of sampled requests, by what became of them.",
+    "Spans of sampled requests, by outcome.",
     ("outcome",),
-    more="`exported`; `failed`: no collector took them; `dropped`: `tracing.max_queued_spans` waited. Only where"
-    " [tracing](tracing.md) is on.",
+    more="`exported`; `failed`: no collector accepted them; `dropped`: `tracing.max_queued_spans` were already queued."
+    " Only where [tracing](tracing.md) is on.",
 )
 
 _log = get_logger("chassis.tracing")

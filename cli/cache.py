@@ -23,14 +23,14 @@ _REPORT_EVERY = 256
 
 @app.command(cls=Command)
 def cache(
-    out: Annotated[Path, typer.Option(help="Where the cache goes.")],
+    out: Annotated[Path, typer.Option(help="File to write the cache to.")],
     corpus: Annotated[
         Path | None,
         typer.Argument(
-            help="Prompts, one a line: JSON arrays of token ids, or with --text text. Default: the shipped prompts."
+            help="Prompts, one per line: JSON arrays of token ids, or text with --text. Default: the shipped prompts."
         ),
     ] = None,
-    cache_size: Annotated[int, typer.Option(min=0, help="How many tokens (edges of the trie) to keep.")] = 500,
+    cache_size: Annotated[int, typer.Option(min=0, help="Number of tokens (edges of the trie) to keep.")] = 500,
     text: Annotated[bool, typer.Option("--text", help="The corpus is text; tokenise it as the router would.")] = False,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json for --text; default: the built-in vocabulary.")
@@ -39,7 +39,7 @@ def cache(
 ) -> None:
     """Build a static prefix cache: the most common prefixes of a corpus, as llm-mock does.
 
-    In a cluster's settings scheduler.prefix_cache.trie names the file, and scheduler.prefix_cache.kind is static_trie.
+    To use it, set scheduler.prefix_cache.kind = 'static_trie' and scheduler.prefix_cache.trie to the file.
 
     Examples:
       lorrery cache prompts.jsonl --out cache.json

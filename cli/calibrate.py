@@ -44,27 +44,33 @@ def command(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured kernels or steps.")
     ],
-    gpu: Annotated[str | None, typer.Option(help="GPU; default: the one that FILE names.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model of rows that name none.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="GPU; default: the one named in FILE.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model for rows that name none.")] = None,
     version: VersionOption = False,
-    tflops: Annotated[float | None, typer.Option(help="Of a GPU not in the catalogue: dense, 16 bits.")] = None,
-    memory_gb: Annotated[float | None, typer.Option(help="Of such a GPU.")] = None,
-    gb_per_second: Annotated[float | None, typer.Option(help="Of such a GPU: memory bandwidth.")] = None,
-    num_sms: Annotated[int | None, typer.Option(help="Of such a GPU: streaming multiprocessors.")] = None,
-    fp8_tflops: Annotated[float | None, typer.Option(help="Of such a GPU, if it multiplies in 8 bits: dense.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="What the times hold; default: by the rows' source, else kernels alone.")
+    tflops: Annotated[float | None, typer.Option(help="For a GPU not in the catalogue: dense 16-bit TFLOPS.")] = None,
+    memory_gb: Annotated[float | None, typer.Option(help="For such a GPU: memory size.")] = None,
+    gb_per_second: Annotated[float | None, typer.Option(help="For such a GPU: memory bandwidth.")] = None,
+    num_sms: Annotated[int | None, typer.Option(help="For such a GPU: streaming multiprocessors.")] = None,
+    fp8_tflops: Annotated[
+        float | None, typer.Option(help="For such a GPU, if it has 8-bit arithmetic: dense TFLOPS.")
     ] = None,
-    host: Annotated[bool, typer.Option("--host", help="The times hold the CPU's share: fit that too.")] = False,
-    out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write TOML for the settings' catalogue.")] = None,
-    catalogue: Annotated[list[Path] | None, typer.Option(help="TOML with further GPUs, models; repeatable.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="What the times include; default: from the rows' source, else kernels alone.")
+    ] = None,
+    host: Annotated[bool, typer.Option("--host", help="The times include the CPU's share: fit that too.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write a TOML file for the settings' catalogue.")
+    ] = None,
+    catalogue: Annotated[
+        list[Path] | None, typer.Option(help="TOML file with additional GPUs, models; repeatable.")
+    ] = None,
 ) -> None:
     """Fit a GPU's kernel constants to your own profile of it.
 
-    FILE holds timings of single kernels, as docs/validation.md says, or of whole steps, as docs/step-time.md does; its
-    header tells which. Prints the constants, and the error that they leave: beside that of the constants before, and on
-    rows that the fit did not see; and which constants the rows do not tell. Name the file written with --out in the
-    settings (`catalogue`).
+    FILE holds timings of single kernels (docs/validation.md) or of whole steps (docs/step-time.md); its header tells
+    which. Prints the constants and their remaining error, next to the error of the previous constants and on rows held
+    out from the fit, and which constants the rows do not determine. List the file written with --out under `catalogue`
+    in the settings.
 
     Examples:
       lorrery calibrate kernels.csv --gpu H100-SXM --out my-gpu.toml

@@ -33,17 +33,17 @@ app = command_app()
 
 @app.command(cls=Command)
 def certs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where they go.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to.")],
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME", help="A name or address that services are dialled by; repeatable."),
+        typer.Option("--host", metavar="NAME", help="Name or address at which services are reached; repeatable."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long the certificates hold.")] = 365,
+    days: Annotated[int, typer.Option(min=1, help="Validity of the certificates.")] = 365,
     version: VersionOption = False,
 ) -> None:
-    """Make a certificate authority for development, and a certificate for each role in a cluster.
+    """Create a certificate authority for development, and a certificate for each role in a cluster.
 
-    An authority that is in the folder already signs new certificates, which services then take up without a restart.
+    If the folder already contains an authority, it signs new certificates, which services pick up without a restart.
     Files: ca.pem, and NAME.pem with NAME.key for router, scheduler, worker, client, operator, and for cluster, which
     has the roles of all three services.
 
@@ -73,7 +73,7 @@ def _alternative_names(hosts: list[str]) -> list[x509.GeneralName]:
             try:
                 names.append(x509.DNSName(host))
             except ValueError:
-                raise SettingsError(f"--host {host}: no host's name or address") from None
+                raise SettingsError(f"--host {host}: not a host name or address") from None
     return names
 
 
@@ -85,9 +85,9 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
             found = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
             ca = x509.load_pem_x509_certificate(certificate.read_bytes())
         except ValueError as error:
-            raise LorreryError(f"{folder}: ca.pem and ca.key are no authority: {error}") from None
+            raise LorreryError(f"{folder}: ca.pem and ca.key are not a certificate authority: {error}") from None
         if not isinstance(found, ec.EllipticCurvePrivateKey):
-            raise LorreryError(f"{key_file}: no key that lorrery certs has made; take another folder")
+            raise LorreryError(f"{key_file}: not a key made by lorrery certs; use another folder")
         return ca, found
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("development CA")

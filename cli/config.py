@@ -34,7 +34,7 @@ def show(
     config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
     ] = None,
     engine: deployment_flags.Engine = None,
     model: deployment_flags.Model = None,
@@ -42,14 +42,14 @@ def show(
     tensor_parallel: deployment_flags.TensorParallel = None,
     weight_dtype: deployment_flags.WeightDtype = None,
     kv_dtype: deployment_flags.KvDtype = None,
-    everything: Annotated[bool, typer.Option("--all", help="Defaults too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include defaults.")] = False,
     version: VersionOption = False,
 ) -> None:
-    """Print the settings that hold, and where each comes from.
+    """Print the effective settings, and where each comes from.
 
-    That is a default, an engine's preset, the settings file, an environment variable, or the command line (--set, and
-    the options that stand for a setting). Without a KEY, those that are not defaults. What it prints is a settings
-    file; what is unset is a comment in it, and so is a value of tracing.headers, a credential that is not shown.
+    Sources are defaults, an engine's preset, the settings file, environment variables, and the command line (--set, and
+    options that stand for a setting). Without a KEY, prints those that are not defaults. The output is a settings file,
+    in which unset settings are comments, as are values of tracing.headers, which are credentials and are not shown.
 
     Examples:
       lorrery config

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-CONFIG_HELP = "Settings file; default: $LORRERY_CONFIG, else the shipped one, of which lorrery init writes a copy."
+CONFIG_HELP = "Settings file; default: $LORRERY_CONFIG, else the shipped one, which lorrery init copies."
 
 ConfigOption = Annotated[
     Path,

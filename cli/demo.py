@@ -31,31 +31,35 @@ app = command_app()
 def demo(
     config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="How many workers; unset: as [\\[workers]] says, else 2.", show_default=False),
+        typer.Option(min=1, help="Number of workers; unset: as in [\\[workers]], else 2.", show_default=False),
     ] = None,
     trace: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", show_default=False, help="Trace to play, in Azure's CSV format; default: the shipped one."
+            metavar="FILE",
+            show_default=False,
+            help="Trace to play, in the CSV format of Azure's traces; default: the shipped one.",
         ),
     ] = TRACES["azure"],
     duration: Annotated[
-        float | None, typer.Option(min=0.0, metavar="SECONDS", help="How much of it, device seconds; default: all.")
+        float | None,
+        typer.Option(min=0.0, metavar="SECONDS", help="How much of the trace to play, device seconds; default: all."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="For results and logs; default: out/demo-TIME.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for results and logs; default: out/demo-TIME.")
     ] = None,
     version: VersionOption = False,
 ) -> None:
-    """Run a cluster and a real trace through it, about a minute.
+    """Run a cluster and play a real trace through it; takes about a minute.
 
     Starts a scheduler, workers and a router on free ports, sends them the trace's requests at their recorded times with
-    adapters drawn by a power law, shows what the clients see, and stops everything. Results and the services' logs are
-    left in a folder. Exit code: 0 if every request completed.
+    adapters drawn by a power law, shows what the clients see, and stops everything. Results and the services' logs
+    are kept in a folder. Exit code: 0 if every request completed.
 
     Examples:
       lorrery demo

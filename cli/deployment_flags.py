@@ -15,7 +15,7 @@ Engine = Annotated[
     str | None,
     typer.Option(
         metavar="NAME[-VERSION]",
-        help="Inference engine whose defaults hold: vllm, sglang, trtllm. It wins over the file; --set wins over it.",
+        help="Inference engine whose defaults apply: vllm, sglang, trtllm. Overrides the file; --set overrides it.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -23,13 +23,11 @@ Model = Annotated[str | None, typer.Option(metavar="NAME", help="Base model.", r
 Gpu = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="GPU.", rich_help_panel=_PANEL)]
 TensorParallel = Annotated[
     int | None,
-    typer.Option("--tensor-parallel", "--tp", min=1, metavar="N", help="GPUs of a worker.", rich_help_panel=_PANEL),
+    typer.Option("--tensor-parallel", "--tp", min=1, metavar="N", help="GPUs per worker.", rich_help_panel=_PANEL),
 ]
 Gpus = Annotated[
     int | None,
-    typer.Option(
-        "--gpus", min=1, metavar="N", help="Workers that one process hosts, a GPU each.", rich_help_panel=_PANEL
-    ),
+    typer.Option("--gpus", min=1, metavar="N", help="Workers per process, one GPU each.", rich_help_panel=_PANEL),
 ]
 WeightDtype = Annotated[
     str | None,

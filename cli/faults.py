@@ -20,12 +20,12 @@ from lorrery.v1 import router_pb2, router_pb2_grpc
 
 TIMEOUT_SECONDS = 10.0
 
-Rules = Annotated[list[str], typer.Argument(metavar="RULE...", help="Faults, as docs/faults.md has them.")]
-Target = Annotated[str, typer.Option(metavar="HOST:PORT", help="The router.")]
-Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.")]
+Rules = Annotated[list[str], typer.Argument(metavar="RULE...", help="Faults, in the syntax of docs/faults.md.")]
+Target = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the router.")]
+Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to connect.")]
 TARGET = "127.0.0.1:50051"
 
-app = command_app("Let requests, loads and workers of a running cluster fail.", no_args_is_help=True)
+app = command_app("Inject faults into requests, loads and workers of a running cluster.", no_args_is_help=True)
 
 
 @app.callback()
@@ -35,10 +35,10 @@ def _faults(version: VersionOption = False) -> None:
 
 @app.command("set", cls=Command)
 def set_(rules: Rules, target: Target = TARGET, config: Config = None, api_key: ApiKey = "") -> None:
-    """Let these faults happen from now on, in place of those that were set or added before.
+    """Inject these faults from now on, replacing those set or added before.
 
-    Faults of the settings stay. Faults of requests hold at this router, those of loads and workers at every scheduler.
-    docs/faults.md has every kind.
+    Faults from the settings stay. Faults of requests apply at this router, those of loads and workers at every
+    scheduler. docs/faults.md describes every kind.
 
     Examples:
       lorrery faults set refuse,share=0.1,status=RESOURCE_EXHAUSTED
@@ -51,9 +51,9 @@ def set_(rules: Rules, target: Target = TARGET, config: Config = None, api_key: 
 
 @app.command(cls=Command)
 def add(rules: Rules, target: Target = TARGET, config: Config = None, api_key: ApiKey = "") -> None:
-    """Let these faults happen from now on, beside those that were set or added before.
+    """Inject these faults from now on, in addition to those set or added before.
 
-    Those go on with their times and counts; a fault that holds already stays as it is.
+    Earlier faults keep their times and counts; a fault that is already active stays as it is.
 
     Examples:
       lorrery faults add delay,seconds=0.5,adapter=lora-r8-0
@@ -64,9 +64,9 @@ def add(rules: Rules, target: Target = TARGET, config: Config = None, api_key: A
 
 @app.command("list", cls=Command)
 def list_(target: Target = TARGET, config: Config = None, api_key: ApiKey = "") -> None:
-    """List the faults that hold, those of the settings included, and how many requests, loads or workers each has met.
+    """List active faults, including those from the settings, and how many requests, loads or workers each has affected.
 
-    A fault of a worker that is not attached waits for one of that name. It may come; or the name is mistyped.
+    A fault for a worker that is not attached waits for a worker of that name; check that the name is not mistyped.
 
     Examples:
       lorrery faults list
@@ -77,9 +77,9 @@ def list_(target: Target = TARGET, config: Config = None, api_key: ApiKey = "") 
 
 @app.command(cls=Command)
 def clear(target: Target = TARGET, config: Config = None, api_key: ApiKey = "") -> None:
-    """Take back the faults that were set or added. Those of the settings stay.
+    """Remove the faults that were set or added. Those from the settings stay.
 
-    A frozen worker goes on, and one that is kept away may attach again.
+    A frozen worker resumes, and one that is kept away may attach again.
 
     Examples:
       lorrery faults clear
@@ -92,7 +92,7 @@ def _change(rules: Sequence[str], *, add: bool) -> router_pb2.SetFaultsRequest:
     try:
         return router_pb2.SetFaultsRequest(rules=rules, add=add)
     except UnicodeEncodeError as error:
-        raise SettingsError(f"RULE {error.object!r} is no UTF-8 text; docs/faults.md has every kind") from None
+        raise SettingsError(f"RULE {error.object!r} is not UTF-8 text; docs/faults.md has every kind") from None
 
 
 def _call(target: str, config: Path | None, api_key: str, change: router_pb2.SetFaultsRequest | None = None) -> None:

@@ -25,13 +25,13 @@ app = command_app()
 
 @app.command(cls=Command)
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the file goes.")] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder to write to.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     version: VersionOption = False,
 ) -> None:
-    """Write cluster.toml, the settings of a cluster, to edit.
+    """Write cluster.toml, a settings file to edit.
 
-    It describes the cluster that every command uses without --config.
+    It contains the settings that every command uses without --config.
 
     Examples:
       lorrery init
@@ -47,7 +47,7 @@ def init(
     except FileExistsError:
         if not folder.is_dir():
             raise LorreryError(f"{folder} is a file; name the folder that {FILE} goes to") from None
-        raise LorreryError(f"{path} is there already; --force overwrites it") from None
+        raise LorreryError(f"{path} already exists; --force overwrites it") from None
     except OSError as error:
         raise LorreryError(f"{path}: {error.strerror}") from None
     typer.echo(f"wrote {path}; try\n\n  lorrery up --config {path}\n")

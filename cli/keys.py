@@ -13,7 +13,7 @@ from lorrery.router.keys import KEY_PREFIX, digest
 
 _RANDOM_BYTES = 32
 
-app = command_app("Make API keys for clients.", no_args_is_help=True)
+app = command_app("Create API keys for clients.", no_args_is_help=True)
 
 
 @app.callback()
@@ -23,24 +23,29 @@ def _keys(version: VersionOption = False) -> None:
 
 @app.command(cls=Command)
 def new(
-    tenant: Annotated[str, typer.Option(help="Whose requests these are.")],
+    tenant: Annotated[str, typer.Option(help="Tenant of requests with this key.")],
     name: Annotated[
-        str | None, typer.Option(help="Of the key, in logs and messages. Unset: the tenant's and a random part.")
+        str | None,
+        typer.Option(help="Name of the key in logs and messages. Unset: the tenant's name and a random part."),
     ] = None,
     adapters: Annotated[
         list[str] | None,
-        typer.Option("--adapter", metavar="PATTERN", help="That it may use; repeatable. Unset: all."),
+        typer.Option("--adapter", metavar="PATTERN", help="Adapter that the key may use; repeatable. Unset: all."),
     ] = None,
     load_adapters: Annotated[
         list[str] | None,
-        typer.Option("--load-adapter", metavar="PATTERN", help="That it may load and unload; repeatable. Unset: none."),
+        typer.Option(
+            "--load-adapter",
+            metavar="PATTERN",
+            help="Adapter that the key may load and unload; repeatable. Unset: none.",
+        ),
     ] = None,
-    operator: Annotated[bool, typer.Option("--operator", help="It may make every operator's call.")] = False,
+    operator: Annotated[bool, typer.Option("--operator", help="Allow all operator calls.")] = False,
 ) -> None:
-    """Make an API key: print it, once, and its entry for the file that router.keys names.
+    """Create an API key: print it once, and its entry for the file named by router.keys.
 
-    The key goes to standard error, so that `>> keys.toml` appends the entry alone. Quotas are added by hand:
-    docs/security.md lists them. Routers read the file again by themselves.
+    The key goes to standard error, so that `>> keys.toml` appends only the entry. Add quotas by hand; docs/security.md
+    lists them. Routers reread the file by themselves.
 
     Examples:
       lorrery keys new --tenant acme

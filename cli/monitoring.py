@@ -16,25 +16,26 @@ app = command_app()
 
 @app.command(cls=Command)
 def monitoring(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go; made if it is not there.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to; created if missing.")],
     config: ConfigOption = DEFAULT_SETTINGS,
     workers: Annotated[
         int | None,
         typer.Option(
             min=0,
             show_default=False,
-            help="How many workers of `lorrery up` to scrape; ports count up; unset: as [\\[workers]] says, else 2.",
+            help="Number of workers of `lorrery up` to scrape; their ports count up; unset: as in [\\[workers]], else"
+            " 2.",
         ),
     ] = None,
     prometheus_url: Annotated[
-        str, typer.Option("--prometheus-url", metavar="URL", help="Where Grafana will find Prometheus.")
+        str, typer.Option("--prometheus-url", metavar="URL", help="URL at which Grafana reaches Prometheus.")
     ] = "http://127.0.0.1:9090",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there and differ.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files that differ.")] = False,
     version: VersionOption = False,
 ) -> None:
     """Write Prometheus' configuration, rules and alerts, and the Grafana dashboards.
 
-    The targets are the processes that lorrery up starts with these settings; for a cluster that was started otherwise,
+    The targets are the processes that lorrery up starts with these settings; for a cluster started in another way,
     edit targets/cluster.json. lorrery up --monitoring DIR writes the same folder and keeps its targets up to date.
 
     Examples:

@@ -39,78 +39,87 @@ def plan(
     version: VersionOption = False,
     engine: deployment_flags.Engine = None,
     models: Annotated[
-        list[str] | None, typer.Option("--model", help="Base model; repeatable; default: the settings'.")
+        list[str] | None, typer.Option("--model", help="Base model; repeatable; default: from the settings.")
     ] = None,
-    gpus: Annotated[list[str] | None, typer.Option("--gpu", help="GPU; repeatable; default: the settings'.")] = None,
+    gpus: Annotated[
+        list[str] | None, typer.Option("--gpu", help="GPU; repeatable; default: from the settings.")
+    ] = None,
     degrees: Annotated[
         list[int] | None, typer.Option("--tp", "--tensor-parallel", min=1, help="GPUs per replica; repeatable.")
     ] = None,
     weight_dtype: deployment_flags.WeightDtype = None,
     kv_dtype: deployment_flags.KvDtype = None,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 1750,
-    output: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 500,
-    adapters: Annotated[int, typer.Option(min=0, help="Adapters that streams name, each equally often.")] = 0,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 1750,
+    output: Annotated[int, typer.Option(min=2, help="Tokens per output.")] = 500,
+    adapters: Annotated[int, typer.Option(min=0, help="Number of adapters, each requested equally often.")] = 0,
     ranks: Annotated[
-        str | None, typer.Option("--rank", metavar="R,R,...", help="Adapter i has the i-th of these; default: 16.")
+        str | None, typer.Option("--rank", metavar="R,R,...", help="Ranks of the adapters, in turn; default: 16.")
     ] = None,
     ttft: Annotated[
         float | None,
-        typer.Option(min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: first token."),
+        typer.Option(min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: TTFT."),
     ] = 1.0,
     tpot: Annotated[
         float | None,
         typer.Option(
-            min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: each further token, with stalls."
+            min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: time per further token, including stalls."
         ),
     ] = 0.05,
     rate: Annotated[
         float | None,
-        typer.Option(min=0.001, metavar="REQ/S", help="How many GPUs does this rate need? Asks the simulator."),
+        typer.Option(min=0.001, metavar="REQ/S", help="Find how many GPUs this request rate needs, by simulation."),
     ] = None,
     requests: Annotated[
         int | None,
         typer.Option(
             min=FEWEST_REQUESTS,
             metavar="N",
-            help="Of each simulated run; default: 10 x rate x E2E, from 1,000 to 60,000.",
+            help="Requests per simulated run; default: 10 x rate x E2E, from 1,000 to 60,000.",
         ),
     ] = None,
     concurrency: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="Streams at once; default: powers of two, and what fits.")
+        str | None,
+        typer.Option(metavar="N,N,...", help="Concurrent streams; default: powers of two, and as many as fit."),
     ] = None,
     max_concurrency: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Streams per replica at most; default: running_max_req_size or max_num_seqs."
+            min=1, metavar="N", help="Maximum streams per replica; default: running_max_req_size or max_num_seqs."
         ),
     ] = None,
     claim: Annotated[
-        str | None, typer.Option(metavar="TOKENS,SECONDS,TOKENS/S", help="A seller's claim to judge, as 3500,1,300.")
+        str | None,
+        typer.Option(metavar="TOKENS,SECONDS,TOKENS/S", help="Claimed performance to judge, such as 3500,1,300."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Plot latency against throughput; .svg, .png or .pdf.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the figures there.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write the figures to this file.")
+    ] = None,
     config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over the file."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override one setting; repeatable; takes precedence over the file."
+        ),
     ] = None,
 ) -> None:
-    """Say what a deployment can serve: what fits, how fast, what limits it, how many GPUs a rate needs.
+    """Estimate what a deployment can serve: what fits, how fast, what limits it, how many GPUs a rate needs.
 
-    With one deployment it shows TTFT, ITL, TPOT, E2E and tokens/s over concurrency; with several (any of --model,
-    --gpu, --tp repeated) one line each. All that is arithmetic, for streams in a closed loop as of `lorrery simulate
-    -c`: no bursts. Model, GPU, weights and KV types, engine, policy, way to batch, limits and the step-time model come
-    from the settings (--set worker.weight_dtype=fp8); options win.
+    For one deployment, prints TTFT, ITL, TPOT, E2E and tokens/s by concurrency; for several (any of --model, --gpu,
+    --tp repeated) one line each. These figures are computed, not simulated, for streams in a closed loop as with
+    `lorrery simulate -c`: no bursts. Model, GPU, weight and KV types, engine, policy, batching, limits and the
+    step-time model come from the settings (--set worker.weight_dtype=fp8); options take precedence.
 
-    With --rate it runs `lorrery simulate` under Poisson arrivals, queueing included, and looks for the fewest
-    replicas that keep the service level at p99 without a failed request. It prints each run's figures, and the
-    command that repeats the decisive one.
+    With --rate, runs `lorrery simulate` under Poisson arrivals, including queueing, to find the fewest replicas that
+    meet the service level at p99 without a failed request. Prints the figures of each run, and the command that repeats
+    the decisive one.
 
-    Of more adapters than adapters.max_loras lets be on the GPU it shows as many streams as always find theirs there.
+    With more adapters than adapters.max_loras allows on the GPU, only as many streams are shown as always find their
+    adapter there.
 
-    Exit code 1 if nothing fits or, with --rate, if no number of replicas was found that keeps the service level.
+    Exit code 1 if nothing fits or, with --rate, if no number of replicas was found that meets the service level.
 
     Examples:
       lorrery plan

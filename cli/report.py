@@ -16,20 +16,23 @@ app = command_app()
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Folders that `load --out` and `simulate --out` have written."),
+        typer.Argument(metavar="DIR...", help="Folders written by `load --out` and `simulate --out`."),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="The page. Unset: DIR/report.html; of several, report.html here."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="File to write. Unset: DIR/report.html; for several folders, report.html in the current one.",
         ),
     ] = None,
     version: VersionOption = False,
 ) -> None:
-    """Make one HTML page of runs and sweeps: what ran, latencies, where time went, what was refused, what differs.
+    """Write an HTML report of runs and sweeps: what ran, latencies, where time went, what was refused, what differs.
 
-    The page is one file that needs no network and no script. Of several runs the first is what
-    the others are compared with, and each difference comes with how sure it is.
+    The report is one file that needs no network and no scripts. Several runs are compared with the
+    first one, and each difference is given with its uncertainty.
 
     Examples:
       lorrery report out/azure

@@ -79,7 +79,7 @@ def simulate(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="One setting; repeatable; wins over all.",
+            help="Override one setting; repeatable; highest precedence.",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
@@ -95,22 +95,22 @@ def simulate(
         typer.Option(
             min=1,
             show_default=False,
-            help="How many worker processes, of all schedulers together. Unset: as [\\[workers]] says, else 2, 1 where"
-            " an engine is named or a process hosts several GPUs.",
+            help="Number of worker processes, over all schedulers. Unset: as in [\\[workers]], else 2, or 1 if an"
+            " engine is named or a process hosts several GPUs.",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
     shards: Annotated[
         int | None,
         typer.Option(
-            min=1, help="How many schedulers; unset: as many as router.schedulers.", rich_help_panel=_SIMULATION
+            min=1, help="Number of schedulers; unset: as many as in router.schedulers.", rich_help_panel=_SIMULATION
         ),
     ] = None,
     autoscale: Annotated[
         bool,
         typer.Option(
             "--autoscale",
-            help="Let workers come and go by the rule of \\[autoscaler]; --workers are those at first.",
+            help="Scale workers by the rule of \\[autoscaler]; --workers is the initial number.",
             rich_help_panel=_SIMULATION,
         ),
     ] = False,
@@ -118,7 +118,7 @@ def simulate(
         int,
         typer.Option(
             min=1,
-            help="How many routers choose among several schedulers, each with what it knows.",
+            help="Number of routers, each choosing among several schedulers by its own view of them.",
             rich_help_panel=_SIMULATION,
         ),
     ] = 1,
@@ -127,14 +127,16 @@ def simulate(
         typer.Option(
             "--fault",
             metavar="FAULT",
-            help="What goes wrong, and when; repeatable. See below.",
+            help="Fault to inject, and when; repeatable. See below.",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
     one_step: Annotated[
         bool,
         typer.Option(
-            "--one-step", help="Decide before every step instead of jumping: slow, equal.", rich_help_panel=_SIMULATION
+            "--one-step",
+            help="Decide before every step instead of skipping ahead: slower, same result.",
+            rich_help_panel=_SIMULATION,
         ),
     ] = False,
     serve: Annotated[
@@ -142,8 +144,7 @@ def simulate(
         typer.Option(
             metavar="HOST:PORT",
             show_default=False,
-            help="Serve the run in lock step over gRPC (SimulationService): the caller scales workers, and time passes"
-            " when it says so.",
+            help="Run in lockstep with a gRPC client (SimulationService), which scales workers and advances time.",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
@@ -151,7 +152,8 @@ def simulate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Replay what a live scheduler noted (scheduler.journal) and compare; goes alone.",
+            help="Replay the journal of a live scheduler (scheduler.journal) and compare; cannot be combined with"
+            " other options.",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
@@ -200,8 +202,8 @@ def simulate(
         bool,
         typer.Option(
             _PERFETTO,
-            help=f"Write a trace of batches to DIR/{TRACE_FILE}, for ui.perfetto.dev or chrome://tracing; so does"
-            " --trace without a FILE.",
+            help=f"Write a trace of batches to DIR/{TRACE_FILE}, for ui.perfetto.dev or chrome://tracing; as"
+            " --trace without a FILE does.",
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
@@ -209,7 +211,7 @@ def simulate(
         str | None,
         typer.Option(
             metavar="[FILE]",
-            help=f"Write what a watcher would have seen, for lorrery web; without FILE to DIR/{RECORD_FILE}.",
+            help=f"Record the frames that lorrery web shows; without FILE to DIR/{RECORD_FILE}.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -217,18 +219,18 @@ def simulate(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Device seconds between two frames of the record, at least 0.001. Unset: so that there are"
-            f" {MAX_FRAMES:,} at most.",
+            help="Device seconds between two frames of the record, at least 0.001. Unset: at most"
+            f" {MAX_FRAMES:,} frames in all.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
     version: VersionOption = False,
 ) -> None:
-    """Run the cluster of a settings file under a virtual clock: hours of traffic in seconds.
+    """Simulate a cluster under a virtual clock: hours of traffic in seconds.
 
-    The same settings, policies, caches, devices and workloads as live, and the same report;
-    no sockets, no waiting, and the same result each time. What it leaves out is what the
-    services themselves cost: the network, the router, a machine that is late.
+    Uses the same settings, policies, caches, devices and workloads as a live cluster, and writes the
+    same report, without sockets or waiting, and with the same result each time. The cost of the
+    services themselves is left out: the network, the router, a machine that falls behind.
 
     Examples:
       lorrery simulate --rate 20 --duration 3600 --adapters all
@@ -262,9 +264,9 @@ def simulate(
         overrides = [*overrides, "autoscaler.enabled=true"]
     if sweeps:
         if steps or perfetto or record is not None:
-            raise SettingsError("--steps, --perfetto and --record are of one run; leave out --sweep")
+            raise SettingsError("--steps, --perfetto and --record are for a single run; leave out --sweep")
         if serve is not None:
-            raise SettingsError("--serve is of one run; leave out --sweep")
+            raise SettingsError("--serve is for a single run; leave out --sweep")
         from lorrery.sweeps.run import sweep
 
         simulation = SimulationOptions(workers, shards, routers, tuple(map(parse_fault, faults or [])), one_step)
@@ -272,7 +274,7 @@ def simulate(
         where = sweep_flags.Where(backend, backend_address, jobs)
         raise typer.Exit(sweep(context, sweeps, asked, out, where, with_page=report))
     if jobs is not None or backend_address is not None or backend != sweep_flags.DEFAULT_BACKEND:
-        raise SettingsError("--jobs, --backend and --backend-address are of a sweep; add --sweep KEY=VALUES")
+        raise SettingsError("--jobs, --backend and --backend-address are for sweeps; add --sweep KEY=VALUES")
     run = prepare(
         config,
         options,
@@ -293,7 +295,7 @@ def simulate(
 
         raise typer.Exit(serve_run(run, serve, out, Console(), with_page=report))
     if record_every is not None and record is None:
-        raise SettingsError("--record-every is of a record; add --record")
+        raise SettingsError("--record-every needs --record")
     if record == "":
         raise SettingsError("--record: the path is empty; name one, or give --record alone for the usual file in DIR")
     if record == _USUAL and out is None:

@@ -17,13 +17,13 @@ app = command_app()
 @app.command(cls=Command)
 def tokenizer(
     folder: Annotated[
-        Path | None, typer.Argument(help="Copy it there; a folder that is not there yet. Default: say where it is.")
+        Path | None, typer.Argument(help="Folder to copy it to; must not exist. Default: print its path.")
     ] = None,
     version: VersionOption = False,
 ) -> None:
-    """Say where the shipped tokenizer is, or copy it: a folder as Hugging Face's libraries load it, without a network.
+    """Print the path of the shipped tokenizer, or copy it: a folder that Hugging Face's libraries load offline.
 
-    Give it to a client that counts tokens, such as a benchmark's --tokenizer. router.tokenizer names another one.
+    Pass it to clients that count tokens, such as a benchmark's --tokenizer. router.tokenizer selects another one.
 
     Examples:
       lorrery tokenizer
@@ -37,7 +37,7 @@ def tokenizer(
     try:
         shutil.copytree(SHIPPED, folder)
     except FileExistsError:
-        raise LorreryError(f"{folder} is there already; name a new folder") from None
+        raise LorreryError(f"{folder} already exists; name a new folder") from None
     except OSError as error:
         raise LorreryError(f"{folder}: {error.strerror}") from None
     typer.echo(folder)

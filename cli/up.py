@@ -20,7 +20,8 @@ app = command_app()
 def up(
     config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
     ] = None,
     engine: deployment_flags.Engine = None,
     model: deployment_flags.Model = None,
@@ -33,45 +34,50 @@ def up(
         int | None,
         typer.Option(
             min=0,
-            help="How many worker processes. Unset: as [\\[workers]] says, else 2, or 1 where an engine is named or a"
+            help="Number of worker processes. Unset: as in [\\[workers]], else 2, or 1 if an engine is named or a"
             " process hosts several GPUs.",
         ),
     ] = None,
     free_ports: Annotated[
-        bool, typer.Option("--free-ports", help="Listen on free ports instead of the settings', for a second cluster.")
+        bool,
+        typer.Option(
+            "--free-ports", help="Listen on free ports instead of those in the settings, for a second cluster."
+        ),
     ] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Start a process that dies again, on its ports.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Restart processes that die, on the same ports.")] = False,
     page: Annotated[
-        bool, typer.Option("--web/--no-web", help="Serve the page that shows the cluster, as lorrery web does.")
+        bool, typer.Option("--web/--no-web", help="Serve the page that shows the cluster, like lorrery web.")
     ] = True,
     monitoring: Annotated[
         Path | None,
         typer.Option(
-            "--monitoring", metavar="DIR", help="Keep Prometheus' and Grafana's files here; unset: until it stops."
+            "--monitoring",
+            metavar="DIR",
+            help="Keep the files for Prometheus and Grafana in this folder; unset: they are deleted at exit.",
         ),
     ] = None,
     autoscale: Annotated[
         bool,
         typer.Option(
-            "--autoscale", help="Let workers come and go by the rule of \\[autoscaler]; --workers are those at first."
+            "--autoscale", help="Scale workers by the rule of \\[autoscaler]; --workers is the initial number."
         ),
     ] = False,
     faults: Annotated[
         list[str] | None,
-        typer.Option("--fault", metavar="FAULT", help="What goes wrong, and when; repeatable. See below."),
+        typer.Option("--fault", metavar="FAULT", help="Fault to inject, and when; repeatable. See below."),
     ] = None,
     version: VersionOption = False,
 ) -> None:
     """Run a cluster on this machine: scheduler, workers, router, and the page that shows it.
 
-    Prints where everything is once it serves. Ctrl-C drains and stops it; a second one kills it. If a process ends by
-    itself, the rest is stopped and the exit code is 1; with --restart it starts again after half a second, and later
-    each time it dies soon.
+    Prints all addresses once it is ready. Ctrl-C drains and stops it; a second one kills it. If a process exits by
+    itself, the others are stopped and the exit code is 1; with --restart it is started again after half a second, and
+    with a growing delay if it keeps dying early.
 
-    Prometheus shows the cluster with the configuration file that is printed; its targets follow the processes. With
-    --monitoring DIR the files stay, and the next cluster takes them over. What you changed there is kept.
+    Prints a configuration file for Prometheus, whose targets follow the processes. With --monitoring DIR the files are
+    kept and reused by the next cluster, including your changes to them.
 
-    Faults are those of lorrery simulate, in device seconds after the cluster is ready.
+    Faults are those of lorrery simulate, with times in device seconds after the cluster is ready.
 
     Examples:
       lorrery up

@@ -49,7 +49,8 @@ _PARTS = {"policy": (), "batching": ("scheduler.policy=fcfs",), "placement": ()}
 """Part that `validate policy` checks, named like its setting -> settings it runs with unless --set overrides them."""
 
 app = command_app(
-    "Hold the shipped code against the programs and GPUs that it models; without a command all of it, in half a minute."
+    "Check the shipped code against the programs and GPUs that it models; without a command, run every check, in half"
+    " a minute."
 )
 app.command(cls=Command)(kernels)
 app.command(cls=Command)(serving)
@@ -57,9 +58,9 @@ app.command(cls=Command)(serving)
 
 @app.callback(invoke_without_command=True)
 def validate(context: typer.Context, version: VersionOption = False) -> None:
-    """Make every check of the shipped figures: how many cases there are of each kind, and how far off the model is.
+    """Run every check against the shipped data: prints the number of cases of each kind, and the model's errors.
 
-    Exits with 1 if a decision differs from the original program's, or Vidur's run is missed by over 3 %.
+    Exits with 1 if a decision differs from the original program's, or if Vidur's run is off by more than 3 %.
     """
     del version
     if context.invoked_subcommand is not None:
@@ -75,28 +76,31 @@ def validate(context: typer.Context, version: VersionOption = False) -> None:
 
 @app.command(cls=Command)
 def policy(
-    name: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A class of your own; or one of ours.")],
+    name: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="Your own class, or a shipped one by its name.")],
     part: Annotated[
         str,
-        typer.Option(metavar="PART", help=f"What it is: {', '.join(_PARTS)}; policy is a queue of scheduler.policy."),
+        typer.Option(
+            metavar="PART", help=f"Kind of class: {', '.join(_PARTS)}; policy is a queue of scheduler.policy."
+        ),
     ] = "policy",
     overrides: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="One setting, such as scheduler.policy_options.ageing=0.5 or scheduler.batching=chunked; repeatable.",
+            help="Set one setting, such as scheduler.policy_options.ageing=0.5 or scheduler.batching=chunked;"
+            " repeatable.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="How long to look for a fault.")] = 20.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn; the same seed draws the same cases.")] = 0,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to search for a fault.")] = 20.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random draws; the same seed draws the same cases.")] = 0,
 ) -> None:
-    """Check that a policy, a way to batch or a placement of your own keeps its contract.
+    """Check that your own policy, batching or placement keeps its contract.
 
-    Its interface first. A queue or a way to batch then runs small replicas under any order of arrivals, cancels, steps
-    and losses of the worker; and each once more asked before every step, and asked only when it said, which must come
-    to the same. A placement chooses among workers that come, go, fill and empty, twice, which must come to the same.
-    The first fault is told, with the case that shows it, and the exit code is 1.
+    Checks its interface first. A queue or batching then runs small replicas under random orders of arrivals,
+    cancellations, steps and worker losses; each case runs again with a decision before every step, and with decisions
+    only when it asked for them, which must give the same result. A placement chooses among workers that join, leave,
+    fill and empty, twice, with the same result. Prints the first fault with a case that shows it, and exits with 1.
 
     Examples:
       lorrery validate policy vtc_fair --seconds 5
@@ -136,12 +140,12 @@ def golden(
 ) -> None:
     """Replay golden records through the shipped code.
 
-    Each line of a FILE is one case: inputs, and what the original program made of them. What a line is about is told by
-    its fields, not by the file's name, so files may be renamed, cut and mixed.
+    Each line of a FILE is one case: inputs, and the original program's result. The kind of a case follows from its
+    fields, not from the file's name, so files may be renamed, cut and mixed.
 
-    Prints per file and kind how many cases are reproduced, shows the first ones that are not, and closes with
+    Prints the number of reproduced cases per file and kind, shows the first that are not, and ends with
     "N passed, N failed, N skipped". Exits with 1 if anything failed, nothing passed, a file has no cases, or a case is
-    about a part that does not exist yet.
+    for a part that does not exist yet.
 
     Examples:
       lorrery validate golden
@@ -163,26 +167,26 @@ def steptime(
             exists=True,
             dir_okay=False,
             show_default=False,
-            help="CSV of measured steps; default: the published ones that are shipped.",
+            help="CSV of measured steps; default: the shipped published ones.",
         ),
     ] = MEASURED_STEPS,
     step_time: Annotated[
         str, typer.Option("--step-time", metavar="NAME", help=f"One of {', '.join(STEP_TIME_MODELS)}.")
     ] = "roofline",
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the errors there too.")
+        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Also write the errors to this file.")
     ] = None,
     catalogue: Annotated[
-        list[Path] | None, typer.Option(help="TOML with further GPUs, models, engines; repeatable.")
+        list[Path] | None, typer.Option(help="TOML file with additional GPUs, models, engines; repeatable.")
     ] = None,
-    all_qualities: Annotated[bool, typer.Option("--all", help="Count rows whose quality is not ok as well.")] = False,
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU of rows that name none.")] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model of rows that name none.")] = None,
+    all_qualities: Annotated[bool, typer.Option("--all", help="Include rows whose quality is not ok.")] = False,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU for rows that name none.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model for rows that name none.")] = None,
 ) -> None:
-    """Hold a step-time model against measured steps.
+    """Compare a step-time model with measured steps.
 
     Prints the mean absolute percentage error (MAPE) and the 95th percentile of the error per source, GPU, model and
-    phase. docs/step-time.md says what FILE holds. Exits with 1 if no row could be compared.
+    phase. docs/step-time.md describes FILE. Exits with 1 if no row could be compared.
 
     Examples:
       lorrery validate steptime
@@ -214,28 +218,28 @@ def vidur(
             exists=True,
             dir_okay=False,
             show_default=False,
-            help="CSV: a row per request; default: the shipped run's.",
+            help="CSV with a row per request; default: the shipped run's.",
         ),
     ] = VIDUR_REQUESTS,
     steps: Annotated[
         Path | None,
         typer.Argument(
-            metavar="STEPS", exists=True, dir_okay=False, show_default=False, help="CSV: a row per engine step."
+            metavar="STEPS", exists=True, dir_okay=False, show_default=False, help="CSV with a row per engine step."
         ),
     ] = None,
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="Padded tokens of a prefill (max_tokens_in_batch).")
+        int, typer.Option(min=1, help="Maximum padded tokens in a prefill (max_tokens_in_batch).")
     ] = BatchRules().max_tokens,
     max_sequences: Annotated[
-        int, typer.Option(min=1, help="Sequences of a batch (batch_size_cap).")
+        int, typer.Option(min=1, help="Maximum sequences in a batch (batch_size_cap).")
     ] = BatchRules().max_sequences,
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV block.")] = BatchRules().block_size,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = BatchRules().block_size,
     num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks.")] = BatchRules().num_blocks,
     watermark: Annotated[
         float, typer.Option(min=0, max=0.99, help="Share of the blocks that admission leaves free.")
     ] = BatchRules().watermark,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the figures there too.")
+        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Also write the figures to this file.")
     ] = None,
 ) -> None:
     """Replay a run of Vidur's vLLM-style scheduler, and compare the requests' times.
@@ -272,23 +276,25 @@ def slora(
             exists=True,
             dir_okay=False,
             show_default=False,
-            help="CSV of published runs; default: the shipped ones, about half a minute.",
+            help="CSV of published runs; default: the shipped ones, which take about half a minute.",
         ),
     ] = SLORA_RUNS,
     policies: Annotated[
         list[str] | None,
-        typer.Option("--policy", metavar="NAME", help=f"Only one of {', '.join(slora_runs.POLICIES)}; repeatable."),
+        typer.Option(
+            "--policy", metavar="NAME", help=f"Only this policy, one of {', '.join(slora_runs.POLICIES)}; repeatable."
+        ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the errors there too.")
+        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Also write the errors to this file.")
     ] = None,
 ) -> None:
-    """Replay S-LoRA's published runs, and hold throughput, latency and first-token time against them.
+    """Replay S-LoRA's published runs, and compare throughput, latency and first-token time with them.
 
-    Each row's workload goes through the core under the policy's strict mode, on the row's GPU with S-LoRA's engine,
+    Runs each row's workload through the core in the policy's strict mode, on the row's GPU with S-LoRA's engine,
     under the virtual clock. Prints predicted / measured and the relative error per row, and the median and 90th
-    percentile of the error per GPU and policy. What is not modelled is counted by reason. docs/validation.md says how
-    the engine was calibrated, and what is left. Exits with 1 if no row could be replayed.
+    percentile of the error per GPU and policy. Rows that are not modelled are counted by reason. docs/validation.md
+    says how the engine was calibrated, and which errors remain. Exits with 1 if no row could be replayed.
 
     Examples:
       lorrery validate slora runs.csv --policy req_queue

@@ -22,19 +22,21 @@ def kernels(
             exists=True,
             dir_okay=False,
             show_default=False,
-            help="CSV of measured kernels, or CSV in gzip; default: the published ones that are shipped.",
+            help="CSV of measured kernels, may be gzipped; default: the shipped published ones.",
         ),
     ] = None,
     group: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMNS", help="Columns to group by, with commas; default: gpu,op,dtype,kv_dtype."),
+        typer.Option(metavar="COLUMNS", help="Columns to group by, comma-separated; default: gpu,op,dtype,kv_dtype."),
     ] = None,
     json_file: JsonFile = None,
     plot: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Draw predicted against measured: .svg, .png or .pdf.")
+        Path | None, typer.Option(dir_okay=False, help="Plot predicted against measured: .svg, .png or .pdf.")
     ] = None,
-    catalogue: Annotated[list[Path] | None, typer.Option(help="TOML with further GPUs, fits; repeatable.")] = None,
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU of rows that name none.")] = None,
+    catalogue: Annotated[
+        list[Path] | None, typer.Option(help="TOML file with additional GPUs, fits; repeatable.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU for rows that name none.")] = None,
 ) -> None:
     """Hold the model's kernels against measured ones, one by one.
 

@@ -11,7 +11,9 @@ from lorrery.validation.errors import NotPredicted
 
 JsonFile = Annotated[
     Path | None,
-    typer.Option("--json", metavar="FILE", dir_okay=False, help="Write each row's prediction, and the groups."),
+    typer.Option(
+        "--json", metavar="FILE", dir_okay=False, help="Write each row's prediction, and the groups, to this file."
+    ),
 ]
 
 

@@ -29,45 +29,50 @@ def serving(
             exists=True,
             dir_okay=False,
             show_default=False,
-            help="CSV of measured runs; default: the published ones that are shipped.",
+            help="CSV of measured runs; default: the shipped published ones.",
         ),
     ] = MEASURED_SERVING,
     group: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMNS", help="Columns to group by, with commas; default: model,gpu,backend,weight_dtype."
+            metavar="COLUMNS", help="Columns to group by, comma-separated; default: model,gpu,backend,weight_dtype."
         ),
     ] = None,
     json_file: JsonFile = None,
     catalogue: Annotated[
-        list[Path] | None, typer.Option(help="TOML with further GPUs, models, engines; repeatable.")
+        list[Path] | None, typer.Option(help="TOML file with additional GPUs, models, engines; repeatable.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One setting of every row; repeatable; wins over the row."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override one setting for every row; repeatable; takes precedence over the row.",
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Draw predicted against measured: .svg, .png or .pdf.")
+        Path | None, typer.Option(dir_okay=False, help="Plot predicted against measured: .svg, .png or .pdf.")
     ] = None,
     causes: Annotated[
         list[str] | None,
         typer.Option(
             "--without",
             metavar="CAUSE",
-            help="Show the errors without one cause too; repeatable; all: each by itself. The causes:"
+            help="Also show the errors without one cause; repeatable; all: without each in turn. Causes:"
             f" {', '.join(CAUSES)}.",
         ),
     ] = None,
     leave_out: Annotated[
         bool,
         typer.Option(
-            "--leave-one-out", help="Show each group's errors with engine constants found anew without its rows."
+            "--leave-one-out", help="Also show each group's errors with engine constants fitted without its rows."
         ),
     ] = False,
     every: Annotated[int, typer.Option(min=1, metavar="N", help="Only every Nth row of each group.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of every draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of all random draws.")] = 0,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: as many as there are cores.")
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Number of processes; default: as many as there are cores."),
     ] = None,
 ) -> None:
     """Simulate measured runs of served models, each as its source ran it.

@@ -37,18 +37,22 @@ def load(
     target: Annotated[
         str | None,
         typer.Option(
-            help="The server. Over HTTP a URL will do too. Unset: where a router is by default.", metavar="HOST:PORT"
+            help="Address of the server; over HTTP a URL also works. Unset: the router's default address.",
+            metavar="HOST:PORT",
         ),
     ] = None,
     protocol: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help=f"What to speak: {', '.join(DEFAULT_TARGETS)}. All but grpc is HTTP, of any server.",
+            help=f"Protocol: {', '.join(DEFAULT_TARGETS)}. All but grpc are HTTP, for any server.",
         ),
     ] = "grpc",
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="HTTP: the base model. Unset: the first that the server lists.")
+        str,
+        typer.Option(
+            metavar="NAME", help="HTTP: name of the base model. Unset: the first model that the server lists."
+        ),
     ] = "",
     prompt_ids: Annotated[
         bool, typer.Option("--prompt-ids", help="openai: send prompts as token ids, not as text.")
@@ -88,25 +92,27 @@ def load(
     connect_timeout: Annotated[
         float,
         typer.Option(
-            min=0.0, metavar="SECONDS", help="Wait so long for the cluster, wall seconds.", rich_help_panel=_DRIVE
+            min=0.0, metavar="SECONDS", help="How long to wait for the cluster, wall seconds.", rich_help_panel=_DRIVE
         ),
     ] = 10.0,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.", rich_help_panel=_DRIVE),
+        typer.Option(metavar="FILE", help="Settings file; its client_tls is used to connect.", rich_help_panel=_DRIVE),
     ] = None,
     api_key: ApiKey = "",
     out: flags.Out = None,
     report: flags.Report = True,
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Show lorrery_loadgen_* to Prometheus there.", rich_help_panel=_OUTPUT),
+        typer.Option(
+            metavar="HOST:PORT", help="Export lorrery_loadgen_* to Prometheus at this address.", rich_help_panel=_OUTPUT
+        ),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Drive a cluster, or any server of a known protocol, with a workload; measure as its client, and report.
+    """Send a workload to a cluster, or to any server with a known protocol; measure as a client, and report.
 
     Examples:
       lorrery load --rate 4 --duration 30 --adapters all
@@ -117,21 +123,20 @@ def load(
       lorrery load --protocol openai --adapters all --rate 4 --duration 30
       lorrery load --protocol openai-chat --target https://vllm.example/v1 --workload chat
 
-    Requests go out at their intended times however slow the answers are (open loop; with -c so many
-    clients send one after another), and
-    latencies count from these times; those from the actual send stand beside them. All times
-    but deadlines are device seconds: with the cluster's time_scale 2 the schedule takes twice
-    as long on the wall.
+    Requests are sent at their intended times, however slow the responses are (open loop; with -c
+    each of N clients sends one request after another). Latencies count from the intended times;
+    those from the actual send are reported beside them. All times except deadlines are device
+    seconds: with the cluster's time_scale = 2 the schedule takes twice as long on the wall clock.
 
-    With s the origin, t1 and tn the first and last token's arrival, n the output tokens:
+    With s the origin, t1 and tn the arrival of the first and last token, n the output tokens:
 
       TTFT = t1 - s                         E2E = tn - s
       TPOT = (E2E - TTFT) / (n - 1)         normalised TPOT = E2E / n
       ITL = gaps between tokens, pooled over all requests
 
-    Over HTTP, n is what the server's usage says. An event without a token (a role, a last chunk
-    that only ends the stream) does not count; an event with k tokens after a gap g is k gaps of
-    g / k. Nothing is sent twice. The key may also be in $OPENAI_API_KEY.
+    Over HTTP, n is taken from the server's usage. Events without a token (a role, a last chunk
+    that only ends the stream) do not count; an event with k tokens after a gap g counts as k gaps
+    of g / k. Nothing is sent twice. The key may also be in $OPENAI_API_KEY.
 
     Exit code: 0 all completed, 1 some failed or no cluster, 2 wrong usage, 130 interrupted.
     """

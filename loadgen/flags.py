@@ -26,7 +26,7 @@ _WORKLOAD, _SESSIONS, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = (
 Workload = Annotated[
     str,
     typer.Option(
-        help=f"What to play: {', '.join(get_args(WorkloadName))}.",
+        help=f"Workload: {', '.join(get_args(WorkloadName))}.",
         metavar="NAME",
         rich_help_panel=_WORKLOAD,
     ),
@@ -35,24 +35,30 @@ Trace = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="azure (CSV), mooncake (JSON Lines): the trace. Unset: the excerpt that ships. sharegpt: its JSON file.",
+        help="azure (CSV), mooncake (JSON Lines): trace file. Unset: the shipped excerpt. sharegpt: its JSON file.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
 SpeedUp = Annotated[
     float,
-    typer.Option(metavar="FACTOR", help="Play so many times as fast as recorded or drawn.", rich_help_panel=_WORKLOAD),
+    typer.Option(
+        metavar="FACTOR",
+        help="Play the workload this many times as fast as recorded or drawn.",
+        rich_help_panel=_WORKLOAD,
+    ),
 ]
 NumRequests = Annotated[
     int | None,
-    typer.Option("--num-requests", "-n", min=1, metavar="N", help="The first N requests.", rich_help_panel=_WORKLOAD),
+    typer.Option(
+        "--num-requests", "-n", min=1, metavar="N", help="Only the first N requests.", rich_help_panel=_WORKLOAD
+    ),
 ]
 Duration = Annotated[
     float | None,
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="Requests (first turns of sessions) due within so many seconds; of drawn workloads 60 unless -n is given.",
+        help="Only requests (first turns of sessions) due within this time; for drawn workloads 60 unless -n is given.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
@@ -60,7 +66,7 @@ Rate = Annotated[
     float,
     typer.Option(
         metavar="R",
-        help="Drawn ones: requests per second; chat, sharegpt: sessions per second.",
+        help="Drawn workloads: requests per second; chat, sharegpt: sessions per second.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
@@ -68,7 +74,8 @@ Cv = Annotated[
     float,
     typer.Option(
         metavar="CV",
-        help="All drawn but constant: coefficient of variation of the gaps (gamma); 1 is Poisson, more is uneven.",
+        help="Drawn workloads except constant: coefficient of variation of the gaps (gamma); 1 is Poisson, more is"
+        " burstier.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
@@ -76,8 +83,9 @@ Bursts = Annotated[
     str | None,
     typer.Option(
         metavar="PARTS",
-        help="poisson, chat, sharegpt: MMPP arrivals, factor=F,for=SECONDS[,share=p]: a share p (0.1) of the time is"
-        " burst, SECONDS each on average, with the rate F * R / (1 - p + p * F); calm times have R / (1 - p + p * F).",
+        help="poisson, chat, sharegpt: MMPP arrivals, factor=F,for=SECONDS[,share=p]: bursts take a share p (0.1) of"
+        " the time, last SECONDS each on average, and have the rate F * R / (1 - p + p * F); calm times have R / (1 -"
+        " p + p * F).",
         rich_help_panel=_WORKLOAD,
     ),
 ]
@@ -85,8 +93,8 @@ Turns = Annotated[
     str | None,
     typer.Option(
         metavar="LOW[:HIGH]",
-        help="chat: turns of a session, uniform (2:6); sharegpt: at most HIGH (1). Turn k + 1 has the whole history:"
-        " prompt = shared + sum over j <= k of (own(j) + output(j)) + own(k + 1).",
+        help="chat: turns per session, uniform (2:6); sharegpt: at most HIGH (1). Turn k + 1 repeats the whole"
+        " history: prompt = shared + sum over j <= k of (own(j) + output(j)) + own(k + 1).",
         rich_help_panel=_SESSIONS,
     ),
 ]
@@ -95,7 +103,7 @@ Think = Annotated[
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="chat, sharegpt: mean of the exponential time from the end of an answer to the next turn.",
+        help="chat, sharegpt: mean of the exponential think time between the end of a response and the next turn.",
         rich_help_panel=_SESSIONS,
     ),
 ]
@@ -103,8 +111,8 @@ SharedPrefix = Annotated[
     str | None,
     typer.Option(
         metavar="TOKENS[:GROUPS]",
-        help="Drawn ones but slora: so many tokens more before each prompt, of one of GROUPS (1), drawn for each"
-        " session or request: a system prompt.",
+        help="Drawn workloads except slora: shared system prompt of N tokens before each prompt, one of GROUPS (1),"
+        " drawn per session or request.",
         rich_help_panel=_SESSIONS,
     ),
 ]
@@ -112,7 +120,7 @@ Tokenizer = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="sharegpt: a tokenizer.json, or its folder, that says how long texts are. Unset: the one that ships.",
+        help="sharegpt: a tokenizer.json or its folder, to measure the lengths of texts. Unset: the shipped one.",
         rich_help_panel=_LENGTHS,
     ),
 ]
@@ -121,26 +129,32 @@ Jitter = Annotated[
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="mooncake: spread requests of one stamp over so many seconds (its stamps step by 3).",
+        help="mooncake: spread requests with the same timestamp over this time (its timestamps step by 3 s).",
         rich_help_panel=_WORKLOAD,
     ),
 ]
 Seed = Annotated[
     int,
-    typer.Option(min=0, max=MOST_SEED, metavar="N", help="Of every draw, prompts included.", rich_help_panel=_WORKLOAD),
+    typer.Option(
+        min=0,
+        max=MOST_SEED,
+        metavar="N",
+        help="Seed of all random draws, including prompts.",
+        rich_help_panel=_WORKLOAD,
+    ),
 ]
 InputRange = Annotated[
     str | None,
     typer.Option(
         metavar="LOW[:HIGH]",
-        help="Drawn ones: prompt tokens (slora leaves HIGH out, as S-LoRA does); chat: own ones of a turn. Unset:"
+        help="Drawn workloads: prompt tokens (slora excludes HIGH, as S-LoRA does); chat: new tokens per turn. Unset:"
         " 8:512.",
         rich_help_panel=_LENGTHS,
     ),
 ]
 OutputRange = Annotated[
     str | None,
-    typer.Option(metavar="LOW[:HIGH]", help="The same for output tokens. Unset: 8:512.", rich_help_panel=_LENGTHS),
+    typer.Option(metavar="LOW[:HIGH]", help="Likewise for output tokens. Unset: 8:512.", rich_help_panel=_LENGTHS),
 ]
 InputTokens = Annotated[
     int | None,
@@ -149,8 +163,8 @@ InputTokens = Annotated[
         "--input-tokens",
         min=1,
         metavar="N",
-        help="poisson, constant, chat: in place of --input-range: prompts of N tokens, or with --length-ratio of R * N"
-        " to N.",
+        help="poisson, constant, chat: instead of --input-range, prompts of N tokens, or with --length-ratio from R *"
+        " N to N.",
         rich_help_panel=_LENGTHS,
     ),
 ]
@@ -161,7 +175,7 @@ OutputTokens = Annotated[
         "--output-tokens",
         min=1,
         metavar="N",
-        help="The same for output tokens.",
+        help="Likewise for output tokens.",
         rich_help_panel=_LENGTHS,
     ),
 ]
@@ -169,14 +183,14 @@ LengthRatio = Annotated[
     float | None,
     typer.Option(
         metavar="R",
-        help="With --input, --output: lengths are drawn uniformly from R * N to N, both included. Unset: 1.",
+        help="With --input, --output: draw lengths uniformly from R * N to N inclusive. Unset: 1.",
         rich_help_panel=_LENGTHS,
     ),
 ]
 IgnoreEos = Annotated[
     bool,
     typer.Option(
-        help="Ask for exactly the workload's output length; otherwise the model ends there by itself.",
+        help="Request exactly the workload's output length; otherwise the model ends at that length by itself.",
         rich_help_panel=_LENGTHS,
     ),
 ]
@@ -185,7 +199,7 @@ MaxNewTokens = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="With --no-ignore-eos: the limit that requests name, where the true length is not above it.",
+        help="With --no-ignore-eos: max_new_tokens of each request, unless the true length is shorter.",
         rich_help_panel=_LENGTHS,
     ),
 ]
@@ -193,7 +207,7 @@ SkipTooLong = Annotated[
     bool | None,
     typer.Option(
         "--skip-too-long/--keep-too-long",
-        help="Leave out what the cluster's limits refuse, or send it. Unset: left out of the excerpts that ship.",
+        help="Skip requests that the cluster's limits refuse, or send them. Unset: skip them in the shipped excerpts.",
         rich_help_panel=_LENGTHS,
     ),
 ]
@@ -201,20 +215,26 @@ Adapters = Annotated[
     str | None,
     typer.Option(
         metavar="IDS",
-        help="Ids and families, such as 'chat,lora-{0..31}'; 'all': those of the cluster. Unset: the base model.",
+        help="Adapter ids and families, such as 'chat,lora-{0..31}'; 'all': those of the cluster. Unset: the base"
+        " model.",
         rich_help_panel=_ADAPTERS,
     ),
 ]
 NumAdapters = Annotated[
     int | None,
-    typer.Option(min=0, metavar="N", help="The first N of --adapters, or of the cluster's.", rich_help_panel=_ADAPTERS),
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Use the first N of --adapters, or of the cluster's adapters.",
+        rich_help_panel=_ADAPTERS,
+    ),
 ]
 AdapterExponent = Annotated[
     float | None,
     typer.Option(
         min=0.0,
         metavar="S",
-        help="All but slora: Zipf's exponent over the adapters; 0 is uniform. Unset: 1.",
+        help="All but slora: Zipf exponent over the adapters; 0 is uniform. Unset: 1.",
         rich_help_panel=_ADAPTERS,
     ),
 ]
@@ -224,7 +244,8 @@ Drift = Annotated[
         metavar="KIND,PARTS",
         help="All but slora: how popularity changes with the time t. diurnal,period=T[,amplitude=A]: weight of rank i"
         " of N times 1 + A * sin(2 pi * (t / T + i / N)). flash,at=S,for=S[,share=p][,adapter=i]: a share p (0.5) of"
-        " all goes to one (the last). shift,every=S[,by=k]: rank i becomes i + k * floor(t / S) modulo N.",
+        " all requests goes to one adapter (the last). shift,every=S[,by=k]: rank i becomes i + k * floor(t / S)"
+        " modulo N.",
         rich_help_panel=_ADAPTERS,
     ),
 ]
@@ -232,7 +253,7 @@ Alpha = Annotated[
     float,
     typer.Option(
         metavar="ALPHA",
-        help="slora: its power law; 1 is uniform, less is more skewed (not Zipf's exponent).",
+        help="slora: exponent of its power law; 1 is uniform, less is more skewed (not a Zipf exponent).",
         rich_help_panel=_ADAPTERS,
     ),
 ]
@@ -240,7 +261,7 @@ AdapterDirs = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="slora: name adapter i as S-LoRA does, name number i mod k, then -(i div k); needs --num-adapters.",
+        help="slora: name adapter i as S-LoRA does: name number i mod k, then -(i div k); needs --num-adapters.",
         rich_help_panel=_ADAPTERS,
     ),
 ]
@@ -252,7 +273,7 @@ Concurrency = Annotated[
         min=1,
         max=5000,
         metavar="N",
-        help="Closed loop: so many clients, each sending one request after another. Unset: open loop.",
+        help="Closed loop: N clients, each sending one request after another. Unset: open loop.",
         rich_help_panel=_DRIVE,
     ),
 ]
@@ -261,14 +282,19 @@ RequestsPerClient = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="With -c: N requests for each client, in place of -n. Unset: 10 where --input or --output is given, and"
-        " neither -n nor --duration.",
+        help="With -c: N requests per client, instead of -n. Unset: 10 if --input or --output is given, and neither -n"
+        " nor --duration.",
         rich_help_panel=_DRIVE,
     ),
 ]
 Warmup = Annotated[
     int,
-    typer.Option(min=0, metavar="N", help="Short requests before the run, in no figure.", rich_help_panel=_DRIVE),
+    typer.Option(
+        min=0,
+        metavar="N",
+        help="Number of short requests before the run, excluded from all figures.",
+        rich_help_panel=_DRIVE,
+    ),
 ]
 Timeout = Annotated[
     float,
@@ -277,7 +303,7 @@ Timeout = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", help="Write summary.json, requests.csv and report.html there.", rich_help_panel=_OUTPUT
+        metavar="DIR", help="Write summary.json, requests.csv and report.html to this folder.", rich_help_panel=_OUTPUT
     ),
 ]
 Report = Annotated[
@@ -285,7 +311,7 @@ Report = Annotated[
     typer.Option(
         " /--no-report",
         show_default=False,  # by default there is a report
-        help="With --out: leave out report.html.",
+        help="With --out: do not write report.html.",
         rich_help_panel=_OUTPUT,
     ),
 ]

@@ -12,12 +12,12 @@ OUTCOMES = Series(
     "requests",
     "Requests that ended, by gRPC status or reason.",
     ("status",),
-    more="A value appears when it first occurs.",
+    more="A label value appears at its first occurrence.",
 )
 PROMPT_TOKENS = Series("lorrery_loadgen_prompt_tokens_total", "tokens", "Prompt tokens sent.")
 OUTPUT_TOKENS = Series("lorrery_loadgen_output_tokens_total", "tokens", "Output tokens received.")
 SEND_DELAY = Series(
-    "lorrery_loadgen_send_delay_seconds", "device seconds", "Actual - intended send time.", buckets=_SECONDS
+    "lorrery_loadgen_send_delay_seconds", "device seconds", "Actual minus intended send time.", buckets=_SECONDS
 )
 TTFT = Series(
     "lorrery_loadgen_ttft_seconds", "device seconds", "TTFT: first token - intended send time.", buckets=_SECONDS

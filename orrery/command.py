@@ -44,39 +44,43 @@ def _version(asked: bool) -> None:
 def web(
     record: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="RECORD", help="A simulation's record, or the folder that has it. Unset: a running cluster."
-        ),
+        typer.Argument(metavar="RECORD", help="Record of a simulation, or its folder. Unset: a running cluster."),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="The router. Unset: where one is by default.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address of the router. Unset: the router's default address."),
     ] = None,
-    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int | None,
         typer.Option(min=0, max=MAX_PORT, help=f"Port; 0: a free one. Unset: {PORT}, or a free one if it is taken."),
     ] = None,
     hz: Annotated[
-        float, typer.Option(min=MIN_HZ, max=MAX_HZ, help="Frames a second, unless the page asks for others.")
+        float, typer.Option(min=MIN_HZ, max=MAX_HZ, help="Frames per second, unless the page asks for another rate.")
     ] = USUAL_HZ,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial, and log.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Settings file; its client_tls is used to connect, and its log settings apply."
+        ),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
     ] = None,
     api_key: ApiKey = "",
     announce: Annotated[
-        Path | None, typer.Option(help="Write the address here, as JSON, once it can be opened.", hidden=True)
+        Path | None,
+        typer.Option(help="Write the address to this file, as JSON, once it accepts connections.", hidden=True),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Show a running cluster, or a simulation's record, on a page in the browser.
+    """Show a running cluster, or the record of a simulation, in the browser.
 
-    The page is of this command: no build, and nothing is loaded from elsewhere. docs/orrery.md says what it shows,
-    and what its routes give to a page of your own.
+    This command serves the page itself: no build step, and nothing is loaded from elsewhere. docs/orrery.md describes
+    the page, and the routes that a page of your own can use.
 
     Examples:
       lorrery web
@@ -84,13 +88,13 @@ def web(
       lorrery web out/azure
       lorrery web out/azure/frames.ndjson.gz --port 0
 
-    A cluster with API keys wants an operator's. Ctrl-C ends it. Exit code: 0 ended so, 1 no such record or no such
-    port, 2 wrong usage.
+    A cluster with API keys needs an operator's key. Ctrl-C stops it. Exit code: 0 stopped so, 1 no such record or the
+    port cannot be used, 2 wrong usage.
     """
     del version
     try:
         if record is not None and target is not None:
-            raise SettingsError("RECORD and --target: it shows either a record or a cluster; leave one of them out")
+            raise SettingsError("RECORD and --target: give either a record or a cluster, not both")
         if target is not None:
             check_target("--target", target)
         settings = load_settings(config, overrides or ())

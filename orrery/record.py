@@ -103,9 +103,9 @@ def decode_hello_of(path: Path, line: bytes) -> Hello:
     try:
         hello = decode_hello(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: no record: its first line is no hello ({error})") from None
+        raise FormatError(f"{path}: not a record: its first line is not a hello ({error})") from None
     if hello.source != "record":
-        raise FormatError(f"{path}: no record: its hello has source {hello.source!r}")
+        raise FormatError(f"{path}: not a record: its hello has source {hello.source!r}")
     return hello
 
 
@@ -113,7 +113,7 @@ def _frame(path: Path, number: int, line: bytes) -> Frame:
     try:
         return decode_frame(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: line {number} is no frame ({error})") from None
+        raise FormatError(f"{path}: line {number} is not a frame ({error})") from None
 
 
 class Recorder:

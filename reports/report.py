@@ -23,7 +23,7 @@ def report(*folders: str | Path, file: str | Path | None = None) -> Path:
     """
     for given in folders if file is None else (*folders, file):
         if not isinstance(given, str | Path) or "\0" in str(given):
-            raise SettingsError(f"{given!r} is no path: give text or a Path")
+            raise SettingsError(f"{given!r} is not a path: give text or a Path")
     paths = [Path(folder) for folder in folders]
     for path in paths if file is None else (*paths, Path(file)):
         try:

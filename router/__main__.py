@@ -15,15 +15,15 @@ from lorrery.chassis.process import Made, service_command
 from lorrery.router.service import Router
 from lorrery.settings import Settings, load
 
-HELP = """Run a router: the client side of a cluster.
+HELP = """Run a router: the client-facing service of a cluster.
 
-Clients call it over gRPC: Generate streams one request's tokens and text, and there are calls for adapters and for the
-state of the cluster. The router turns text into tokens and back, gives each request to a scheduler, and resumes it if
-that scheduler is lost. It dials every scheduler of router.schedulers, again and again, and answers health checks:
-SERVING once the first is connected.
+Clients call it over gRPC: Generate streams one request's tokens and text; other calls are for adapters and for the
+state of the cluster. The router converts text to tokens and back, sends each request to a scheduler, and resumes it if
+that scheduler is lost. It keeps dialling every scheduler in router.schedulers, and answers health checks: SERVING once
+the first one is connected.
 
 Settings: the [router] section of the cluster file (listen, schedulers, tokenizer, limits for clients), and model. It
-reads adapters.max_lora_rank and scheduler.max_req_input_len too, so give all services of a cluster the same file.
+also reads adapters.max_lora_rank and scheduler.max_req_input_len, so use the same file for all services of a cluster.
 
 Examples:
   python -m lorrery.router --config cluster.toml --set router.listen=0.0.0.0:50051

@@ -114,14 +114,14 @@ def read_keys(path: Path) -> Keys:
     except ValidationError as error:
         raise SettingsError(f"router.keys: {path}: {_in_words(error)}") from None
     if "keys" not in found.model_fields_set:  # as while it is being written, or on a full disk
-        raise SettingsError(f"router.keys: {path} has no [[keys]]; write keys = [] into it to take them all back")
+        raise SettingsError(f"router.keys: {path} has no [[keys]]; write keys = [] into it to revoke all keys")
     if found.format != FORMAT:
         raise SettingsError(f"router.keys: {path}: format {found.format} is not known; this version reads {FORMAT}")
     names: set[str] = set()
     by_digest: dict[str, ApiKey] = {}
     for key in found.keys:
         if key.name in names:
-            raise SettingsError(f"router.keys: {path}: {key.name!r} is there twice; each key needs a name of its own")
+            raise SettingsError(f"router.keys: {path}: {key.name!r} is there twice; each key needs its own name")
         if (other := by_digest.get(key.sha256)) is not None:
             raise SettingsError(f"router.keys: {path}: {other.name!r} and {key.name!r} have the same sha256")
         names.add(key.name)

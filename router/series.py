@@ -53,36 +53,42 @@ REQUESTS = Series(
     ("outcome",),
     more="`ok`, `cancelled` (by the client), `aborted` (by an engine's `Abort`), `deadline`, `invalid`, `not_found`,"
     " `overloaded`, `over_quota` (of its key), `unattainable`, `rank_over_limit`, `unauthenticated`, `denied`,"
-    " `unavailable`, `fault` (one on request), `failed`.",
+    " `unavailable`, `fault` (injected), `failed`.",
 )
 ADAPTER_REQUESTS = Series(
     "lorrery_router_adapter_requests_total",
     "requests",
     "Generate calls that have ended, by adapter and outcome.",
     ("adapter", "outcome"),
-    more="What names no adapter that there is counts as `other`.",
+    more="Requests for an unknown adapter count as `other`.",
 )
 TENANT_REQUESTS = Series(
     "lorrery_router_tenant_requests_total",
     "requests",
     "Generate calls that have ended, by tenant and outcome.",
     ("tenant", "outcome"),
-    more="Those refused before it was known whose they are count as `none`.",
+    more="Calls refused before their tenant was known count as `none`.",
 )
 OPEN_HANDLERS = Series("lorrery_router_open_handlers", "requests", "Generate calls that have not returned.")
-IN_FLIGHT = Series("lorrery_router_in_flight_requests", "requests", "Requests that a shard is working on.")
-WAITING = Series("lorrery_router_waiting_for_shard_requests", "requests", "Requests that wait for a shard to connect.")
+IN_FLIGHT = Series("lorrery_router_in_flight_requests", "requests", "Requests in flight at a shard.")
+WAITING = Series("lorrery_router_waiting_for_shard_requests", "requests", "Requests waiting for a shard to connect.")
 SHARD_CONNECTED = Series(
     "lorrery_router_shard_connected", "1 or 0", "1 while the Route stream to this scheduler is up.", ("shard",)
 )
 PROMPT_TOKENS = Series(
-    "lorrery_router_prompt_tokens_total", "tokens", "Prompts of completed requests, counted at completion."
+    "lorrery_router_prompt_tokens_total", "tokens", "Prompt tokens of completed requests, counted at completion."
 )
 ADAPTER_PROMPT_TOKENS = Series(
-    "lorrery_router_adapter_prompt_tokens_total", "tokens", "Prompts of completed requests, by adapter.", ("adapter",)
+    "lorrery_router_adapter_prompt_tokens_total",
+    "tokens",
+    "Prompt tokens of completed requests, by adapter.",
+    ("adapter",),
 )
 TENANT_PROMPT_TOKENS = Series(
-    "lorrery_router_tenant_prompt_tokens_total", "tokens", "Prompts of completed requests, by tenant.", ("tenant",)
+    "lorrery_router_tenant_prompt_tokens_total",
+    "tokens",
+    "Prompt tokens of completed requests, by tenant.",
+    ("tenant",),
 )
 OUTPUT_TOKENS = Series("lorrery_router_output_tokens_total", "tokens", "Tokens written to clients.")
 ADAPTER_OUTPUT_TOKENS = Series(
@@ -95,24 +101,24 @@ MESSAGES = Series("lorrery_router_messages_total", "messages", "Messages written
 DROPPED_TOKENS = Series(
     "lorrery_router_dropped_tokens_total",
     "tokens",
-    "Tokens that arrived after their request had ended, as after a cancellation.",
+    "Tokens that arrived after their request had ended, for example after a cancellation.",
 )
 PROMPT_LENGTH = Series(
     "lorrery_router_prompt_length_tokens",
     "tokens",
-    "Length of the prompt of a completed request.",
+    "Prompt length of a completed request.",
     buckets=_LENGTH_BUCKETS,
 )
 OUTPUT_LENGTH = Series(
     "lorrery_router_output_length_tokens",
     "tokens",
-    "Length of the output of a completed request.",
+    "Output length of a completed request.",
     buckets=_LENGTH_BUCKETS,
 )
 TTFT = Series(
     "lorrery_router_time_to_first_token_seconds",
     "device seconds",
-    "TTFT: from the arrival of a request to the writing of its first token.",
+    "TTFT: from the arrival of a request until its first token is written.",
     buckets=_TTFT_BUCKETS,
 )
 ADAPTER_TTFT = Series(
@@ -132,27 +138,27 @@ TENANT_TTFT = Series(
 TPOT = Series(
     "lorrery_router_time_per_output_token_seconds",
     "device seconds",
-    "TPOT: (E2E - TTFT) / (output tokens - 1), one value per completed request with two tokens or more.",
+    "TPOT: (E2E - TTFT) / (output tokens - 1), one value per completed request with at least two tokens.",
     buckets=_TPOT_BUCKETS,
 )
 ITL = Series(
     "lorrery_router_inter_token_latency_seconds",
     "device seconds",
-    "ITL: gap between two tokens of a stream, one value per token but the first.",
+    "ITL: gap between two tokens of a stream, one value per token except the first.",
     buckets=_TPOT_BUCKETS,
-    more="The gap before a message is divided among its tokens. Between the first token and the last it counts from"
-    " the arrival of one frame of the scheduler's to that of another.",
+    more="The gap before a message is divided evenly among its tokens. Between the first token and the last, gaps are"
+    " measured between the arrivals of the scheduler's frames.",
 )
 E2E = Series(
     "lorrery_router_e2e_request_latency_seconds",
     "device seconds",
-    "E2E: from the arrival of a completed request to the writing of its last message.",
+    "E2E: from the arrival of a completed request until its last message is written.",
     buckets=_E2E_BUCKETS,
 )
 ADMISSION = Series(
     "lorrery_router_admission_wall_seconds",
     "wall seconds",
-    "From the arrival of a request to its first sending to a scheduler: reading, tokenizing, waiting for a shard.",
+    "From the arrival of a request until it is first sent to a scheduler: parsing, tokenizing, waiting for a shard.",
     buckets=_WALL_BUCKETS,
 )
 STREAM_OUT = Series(
@@ -160,13 +166,13 @@ STREAM_OUT = Series(
     "wall seconds",
     "From the arrival of a frame of tokens until its messages are written, one value per message.",
     buckets=_WALL_BUCKETS,
-    more="All messages of a frame have the same: that of the last. Tokens that are held back for a fuller message"
-    " count with the one that takes them.",
+    more="All messages of a frame have the value of the last one. Tokens held back for a fuller message count with the"
+    " message that carries them.",
 )
 TOKENS_PER_MESSAGE = Series(
     "lorrery_router_tokens_per_message_tokens",
     "tokens",
-    "Tokens in one message to a client; above 1 where the router is behind and coalesces.",
+    "Tokens per message to a client; above 1 where the router is behind and coalesces tokens.",
     buckets=_TOKENS_PER_MESSAGE_BUCKETS,
 )
 LAG = Series(
@@ -175,18 +181,18 @@ LAG = Series(
     "How long a frame of tokens waited for the event loop; grows where the router is short of CPU.",
     buckets=_LAG_BUCKETS,
 )
-RESUMED = Series("lorrery_router_resumed_total", "requests", "Requests submitted again after their shard was lost.")
+RESUMED = Series("lorrery_router_resumed_total", "requests", "Requests resubmitted after their shard was lost.")
 FAULTS = Series(
     "lorrery_router_faults_total",
     "faults",
-    "Faults on request that requests have met, by kind.",
+    "Injected faults that affected requests, by kind.",
     ("kind",),
     more="See [faults.md](faults.md).",
 )
 SLOW_READERS = Series(
     "lorrery_router_slow_readers_total",
     "requests",
-    "Streams ended because their reader let more than max_pending_tokens wait, or took nothing for"
+    "Streams ended because their reader let more than max_pending_tokens accumulate, or read nothing for"
     " reader_timeout_seconds.",
 )
 

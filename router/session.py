@@ -103,7 +103,7 @@ class Session:
                     handle = next(iter(self._submits))
                     if handle > _MAX_HANDLE:
                         # The next stream starts with new handles, and resumes every open request.
-                        raise wire.ProtocolError("no handle is left in this life of the stream")
+                        raise wire.ProtocolError("this stream has no handles left")
                     open_request = self._submits.pop(handle)
                     if (submit := self._pack(handle, open_request)) is not None:
                         await self._call.write(submit)

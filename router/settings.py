@@ -22,22 +22,22 @@ Protocol = Literal["vllm", "smg-vllm", "sglang"]
 
 
 class EnginePort(Section):
-    """A port at which the router is an engine."""
+    """A port at which the router acts as an engine."""
 
     protocol: Protocol = Field(
-        description="vllm: vLLM's own (vllm.Inference, vllm.Control); smg-vllm: vllm.grpc.engine.VllmEngine;"
+        description="vllm: vLLM's own protocol (vllm.Inference, vllm.Control); smg-vllm: vllm.grpc.engine.VllmEngine;"
         " sglang: sglang.grpc.scheduler.SglangScheduler; the last two need the extra `engines`"
     )
     listen: Address = Field(description="where gateways connect, HOST:PORT; port 0 takes a free one")
     adapter: str = Field(
         default="",
-        description="the adapter that it serves under its own name, for gateways that know none; empty: the base model,"
-        " and every adapter that a request names",
+        description="adapter to serve under its own name, for gateways without adapter support; empty: the base model"
+        " and any adapter that a request names",
     )
 
 
 class RouterSettings(Section):
-    """The client side."""
+    """The router: client-facing ports, limits and timeouts."""
 
     listen: Address = Field(
         default="127.0.0.1:50051", description="where clients connect, HOST:PORT; port 0 takes a free one"
@@ -45,107 +45,107 @@ class RouterSettings(Section):
     http: AddressOrNone = Field(
         default="127.0.0.1:8000",
         description="where HTTP clients connect (OpenAI's and S-LoRA's routes), HOST:PORT; port 0 takes a free one;"
-        " empty: nowhere",
+        " empty: no HTTP",
     )
     http_allowed_origins: tuple[str, ...] = Field(
         default=(),
-        description="pages of which sites may call HTTP routes from a browser (CORS): origins such as"
+        description="origins whose pages may call the HTTP routes from a browser (CORS), such as"
         " https://chat.example.org, or * for all; empty: none",
     )
     http_max_connections: Count = Field(
-        default=10_000, description="most HTTP connections at once; more are answered with 503 and closed"
+        default=10_000, description="maximum open HTTP connections; further ones are answered with 503 and closed"
     )
     http_request_seconds: Interval = Field(
-        default=30.0, description="how long an HTTP client may take to send a request, its body included"
+        default=30.0, description="how long an HTTP client may take to send a request, including its body"
     )
     http_idle_seconds: Interval = Field(
         default=75.0,
-        description="how long an HTTP connection stays open without a request; above that of a proxy before it (60 in"
-        " nginx), which else may send a request while it closes",
+        description="how long an idle HTTP connection stays open; keep it above the idle timeout of a proxy in front"
+        " (60 in nginx), which could otherwise send a request on a connection that is closing",
     )
     http_max_outputs: Count = Field(
-        default=1024, description="most outputs of one HTTP request: its prompts times n; more are refused with 400"
+        default=1024, description="maximum outputs of one HTTP request, prompts times n; more are refused with 400"
     )
     vllm_grpc: AddressOrNone = Field(
         default=None,
         description="where gateways that speak vLLM's gRPC (vllm.Inference, vllm.Control) connect, HOST:PORT; port 0"
-        " takes a free one; empty: nowhere",
+        " takes a free one; empty: not served",
     )
     smg_vllm_grpc: AddressOrNone = Field(
         default=None,
-        description="the same for vllm.grpc.engine.VllmEngine, as the gateway smg speaks it; needs the extra `engines`",
+        description="like vllm_grpc, for vllm.grpc.engine.VllmEngine, which the gateway smg speaks; needs the extra"
+        " `engines`",
     )
     sglang_grpc: AddressOrNone = Field(
-        default=None,
-        description="the same for sglang.grpc.scheduler.SglangScheduler; needs the extra `engines`",
+        default=None, description="like vllm_grpc, for sglang.grpc.scheduler.SglangScheduler; needs the extra `engines`"
     )
     engines: tuple[EnginePort, ...] = Field(
-        default=(), description="further ports of these protocols, each of an engine of its own"
+        default=(), description="further ports with these protocols, each acting as a separate engine"
     )
     metrics: Address = Field(
         default="127.0.0.1:9101", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
     )
     schedulers: Annotated[tuple[Target, ...], Field(min_length=1)] = Field(
         default=("127.0.0.1:50052",),
-        description="schedulers to spread requests over: HOST:PORT, or dns:///NAME:PORT for every address that a name"
-        " has; dns://SERVER:PORT/NAME:PORT asks that name server",
+        description="schedulers over which requests are spread: HOST:PORT, or dns:///NAME:PORT for every address of a"
+        " name; dns://SERVER:PORT/NAME:PORT uses that name server",
     )
-    resolve_seconds: Interval = Field(
-        default=5.0, description="how often names of schedulers are asked for their addresses again"
-    )
+    resolve_seconds: Interval = Field(default=5.0, description="how often scheduler names are resolved again")
     max_shard_load: LoadLimit = Field(
         default=1.15,
-        description="a scheduler that has more requests than so many times its share, by its workers, is passed over"
-        " for the next in the order of the adapter; inf: none is",
+        description="a scheduler with more than this multiple of its share of requests, which is proportional to its"
+        " workers, is passed over for the next one in the adapter's order; inf: no limit",
     )
 
     keys: PathOrNone = Field(
         default=None,
-        description="TOML file of clients' API keys, read again when it changes; unset: everybody may do everything",
+        description="TOML file of clients' API keys, reread when it changes; unset: no keys, every call is allowed",
     )
     served_model_names: tuple[str, ...] = Field(
         default=(),
-        description="names that clients may give the base model, answers carry the first; unset: model",
+        description="names by which clients may call the base model; responses carry the first; unset: model",
     )
     seed: Seed | None = Field(
         default=None,
-        description="of the seeds that requests without one get, in the order in which they come; unset: another each"
-        " time the router starts",
+        description="seed from which requests without a seed get theirs, in order of arrival; unset: different at each"
+        " start",
     )
     tokenizer: PathOrNone = Field(
         default=None,
-        description="a tokenizer.json, or the folder that holds one; routers and workers read it; unset: the shipped"
+        description="a tokenizer.json or the folder that contains it, read by routers and workers; unset: the shipped"
         " one",
     )
     max_open_requests: Count = Field(
-        default=20_000, description="most requests at once; the next is refused with RESOURCE_EXHAUSTED"
+        default=20_000, description="maximum open requests; further ones are refused with RESOURCE_EXHAUSTED"
     )
     max_stop_strings: Count = Field(
-        default=64, description="most stop strings of a request; more are refused with INVALID_ARGUMENT"
+        default=64, description="maximum stop strings per request; more are refused with INVALID_ARGUMENT"
     )
     max_stop_bytes: Count = Field(
         default=4096,
-        description="most bytes (UTF-8) of a request's stop strings together; to look for them takes about 100 bytes of"
-        " memory each while the stream is open",
+        description="maximum total size of a request's stop strings in bytes (UTF-8); matching takes about 100 bytes"
+        " of memory per byte while the stream is open",
     )
     max_pending_tokens: Count = Field(
         default=2048,
-        description="tokens, of 4 bytes each, that may wait for one slow reader; with more its stream ends with"
+        description="maximum tokens, of 4 bytes each, buffered for one slow reader; beyond that its stream ends with"
         " RESOURCE_EXHAUSTED",
     )
     reader_timeout_seconds: Interval = Field(
-        default=10.0, description="a stream whose reader takes nothing for so long ends with RESOURCE_EXHAUSTED"
+        default=10.0, description="a stream whose reader takes nothing for this long ends with RESOURCE_EXHAUSTED"
     )
-    max_flush_gap_seconds: Seconds = Field(default=0.08, description="longest time tokens are held back under overload")
+    max_flush_gap_seconds: Seconds = Field(
+        default=0.08, description="longest time that tokens are held back under overload"
+    )
     resume_timeout_seconds: Seconds = Field(
         default=60.0, description="how long a stream waits for a scheduler to come back before it ends with UNAVAILABLE"
     )
     request_faults: bool = Field(
-        default=False, description="requests may ask for faults of their own in the metadata lorrery-fault"
+        default=False, description="let requests inject faults into themselves with the metadata lorrery-fault"
     )
-    drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for open streams to end")
+    drain_seconds: Seconds = Field(default=30.0, description="time for open streams to finish after SIGTERM")
     http_tls: TlsSettings = Field(
-        default=TlsSettings(), description="of the HTTP edge, if it is another than server_tls; unset: server_tls"
+        default=TlsSettings(), description="TLS of the HTTP edge, where it differs from server_tls; unset: server_tls"
     )
 
     def engine_ports(self) -> dict[str, EnginePort]:

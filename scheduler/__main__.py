@@ -15,10 +15,10 @@ from lorrery.chassis.process import Made, service_command
 from lorrery.scheduler.service import SchedulerService
 from lorrery.settings import Settings, load
 
-HELP = """Form batches for the workers that attach, and stream their tokens to the routers.
+HELP = """Run a scheduler, which forms batches for attached workers and streams their tokens to the routers.
 
 Settings: the [scheduler] section of the cluster file (policy, limits, prefix cache, timeouts), [adapters], model and
-time_scale. Workers and routers dial in; their order of starting does not matter.
+time_scale. Workers and routers connect to it; the services may start in any order.
 
 Examples:
   python -m lorrery.scheduler --config cluster.toml --set scheduler.listen=0.0.0.0:50052

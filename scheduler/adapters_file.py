@@ -62,7 +62,7 @@ class AdaptersFile:
             LorreryError: it cannot be read, or has other content.
         """
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):  # a device has no end
-            raise FormatError(f"scheduler.adapters_file: {self.path}: is no regular file; name one, or a new one")
+            raise FormatError(f"scheduler.adapters_file: {self.path}: is not a regular file; name one, or a new file")
         try:
             with self.path.open("rb") as file:
                 content = file.read()
@@ -76,7 +76,7 @@ class AdaptersFile:
                 )
             lines = text[end:].split("\n")
             if lines[0].strip():
-                raise ValueError(f"more follows the log in its line, at character {end}")
+                raise ValueError(f"unexpected text after the log on its line, at character {end}")
             cut = lines.pop()
             added = [_changes(json.loads(line)) for line in lines[1:] if line.strip()]
             kept = KeptAdapters(_changes(record["changes"]), int(record["forgotten"]), added)
@@ -85,7 +85,7 @@ class AdaptersFile:
         except OSError as error:
             raise LorreryError(f"scheduler.adapters_file: {self.path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise FormatError(f"scheduler.adapters_file: {self.path}: is no such file: {error}") from None
+            raise FormatError(f"scheduler.adapters_file: {self.path}: is not such a file: {error}") from None
         if cut:
             log.warning("adapters_file_cut", path=str(self.path), dropped_bytes=len(cut))
         elif record["format_version"] == FORMAT_VERSION and text.endswith("\n"):

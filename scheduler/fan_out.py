@@ -45,10 +45,10 @@ def _check_ends(step: StepReport, running: Running) -> None:
     """
     ended = {handle for handle, _ in step.ran.finished}
     if len(ended) < len(step.ran.finished):
-        raise ProtocolError(f"the worker has {len(step.ran.finished)} ends of {len(ended)} sequences in one step")
+        raise ProtocolError(f"the worker reports {len(step.ran.finished)} ends of {len(ended)} sequences in one step")
     for handle in ended:
         if running.get(handle) is None:
-            raise ProtocolError(f"the worker has an end of sequence {handle}, which does not run there")
+            raise ProtocolError(f"the worker reports the end of sequence {handle}, which does not run there")
 
 
 class FanOut:
@@ -76,7 +76,7 @@ class FanOut:
                 self._outputs.append(None)
                 continue
             if running.get(handle) is None:
-                raise ProtocolError(f"the worker has a token for sequence {handle}, which does not run there")
+                raise ProtocolError(f"the worker reports a token for sequence {handle}, which does not run there")
             self._outputs.append(live.token_ids)
             indices, router_handles = places.setdefault(live.router, ([], []))
             indices.append(index)
@@ -97,7 +97,7 @@ class FanOut:
             if live is not None and handle not in ended:
                 most = live.sequence.max_new_tokens
                 if len(live.token_ids) + 1 >= most:
-                    raise ProtocolError(f"the worker goes on with sequence {handle}, which has its {most} tokens")
+                    raise ProtocolError(f"the worker continues sequence {handle}, which already has its {most} tokens")
 
     def append(self, token_ids_u32: bytes) -> None:
         """Append the step's tokens to the outputs.
@@ -107,7 +107,7 @@ class FanOut:
         """
         token_ids = u32.unpack(token_ids_u32)
         if len(token_ids) != len(self._outputs):
-            raise ProtocolError(f"the worker has {len(token_ids)} tokens for {len(self._outputs)} sequences")
+            raise ProtocolError(f"the worker reports {len(token_ids)} tokens for {len(self._outputs)} sequences")
         for output, token_id in zip(self._outputs, token_ids, strict=True):
             if output is not None:
                 output.append(token_id)

@@ -118,7 +118,7 @@ def find(key: str, name: str, protocol: type, options: Mapping[str, Any]) -> Plu
     except (Exception, SystemExit) as error:  # the author's own, at the top of the module
         raise SettingsError(f"{key}: {name}: importing {module_name} raised {in_words(error)}") from error
     if not isinstance(found, type):
-        raise SettingsError(f"{key}: {name}: it is no class, but of type {type(found).__name__}")
+        raise SettingsError(f"{key}: {name}: it is not a class, but a {type(found).__name__}")
     missing = [name for name, asked in _members(protocol).items() if not (_is_attribute(asked) or hasattr(found, name))]
     if missing:
         raise SettingsError(f"{key}: {name}: it is no {protocol.__name__}, which has {', '.join(missing)}")

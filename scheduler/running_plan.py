@@ -61,4 +61,4 @@ class RunningPlan:
                 f" {boundary_ps}, and {latest_ps} has not come"
             )
         if end_ps > start_ps and not self.steps_left:
-            raise ProtocolError(f"the worker has more than the {self.plan.max_steps} steps of plan {self.plan_id}")
+            raise ProtocolError(f"the worker ran more than the {self.plan.max_steps} steps of plan {self.plan_id}")

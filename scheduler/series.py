@@ -1,4 +1,4 @@
-"""The series that a scheduler shows. Gauges are read at each scrape, so that steps cost nothing for them."""
+"""Metrics of a scheduler. Gauges are computed at each scrape, so that steps cost nothing for them."""
 
 from lorrery.chassis.series import Series, table
 
@@ -20,35 +20,35 @@ REQUESTS = Series(
     "requests",
     "Requests that ended, by outcome.",
     ("outcome",),
-    more="`eos`, `stop`, `length`, `aborted` (strict mode: a cancelled one at its sweep), `cancelled`, `dropped` (by"
-    " its queue), `refused`, `failed` (a policy raised).",
+    more="`eos`, `stop`, `length`, `aborted` (strict mode: a cancelled request, removed by the sweep), `cancelled`,"
+    " `dropped` (by the queue policy), `refused`, `failed` (a policy raised).",
 )
 ORPHANED = Series(
     "lorrery_scheduler_orphaned_requests_total",
     "requests",
-    "Requests withdrawn since their router's stream ended, and not in requests_total.",
-    more="One that its router resumes counts once, when it ends.",
+    "Requests withdrawn because their router's stream ended; not counted in requests_total.",
+    more="A request that its router resumes is counted once in requests_total, when it ends.",
 )
 IN_FLIGHT = Series("lorrery_scheduler_in_flight_requests", "requests", "Requests that have not ended.")
 WAITING = Series(
-    "lorrery_scheduler_waiting_requests", "requests", "Requests that wait for admission on a worker, or for a worker."
+    "lorrery_scheduler_waiting_requests", "requests", "Requests waiting for admission on a worker, or for a worker."
 )
 UNPLACED = Series(
     "lorrery_scheduler_unplaced_requests",
     "requests",
-    "Of the waiting requests, those for which there is no worker yet.",
+    "Waiting requests not assigned to a worker because there is none.",
 )
 HELD = Series(
     "lorrery_scheduler_held_requests",
     "requests",
-    "Of the waiting requests, those that wait until their key runs fewer others.",
+    "Waiting requests held back by the concurrency limit of their API key.",
     more="See `max_running` of a key.",
 )
 RUNNING = Series("lorrery_scheduler_running_requests", "requests", "Requests in a batch.")
 ADAPTER_WAITING = Series(
     "lorrery_scheduler_adapter_waiting_requests",
     "requests",
-    "Requests that wait, by adapter, for whatever reason.",
+    "Waiting requests, by adapter, for any reason.",
     ("adapter",),
 )
 ADAPTER_RUNNING = Series(
@@ -57,7 +57,7 @@ ADAPTER_RUNNING = Series(
 TENANT_WAITING = Series(
     "lorrery_scheduler_tenant_waiting_requests",
     "requests",
-    "Requests that wait, by tenant, for whatever reason.",
+    "Waiting requests, by tenant, for any reason.",
     ("tenant",),
 )
 TENANT_RUNNING = Series(
@@ -66,22 +66,22 @@ TENANT_RUNNING = Series(
 TENANT_SERVICE_TOKENS = Series(
     "lorrery_scheduler_tenant_service_tokens_total",
     "tokens",
-    "Tokens that tenants were served, counted when a request that was admitted ends.",
+    "Tokens served, by tenant, counted when an admitted request ends.",
     ("tenant", "kind"),
-    more="`prompt` and `output`; what the fairness ratio is made of.",
+    more="`prompt` and `output`; the fairness ratio is computed from these.",
 )
 FAIRNESS = Series(
     "lorrery_scheduler_tenant_fairness_ratio",
     "ratio",
-    "Jain's index of the tokens that tenants were served lately: 1 all alike, 1 / n one alone.",
-    more="Of requests that ended in this minute of device time and the one before.",
+    "Jain's index of the tokens recently served to each tenant: 1 if all got the same, 1 / n if one of n got all.",
+    more="Over requests that ended in the current minute of device time and the previous one.",
 )
 PROMPT_TOKENS = Series(
     "lorrery_scheduler_prompt_tokens_total",
     "tokens",
-    "Prompts of admitted requests, once per request, however often it is queued again or resumed.",
+    "Prompt tokens of admitted requests, counted once per request however often it is requeued or resumed.",
 )
-OUTPUT_TOKENS = Series("lorrery_scheduler_output_tokens_total", "tokens", "Tokens that workers produced.")
+OUTPUT_TOKENS = Series("lorrery_scheduler_output_tokens_total", "tokens", "Output tokens produced by workers.")
 QUEUE = Series(
     "lorrery_scheduler_queue_seconds",
     "device seconds",
@@ -91,10 +91,10 @@ QUEUE = Series(
 REQUEST_PHASE = Series(
     "lorrery_scheduler_request_phase_seconds",
     "device seconds",
-    "What a finished request spent in each phase; the phases add up to its time in the scheduler.",
+    "Time that a finished request spent in each phase; the phases sum to its time in the scheduler.",
     ("phase",),
     _WAIT_BUCKETS,
-    more="`queue`, `adapter_load` (only its own adapter was missing: the wait for a place on the GPU, and the load),"
+    more="`queue`, `adapter_load` (only its adapter was missing: waiting for space on the GPU, and loading),"
     " `prefill`, `decode`.",
 )
 ADAPTER_QUEUE = Series(
@@ -114,43 +114,43 @@ TENANT_QUEUE = Series(
 TTFT = Series(
     "lorrery_scheduler_time_to_first_token_seconds",
     "device seconds",
-    "From arrival at the scheduler to the end of the prefill: TTFT without router and network.",
+    "TTFT without router and network: from arrival at the scheduler to the end of the prefill.",
     buckets=_WAIT_BUCKETS,
 )
 STEP = Series(
     "lorrery_scheduler_step_seconds",
     "device seconds",
-    "Duration of a step, by kind: prefill or decode; one that decodes counts as decode.",
+    "Duration of a step, by kind: prefill or decode; a step with any decode counts as decode.",
     ("kind",),
     _STEP_BUCKETS,
 )
 BATCH_SIZE = Series(
-    "lorrery_scheduler_batch_size", "sequences", "Sequences given a token in a step.", buckets=_SIZE_BUCKETS
+    "lorrery_scheduler_batch_size", "sequences", "Sequences that get a token in a step.", buckets=_SIZE_BUCKETS
 )
 BATCH_TOKENS = Series(
     "lorrery_scheduler_batch_tokens",
     "tokens",
     "Tokens computed in a step.",
     buckets=_TOKEN_BUCKETS,
-    more="The new ones of each prefill, and one for each sequence that decodes beside them.",
+    more="The new tokens of each prefill, plus one for each decoding sequence.",
 )
-PLANS = Series("lorrery_scheduler_plans_total", "plans", "Plans sent to workers; each runs for one step or many.")
+PLANS = Series("lorrery_scheduler_plans_total", "plans", "Plans sent to workers; each covers one or more steps.")
 LATE_INTERRUPTS = Series(
     "lorrery_scheduler_late_interrupts_total",
     "events",
-    "Arrivals and cancels that took effect after the first possible boundary.",
+    "Arrivals and cancellations that took effect later than the first possible step boundary.",
 )
-GAPS = Series("lorrery_scheduler_gap_seconds_total", "device seconds", "Time in which workers with a plan stood idle.")
+GAPS = Series("lorrery_scheduler_gap_seconds_total", "device seconds", "Time that workers with a plan stood idle.")
 PLAN_CPU = Series(
     "lorrery_scheduler_plan_cpu_seconds",
     "CPU seconds",
-    "CPU time of the scheduler's thread for one planning.",
+    "CPU time of the scheduler's thread to compute one plan.",
     buckets=_CPU_BUCKETS,
 )
 COMMIT_CPU = Series(
     "lorrery_scheduler_commit_cpu_seconds",
     "CPU seconds",
-    "CPU time of the scheduler's thread for one commit.",
+    "CPU time of the scheduler's thread to commit one step.",
     buckets=_CPU_BUCKETS,
 )
 PREFIX_QUERIES = Series(
@@ -159,80 +159,77 @@ PREFIX_QUERIES = Series(
     "Input tokens looked up in the prefix cache, once per admission; 0 without a cache.",
     more="After a preemption the output so far is input.",
 )
-PREFIX_HITS = Series(
-    "lorrery_scheduler_prefix_cache_hits_total", "tokens", "Of the tokens looked up in the prefix cache, those found."
-)
+PREFIX_HITS = Series("lorrery_scheduler_prefix_cache_hits_total", "tokens", "Input tokens found in the prefix cache.")
 PREFIX_EVICTIONS = Series(
     "lorrery_scheduler_prefix_cache_evictions_total", "blocks", "Blocks evicted from prefix caches of kind blocks."
 )
 ADAPTER_LOADS = Series(
     "lorrery_scheduler_adapter_loads_total",
     "adapters",
-    "Loads of adapters into a worker's device memory that have ended, by where from and how.",
+    "Finished adapter loads into a worker's GPU memory, by source tier and outcome.",
     ("tier", "outcome"),
-    more="`tier`: `host`, `disk`. `outcome`: `ok`, `failed`; who fails is tried again up to `max_load_attempts` times.",
+    more='`tier`: `host`, `disk`. `outcome`: `ok`, `failed`; a failed load is retried, with `loading = "background"`'
+    " until 3 attempts have failed.",
 )
 LOADS_BY_ADAPTER = Series(
     "lorrery_scheduler_loads_by_adapter_total",
     "adapters",
-    "Loads into a worker's device memory that have ended, by adapter.",
+    "Finished adapter loads into a worker's GPU memory, by adapter.",
     ("adapter",),
 )
 ADAPTER_LOAD = Series(
     "lorrery_scheduler_adapter_load_seconds",
     "device seconds",
-    "Duration of a load of an adapter, by where from; the wait for its turn is not in it.",
+    "Duration of an adapter load, by source tier, without time queued for other loads.",
     ("tier",),
     _LOAD_BUCKETS,
 )
 ADAPTER_EVICTIONS = Series(
     "lorrery_scheduler_adapter_evictions_total",
     "adapters",
-    "Adapters put out of a worker's memory, by level: gpu or host.",
+    "Adapters evicted from a worker's memory, by level: gpu or host.",
     ("level",),
 )
 ADAPTER_THRASH = Series(
     "lorrery_scheduler_adapter_thrash_total",
     "adapters",
-    "Loads of adapters which the same worker's GPU had evicted within a minute of device time before.",
+    "Loads of an adapter that the same worker's GPU evicted less than a minute of device time before.",
     ("adapter",),
 )
 ADAPTER_PINS = Series(
-    "lorrery_scheduler_adapter_pins", "sequences", "Running sequences, each of which pins its adapter in memory."
+    "lorrery_scheduler_adapter_pins", "sequences", "Running sequences with an adapter, each of which pins it in memory."
 )
 ROUTERS = Series("lorrery_scheduler_routers", "routers", "Connected routers.")
 WORKERS = Series("lorrery_scheduler_workers", "workers", "Attached workers, by state: ready or draining.", ("state",))
-WORKERS_LOST = Series("lorrery_scheduler_workers_lost_total", "workers", "Workers that are gone without draining.")
+WORKERS_LOST = Series("lorrery_scheduler_workers_lost_total", "workers", "Workers that disappeared without draining.")
 WORKERS_GIVEN_UP = Series(
     "lorrery_scheduler_workers_given_up_total",
     "workers",
-    "Workers whose stream the scheduler ended, by reason.",
+    "Workers whose stream the scheduler closed, by reason.",
     ("reason",),
-    more="`silent` for `worker_timeout_seconds`, `stalled` (a plan, and no progress with it), `error` (an exception in"
-    " a decision for it), `protocol` (it said what cannot be), `superseded` (it dialled again), `fault` (an operator's"
+    more="`silent` for `worker_timeout_seconds`, `stalled` (no progress on a plan), `error` (an exception in a"
+    " decision for it), `protocol` (it sent an invalid message), `superseded` (it reconnected), `fault` (an operator's"
     " `worker_loss`).",
 )
 FAULTS = Series(
     "lorrery_scheduler_faults_total",
     "faults",
-    "Faults on request that have happened to loads and workers, by kind.",
+    "Injected faults that affected loads and workers, by kind.",
     ("kind",),
     more="See [faults.md](faults.md).",
 )
 MOVED = Series(
     "lorrery_scheduler_moved_requests_total",
     "requests",
-    "Requests that moved to another worker while they waited, to start there earlier.",
+    "Requests moved to another worker while waiting, to start earlier there.",
 )
 REQUEUED = Series(
-    "lorrery_scheduler_requeued_sequences_total",
-    "sequences",
-    "Sequences queued again after a worker was lost or left.",
+    "lorrery_scheduler_requeued_sequences_total", "sequences", "Sequences requeued after a worker was lost or left."
 )
 PREEMPTIONS = Series(
     "lorrery_scheduler_preemptions_total",
     "sequences",
-    "Sequences preempted: their blocks went to others and they wait again.",
+    "Sequences preempted: their blocks were given to others and they wait again.",
     more='Where `memory = "paged"`.',
 )
 WORKER_RUNNING = Series(
@@ -242,7 +239,7 @@ WORKER_WAITING = Series(
     "lorrery_scheduler_worker_waiting_sequences", "sequences", "Sequences in this worker's queue.", ("worker",)
 )
 WORKER_KV = Series(
-    "lorrery_scheduler_worker_kv_tokens", "tokens", "KV tokens that this worker's sequences hold.", ("worker",)
+    "lorrery_scheduler_worker_kv_tokens", "tokens", "KV tokens held by this worker's sequences.", ("worker",)
 )
 WORKER_KV_POOL = Series(
     "lorrery_scheduler_worker_kv_pool_tokens", "tokens", "Size of this worker's KV pool.", ("worker",)
@@ -252,8 +249,8 @@ WORKER_KV_BLOCKS = Series(
     "blocks",
     "Blocks of this worker's paged KV pool, by state.",
     ("worker", "state"),
-    more='Where `memory = "paged"`: `used` by sequences and adapters (a shared block counts once; those of the coming'
-    " step are included), `cached` (unused, reclaimed on demand), `free`.",
+    more='Where `memory = "paged"`: `used` by sequences and adapters (a shared block counts once; blocks of the next'
+    " step included), `cached` (unused, reclaimed on demand), `free`.",
 )
 WORKER_RESIDENT = Series(
     "lorrery_scheduler_worker_resident_adapters", "adapters", "Adapters in this worker's GPU memory.", ("worker",)
@@ -261,15 +258,15 @@ WORKER_RESIDENT = Series(
 WORKER_LOADING = Series(
     "lorrery_scheduler_worker_loading_adapters",
     "adapters",
-    "Loads of adapters that this worker has under way.",
+    "Adapter loads in progress on this worker.",
     ("worker",),
 )
 WORKER_ADAPTER_RESIDENT = Series(
     "lorrery_scheduler_worker_adapter_resident",
     "adapters",
-    "1 where the adapter is in this memory of this worker, else 0; of other: how many others are.",
+    "1 if the adapter is in this memory of this worker, else 0; for other, the number of other adapters there.",
     ("worker", "adapter", "level"),
-    more="`level`: `gpu` (usable), `host` (cached, which those on the GPU usually are too).",
+    more="`level`: `gpu` (usable), `host` (cached; usually includes the adapters on the GPU).",
 )
 
 TABLE = table(globals())

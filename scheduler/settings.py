@@ -44,11 +44,11 @@ ScoreWeight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
 class PlacementWeights(Section):
-    """What each score of `placement = "weighted"` counts; 0: nothing. docs/policies.md says how scores are made."""
+    """Weights of the scores of `placement = "weighted"`, as docs/policies.md defines them; 0: a score is not used."""
 
     queue: ScoreWeight = Field(default=2.0, description="few waiting requests")
-    load: ScoreWeight = Field(default=2.0, description="few requests, waiting and running, beside the mean")
-    adapter: ScoreWeight = Field(default=4.0, description="the adapter on the GPU, or soon")
+    load: ScoreWeight = Field(default=2.0, description="few requests, waiting and running, relative to the mean")
+    adapter: ScoreWeight = Field(default=4.0, description="how soon the adapter is on the GPU")
     prefix: ScoreWeight = Field(default=3.0, description="share of the prompt in the worker's prefix cache")
 
     @model_validator(mode="after")
@@ -59,59 +59,68 @@ class PlacementWeights(Section):
 
 
 class AdapterSpec(Section):
-    """One adapter, or with `count` a family of them: `id-0` ... `id-(count-1)`."""
+    """One adapter, or with `count` a family of adapters: `id-0` ... `id-(count-1)`."""
 
-    id: Name = Field(description="adapter id, as requests name it; a family's ids begin with it")
+    id: Name = Field(description="adapter id, as requests name it; for a family, the prefix of its ids")
     rank: Count = Field(description="LoRA rank")
     count: Annotated[int, Field(ge=1, le=MAX_ADAPTERS)] | None = Field(
-        default=None, description="adapters in the family; unset: one adapter"
+        default=None, description="number of adapters in the family; unset: one adapter"
     )
 
 
 class AdapterSettings(Section):
     """The adapters that requests may name."""
 
-    max_lora_rank: Count = Field(default=64, description="largest rank that an adapter may have")
+    max_lora_rank: Count = Field(default=64, description="maximum rank of an adapter")
     target_modules: Literal["qkvo", "all-linear"] = Field(
-        default="qkvo", description="projections that adapters change; with the rank it gives their size"
+        default="qkvo",
+        description="projections that adapters modify; together with the rank they determine an adapter's size",
     )
     slots_rule: Literal["slora", "exact"] = Field(
         default="slora",
-        description="what an adapter takes of the KV pool: 4 x rank tokens, or as many as have its size in bytes",
+        description="KV pool tokens that an adapter occupies: slora: 4 x rank; exact: as many as match its size in"
+        " bytes",
     )
     max_loras: Count | None = Field(
         default=None,
-        description="adapters on a worker's GPU at once; unset: as many as its memory holds beside the weights and the"
-        " longest request",
+        description="maximum adapters on a worker's GPU; unset: as many as fit beside the weights and the longest"
+        " request",
     )
-    max_cpu_loras: Count | None = Field(default=None, description="places in a worker's host memory; unset: all")
-    max_concurrent_loads: Count = Field(default=4, description="loads that one worker does at once")
+    max_cpu_loras: Count | None = Field(
+        default=None, description="maximum adapters in a worker's host memory; unset: every adapter read so far"
+    )
+    max_concurrent_loads: Count = Field(default=4, description="maximum concurrent adapter loads per worker")
     look_ahead: CountOrZero = Field(
         default=LOOK_AHEAD,
-        description="waiting requests, those that come next, whose adapters are loaded ahead; not with loading ="
-        " 'blocking', strict, and policies that know only when they form a batch who comes next; 0: none",
+        description="how many requests at the front of the queue have their adapters loaded ahead of admission; no"
+        " effect with loading = 'blocking', with strict, or under policies that order requests only when they form a"
+        " batch; 0: none",
     )
     max_overtakes: CountOrZero = Field(
         default=MAX_OVERTAKES,
-        description="req_queue, fcfs, vtc_fair: most requests that may enter past one that waits for its adapter; then"
-        " none until it has; 0: it holds up all behind it",
+        description="req_queue, fcfs, vtc_fair: maximum requests admitted ahead of one that waits for its adapter;"
+        " then none until the adapter is loaded; 0: it blocks all requests behind it",
     )
     loading: Literal["background", "blocking"] = Field(
-        default="background", description="who waits for a load: the request in the queue, or the whole prefill step"
+        default="background",
+        description="what an adapter load delays: background: only the request, which stays in the queue;"
+        " blocking: the whole prefill step",
     )
     host_gb_per_second: GbPerSecond = Field(
-        default=24.0, description="from pinned host memory; 24 over PCIe 4.0, 50 over 5.0"
+        default=24.0, description="load bandwidth from pinned host memory, GB/s; 24 over PCIe 4.0, 50 over 5.0"
     )
-    disk_gb_per_second: GbPerSecond = Field(default=2.0, description="for an adapter not in host memory yet")
+    disk_gb_per_second: GbPerSecond = Field(
+        default=2.0, description="load bandwidth from disk, GB/s, for an adapter not yet in host memory"
+    )
     load_failure_ratio: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="share of loads that fail, drawn by scheduler.seed"
+        default=0.0, description="share of adapter loads that fail, drawn with scheduler.seed"
     )
     registry: tuple[AdapterSpec, ...] = Field(
-        default=(), description="adapters known from the start; others are loaded through the router"
+        default=(), description="adapters known at startup; others are loaded through the router"
     )
     max_loaded_adapters: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=4096,
-        description="adapters that may be loaded at run time; the next load is refused with RESOURCE_EXHAUSTED",
+        description="maximum adapters loaded at run time; further loads are refused with RESOURCE_EXHAUSTED",
     )
 
     @model_validator(mode="after")
@@ -162,30 +171,33 @@ def _is_of(name: str, families: Mapping[str, int]) -> bool:
 
 
 class PrefixCacheSettings(Section):
-    """Which prompt prefixes count as already computed."""
+    """Which prompt prefixes are treated as already computed."""
 
     kind: CacheName = Field(
         default="none",
-        description="blocks: dynamic, in KV blocks, as vLLM; static_trie: built once from known prompts, as llm-mock",
+        description="blocks: dynamic, in KV blocks, as in vLLM; static_trie: built once from known prompts, as in"
+        " llm-mock",
     )
-    corpus: PathOrNone = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
+    corpus: PathOrNone = Field(
+        default=None, description="static_trie: file of prompts, one JSON array of token ids per line"
+    )
     cache_size: CountOrZero = Field(
-        default=500, description="static_trie: tokens (edges of the trie) to keep of the corpus"
+        default=500, description="static_trie: number of corpus tokens (edges of the trie) to keep"
     )
-    trie: PathOrNone = Field(default=None, description="static_trie: a file that `lorrery cache` has built")
+    trie: PathOrNone = Field(default=None, description="static_trie: file written by `lorrery cache`")
     share_within_plan: bool = Field(
-        default=False, description="blocks: let a prompt use what another one computes in the same step"
+        default=False, description="blocks: let a prompt reuse blocks that another prompt computes in the same step"
     )
 
     @model_validator(mode="after")
     def _has_corpus(self) -> Self:
         if self.kind == "static_trie" and (self.corpus is None) == (self.trie is None):
-            raise ValueError("kind = 'static_trie' needs corpus, or trie as `lorrery cache` builds it")
+            raise ValueError("kind = 'static_trie' needs corpus, or trie, a file written by `lorrery cache`")
         return self
 
 
 class SchedulerSettings(Section):
-    """How batches are formed, and what a scheduler puts up with."""
+    """How batches are formed, and the scheduler's limits and timeouts."""
 
     listen: Address = Field(
         default="127.0.0.1:50052", description="where routers and workers connect, HOST:PORT; port 0 takes a free one"
@@ -195,36 +207,39 @@ class SchedulerSettings(Section):
     )
 
     policy: PolicyName = Field(
-        default="req_queue", description="queue, which orders waiting requests; docs/policies.md says what each is for"
+        default="req_queue", description="queue policy, which orders waiting requests; docs/policies.md describes each"
     )
     policy_options: PlugInOptions = Field(
-        default={}, description="keyword arguments of a policy of one's own (policy = 'module:Class')"
+        default={}, description="keyword arguments of a custom policy (policy = 'module:Class')"
     )
     batching: BatchingName | None = Field(
         default=None,
-        description="way to batch; unset: the one the policy's original has; under a policy of one's own continuous",
+        description="how batches are formed; unset: as in the policy's original; continuous for a custom policy",
     )
-    batching_options: PlugInOptions = Field(default={}, description="the same for batching = 'module:Class'")
+    batching_options: PlugInOptions = Field(
+        default={}, description="keyword arguments of a custom batching (batching = 'module:Class')"
+    )
     limits: LimitsName | None = Field(
         default=None,
-        description="slora: running_max_req_size and batch_max_tokens bound a batch; vllm: max_num_seqs and"
-        " max_num_batched_tokens, and memory = 'peak' charges exactly; unset: those of the policy's original; under a"
-        " policy of one's own vllm",
+        description="which limits bound a batch: slora: running_max_req_size and batch_max_tokens; vllm: max_num_seqs"
+        " and max_num_batched_tokens, and memory = 'peak' charges exactly; unset: as in the policy's original; vllm"
+        " for a custom policy",
     )
-    strict: bool = Field(default=False, description="keep the published quirks of the policy's original")
+    strict: bool = Field(default=False, description="reproduce the published quirks of the policy's original")
 
     max_total_token_num: Count | None = Field(
-        default=None, description="KV pool in tokens; unset: what each worker announces"
+        default=None, description="KV pool size in tokens; unset: what each worker announces"
     )
-    max_req_input_len: Count = Field(default=2048, description="most tokens of a prompt")
-    max_req_total_len: Count = Field(default=3072, description="most tokens of a prompt and its output together")
+    max_req_input_len: Count = Field(default=2048, description="maximum tokens of a prompt")
+    max_req_total_len: Count = Field(default=3072, description="maximum tokens of a prompt and its output together")
     memory: MemoryName = Field(
         default="peak",
-        description="reserve everybody's peak (peak), give out blocks and preempt when they run out (paged), let in who"
-        " finds blocks for all it may produce (no_evict), or bound the count only (none)",
+        description="how KV memory bounds admission: peak: reserve the combined peak of all running requests; paged:"
+        " allocate blocks on demand, and preempt when they run out; no_evict: admit a request only if there are blocks"
+        " for its longest possible output; none: bound only the number of requests",
     )
     block_size: Annotated[int, Field(ge=1, le=MAX_BLOCK_TOKENS)] = Field(
-        default=16, description="paged, no_evict, and prefix_cache.kind = 'blocks': tokens in a block"
+        default=16, description="paged, no_evict, and prefix_cache.kind = 'blocks': tokens per KV block"
     )
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.01, description="paged: share of the blocks that admission leaves free"
@@ -232,105 +247,116 @@ class SchedulerSettings(Section):
     # S-LoRA's limits, and what belongs to its policies
     batch_max_tokens: Count | None = Field(
         default=None,
-        description="prompt tokens of one prefill; unset: max(max_total_token_num // 6, max_req_total_len)",
+        description="S-LoRA's limits: maximum prompt tokens of one prefill; unset: max(max_total_token_num // 6,"
+        " max_req_total_len)",
     )
     running_max_req_size: Count = Field(
-        default=1000, description="S-LoRA's limits: most requests that run at once on a worker"
+        default=1000, description="S-LoRA's limits: maximum requests running at once on a worker"
     )
-    prefetch: bool = Field(default=False, description="slora_loop: load the next batch's adapters ahead")
+    prefetch: bool = Field(default=False, description="slora_loop: load the adapters of the next batch ahead of time")
     fair_weights: tuple[Weight, ...] | dict[str, Weight] = Field(
         default=(),
-        description="vtc_fair: shares in the order of the registry, or by adapter (by tenant, if that is who it is fair"
-        " to); missing ones are 1; an API key's weight goes before",
+        description="vtc_fair: weights in the order of the registry, or a table by adapter (by tenant with fair_by ="
+        " 'tenant'); missing ones are 1; the weight of an API key takes precedence",
     )
     fair_by: Literal["adapter", "tenant"] | None = Field(
-        default=None, description="vtc_fair: to whom it is fair; unset: to adapters, as S-LoRA"
+        default=None,
+        description="vtc_fair: whether shares are per adapter or per tenant; unset: per adapter, as in S-LoRA",
     )
     fair_max_running: Count | None = Field(
         default=None,
-        description="vtc_fair: most requests of one adapter or tenant that run at once on a worker; unset: any number",
+        description="vtc_fair: maximum requests of one adapter or tenant running at once on a worker; unset: no limit",
     )
-    batch_num_adapters: Count | None = Field(default=None, description="cluster: distinct adapters in a batch")
+    batch_num_adapters: Count | None = Field(default=None, description="cluster: maximum distinct adapters in a batch")
     first_token_slo_seconds: Annotated[float, Field(gt=0.5, le=LONGEST_SECONDS)] = Field(
-        default=6.0, description="abort: device seconds; who waits to within half a second of it is dropped"
+        default=6.0,
+        description="abort: TTFT objective in device seconds; a request is dropped once it has waited to within"
+        " half a second of it",
     )
     # vLLM's limits
-    max_num_seqs: Count = Field(default=256, description="vLLM's limits: most requests that run at once on a worker")
+    max_num_seqs: Count = Field(default=256, description="vLLM's limits: maximum requests running at once on a worker")
     max_num_batched_tokens: Count | None = Field(
         default=None,
-        description="vLLM's limits: most tokens that one step computes; unset: 8192, or max_req_total_len where that is"
-        " more and prompts are computed whole",
+        description="vLLM's limits: maximum tokens computed in one step; unset: 8192, or max_req_total_len if that is"
+        " larger and prompts are not chunked",
     )
 
     prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
 
     placement: PlacementName = Field(
-        default="least_loaded", description="which worker a request goes to; docs/policies.md says what each is for"
+        default="least_loaded",
+        description="how a worker is chosen for each request; docs/policies.md describes each placement",
     )
-    placement_options: PlugInOptions = Field(default={}, description="the same for placement = 'module:Class'")
+    placement_options: PlugInOptions = Field(
+        default={}, description="keyword arguments of a custom placement (placement = 'module:Class')"
+    )
     placement_homes: Count = Field(
-        default=2, description="workers that adapter_shards and weighted shard an adapter over, before it needs more"
+        default=2,
+        description="adapter_shards, weighted: workers over which an adapter is sharded; more while none of them has"
+        " room",
     )
     placement_draws: Count = Field(
-        default=2, description="workers that adapter_shards and weighted draw at random for each request to look at"
+        default=2,
+        description="adapter_shards, weighted: further workers drawn at random for each request, as candidates and to"
+        " estimate the mean load",
     )
     placement_weights: PlacementWeights = PlacementWeights()
     placement_max_load: LoadLimit = Field(
         default=2.0,
-        description="weighted passes over a worker with more than so many times the mean load of those it looks at,"
-        " whatever its scores; inf: none",
+        description="weighted: a worker whose load exceeds this multiple of the candidates' mean is passed over,"
+        " whatever its scores; inf: no limit",
     )
-    log_placement: bool = Field(default=False, description="log for each request where it went and why")
-    seed: Seed = Field(default=0, description="seed of what the scheduler draws at random")
+    log_placement: bool = Field(default=False, description="log the chosen worker and the reason for each request")
+    seed: Seed = Field(default=0, description="seed of the scheduler's random draws")
     journal: PathOrNone = Field(
-        default=None, description="JSON Lines file for what comes in and what runs, in device time; unset: none"
+        default=None, description="JSON Lines file that records all inputs and every step, in device time; unset: none"
     )
     adapters_file: PathOrNone = Field(
         default=None,
-        description="file that keeps what was loaded and unloaded at run time; unset: beside the journal, as"
-        " JOURNAL.adapters, or none without a journal; then a scheduler learns it from its routers",
+        description="file that records adapter loads and unloads at run time; unset: JOURNAL.adapters, beside the"
+        " journal, or without a journal no file: the scheduler then learns them from its routers",
     )
 
     max_waiting_requests: Count = Field(
         default=10_000,
-        description="most requests that wait, all workers together; the next is refused with RESOURCE_EXHAUSTED",
+        description="maximum waiting requests over all workers; further requests are refused with RESOURCE_EXHAUSTED",
     )
     max_waiting_requests_per_tenant: Count | None = Field(
         default=None,
-        description="most requests of one tenant that wait, as requests or their keys name it; the next is refused with"
-        " RESOURCE_EXHAUSTED; unset: one tenant may fill the queue",
+        description="maximum waiting requests per tenant, as named by the request or its API key; further requests are"
+        " refused with RESOURCE_EXHAUSTED; unset: one tenant may fill the queue",
     )
     deadline_admission: bool = Field(
         default=False,
-        description="refuse a request at once that is not expected to start before its client's deadline (or"
-        " start_within_seconds), and drop one that still waits then, with RESOURCE_EXHAUSTED",
+        description="refuse a request immediately if it is not expected to start before its client's deadline (or"
+        " start_within_seconds), and drop it if it is still waiting then; both with RESOURCE_EXHAUSTED",
     )
     start_within_seconds: PositiveSeconds | None = Field(
         default=None,
-        description="deadline_admission: device seconds after its arrival in which a request must start; unset: only"
-        " its client's deadline counts",
+        description="deadline_admission: device seconds after arrival within which a request must start; unset: only"
+        " the client's deadline applies",
     )
     max_pending_router_tokens: Count = Field(
         default=1_000_000,
-        description="tokens, of 8 bytes each, that may wait for one slow router, whose stream is then cut off",
+        description="maximum tokens, of 8 bytes each, buffered for one slow router; beyond that its stream is cut",
     )
     router_timeout_seconds: Interval = Field(
-        default=10.0, description="the stream of a router that takes nothing for so long is cut off"
+        default=10.0, description="the stream to a router that reads nothing for this long is cut"
     )
     worker_timeout_seconds: Annotated[float, Field(ge=0.1, le=LONGEST_SECONDS, allow_inf_nan=False)] = Field(
         default=5.0,
-        description="a worker is lost that is silent for so long, or has a plan and makes no progress for so long"
-        " beyond the end of the step under way",
+        description="a worker is considered lost after this long without a message, or without progress on a plan past"
+        " the end of the current step",
     )
     worker_wait_seconds: Seconds = Field(
         default=30.0, description="how long a request waits for a worker to attach before it ends with UNAVAILABLE"
     )
     max_worker_losses: Count = Field(
         default=3,
-        description="a request ends with INTERNAL once so many workers were lost while they ran it, and is not moved"
-        " to another",
+        description="after this many workers were lost while running a request, it ends with INTERNAL instead of"
+        " moving to another",
     )
-    drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running requests to end")
+    drain_seconds: Seconds = Field(default=30.0, description="time for running requests to finish after SIGTERM")
 
     @property
     def max_running(self) -> int:
@@ -374,5 +400,5 @@ class SchedulerSettings(Section):
         for part in ("policy", "batching", "placement"):
             name, options = chosen[part], chosen[f"{part}_options"]
             if options and ":" not in (name or ""):
-                raise ValueError(f"{part}_options are for a {part} of one's own, module:Class; {part} is {name!r}")
+                raise ValueError(f"{part}_options are for a custom {part}, module:Class; {part} is {name!r}")
         return self

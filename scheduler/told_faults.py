@@ -46,7 +46,7 @@ class ToldFaults:
             ProtocolError: it has left too many unacknowledged.
         """
         if len(self._untaken) == MAX_UNTAKEN:
-            raise ProtocolError(f"the worker has not taken the faults of {MAX_UNTAKEN} calls")
+            raise ProtocolError(f"the worker has not confirmed the faults of {MAX_UNTAKEN} calls")
         if not rules and (add or not self._told):
             return None
         self._told = True
@@ -65,9 +65,11 @@ class ToldFaults:
             ProtocolError: it was sent none, or the time is not in these bounds.
         """
         if not self._untaken:
-            raise ProtocolError("the worker takes faults that it was not told")
+            raise ProtocolError("the worker confirms faults that it was not sent")
         if not earliest_ps <= from_ps <= latest_ps:
-            raise ProtocolError(f"the worker takes faults from {from_ps} ps on; its last step ended {earliest_ps}")
+            raise ProtocolError(
+                f"the worker confirms faults from {from_ps} ps; its last step ended at {earliest_ps} ps"
+            )
         rules, add = self._untaken.popleft()
         if self._journal is not None:
             self._journal.faults(rules, from_ps, add=add)

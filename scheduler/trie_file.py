@@ -40,7 +40,7 @@ def read_trie(path: Path) -> StaticTrie:
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FormatError(f"{path}: is no trie: {error}") from None
+        raise FormatError(f"{path}: is not a trie: {error}") from None
 
 
 def read_corpus(path: Path) -> list[list[int]]:

@@ -23,96 +23,102 @@ Number = Annotated[int, Field(ge=0, le=MOST_REPLICAS)]
 
 
 class AutoscalerSettings(Section):
-    """How many workers there are, by a rule. Off unless `enabled`, which `--autoscale` sets."""
+    """Rule that sets the number of workers. Off unless `enabled`, which `--autoscale` sets."""
 
     enabled: bool = Field(default=False, description="scale the workers of `lorrery simulate` and `lorrery up`")
     metric: Metric = Field(
         default="num_requests_waiting",
-        description="what the rule looks at: vLLM's series without `vllm:`, `_p50` to `_p99` of a histogram,"
-        " `_per_second` of a counter; docs/autoscaling.md lists them",
+        description="metric that drives scaling: a vLLM series without `vllm:`; with `_p50` to `_p99` a percentile of"
+        " a histogram, with `_per_second` the rate of a counter; docs/autoscaling.md lists them",
     )
-    target: Target = Field(default=4.0, description="value of the metric to keep; of gauges and rates for each worker")
+    target: Target = Field(default=4.0, description="target value of the metric; per worker for gauges and rates")
     metrics: dict[Metric, Target] = Field(
-        default={}, description="further metrics with their targets; the one that wants most workers wins"
+        default={}, description="further metrics with their targets; the one that asks for the most workers decides"
     )
     min_replicas: Number = Field(
-        default=1, description="fewest workers; 0: the last one goes after cooldown_seconds, as with KEDA"
+        default=1, description="minimum workers; 0: the last one is removed after cooldown_seconds, as with KEDA"
     )
-    max_replicas: Count = Field(default=8, description="most workers")
+    max_replicas: Count = Field(default=8, description="maximum workers")
     window_seconds: PositiveSeconds = Field(
-        default=120.0, description="device seconds over which rates and percentiles are taken"
+        default=120.0, description="device seconds over which rates and percentiles are computed"
     )
     sync_period_seconds: Period = Field(default=15.0, description="device seconds between two decisions")
     scrape_interval_seconds: Seconds = Field(
         default=0.0,
-        description="device seconds between two scrapes of the workers, the first half of it after the start; 0: at"
+        description="device seconds between two scrapes of the workers, the first after half an interval; 0: scrape at"
         " each decision",
     )
     metrics_delay_seconds: Seconds = Field(
-        default=0.0, description="device seconds until what was scraped is seen: an adapter's cache, a slow query"
+        default=0.0,
+        description="device seconds until a scraped value is available to the rule, as with an adapter's cache or"
+        " a slow query",
     )
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.1, description="share of the target by which the metric may miss it and nothing changes"
+        default=0.1, description="relative deviation of the metric from its target that triggers no change"
     )
     cooldown_seconds: Seconds = Field(
-        default=300.0, description="device seconds without anything to do until the last worker goes"
+        default=300.0, description="device seconds without load after which the last worker is removed"
     )
     scale_up_stabilization_seconds: Seconds = Field(
-        default=0.0, description="device seconds for which more workers have to be wanted"
+        default=0.0, description="device seconds for which more workers must be wanted before any are added"
     )
-    scale_up_pods: Number = Field(default=4, description="most workers that come within a period; 0: as percent says")
+    scale_up_pods: Number = Field(
+        default=4, description="maximum workers added within a period; 0: only the percentage applies"
+    )
     scale_up_percent: Number = Field(
-        default=100, description="the same as a share of what there was; the larger of both holds; 0: as pods says"
+        default=100,
+        description="maximum workers added within a period, in per cent of those at its start; the larger of both"
+        " limits applies; 0: only the number applies",
     )
     scale_up_period_seconds: PositiveSeconds = Field(default=15.0, description="device seconds of that period")
     scale_down_stabilization_seconds: Seconds = Field(
-        default=300.0, description="device seconds for which fewer workers have to be enough"
+        default=300.0, description="device seconds for which fewer workers must suffice before any are removed"
     )
-    scale_down_pods: Number = Field(default=0, description="most workers that go within a period; 0: as percent says")
+    scale_down_pods: Number = Field(
+        default=0, description="maximum workers removed within a period; 0: only the percentage applies"
+    )
     scale_down_percent: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=100, description="the same as a share of what there was; the larger of both holds; 0: as pods says"
+        default=100,
+        description="maximum workers removed within a period, in per cent of those at its start; the larger of"
+        " both limits applies; 0: only the number applies",
     )
     scale_down_period_seconds: PositiveSeconds = Field(default=15.0, description="device seconds of that period")
     start_seconds: Seconds = Field(
         default=20.0,
-        description="device seconds until a worker that is started reads its weights: a place for it, the image, the"
-        " engine's own start",
+        description="device seconds from starting a worker until it reads its weights: scheduling, pulling the image,"
+        " the engine's own start",
     )
     disk_gb_per_second: Annotated[float, Field(ge=0.01, le=1e6)] = Field(
-        default=2.0, description="speed at which a worker process reads the weights of all its GPUs"
+        default=2.0, description="speed in GB/s at which a worker process reads the weights of all its GPUs"
     )
-    ttft_seconds: PositiveSeconds = Field(
-        default=2.0, description="service level that is reported: time to the first token"
-    )
-    tpot_seconds: PositiveSeconds = Field(
-        default=0.2, description="service level that is reported: mean time of a further token"
-    )
+    ttft_seconds: PositiveSeconds = Field(default=2.0, description="TTFT objective for the report")
+    tpot_seconds: PositiveSeconds = Field(default=0.2, description="TPOT objective for the report")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.min_replicas > self.max_replicas:
             raise ValueError(
-                f"min_replicas is {self.min_replicas}, max_replicas {self.max_replicas}: have no more at least than at"
-                " most"
+                f"min_replicas is {self.min_replicas}, max_replicas {self.max_replicas}; min_replicas must not exceed"
+                " max_replicas"
             )
         if not self.min_replicas and "num_requests_waiting" not in (self.metric, *self.metrics):
             raise ValueError(
-                "min_replicas is 0, and without a worker no metric but num_requests_waiting shows that one is wanted:"
-                " add num_requests_waiting to the metrics, or keep one worker"
+                "min_replicas is 0, and without a worker only num_requests_waiting shows that one is needed: add it to"
+                " the metrics, or keep one worker"
             )
         if 0 < self.scrape_interval_seconds < SHORTEST_SECONDS:
             raise ValueError(
-                f"scrape_interval_seconds is {self.scrape_interval_seconds:g}: it must be 0, which scrapes at each"
-                f" decision, or from {SHORTEST_SECONDS:g} s on"
+                f"scrape_interval_seconds is {self.scrape_interval_seconds:g}: it must be 0, to scrape at each"
+                f" decision, or at least {SHORTEST_SECONDS:g} s"
             )
         if self.metrics_delay_seconds and not self.scrape_interval_seconds:
             raise ValueError(
                 f"metrics_delay_seconds is {self.metrics_delay_seconds:g}, and scrape_interval_seconds 0: each decision"
-                " would see the scrape of an earlier one; set scrape_interval_seconds too, as to 15, or leave out the"
-                " delay"
+                " would see the scrape of an earlier one; also set scrape_interval_seconds, for example to 15, or leave"
+                " out the delay"
             )
         if self.metric in self.metrics:
-            raise ValueError(f"metric {self.metric} is among the further metrics too; give it one target")
+            raise ValueError(f"metric {self.metric} is also in metrics; give it one target")
         return self
 
     @property

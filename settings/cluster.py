@@ -49,28 +49,29 @@ class Settings(FileSettings):
     )
     engine: Name | None = Field(
         default=None,
-        description="inference engine whose defaults hold, vllm, sglang or trtllm, or a version of it as vllm-0.24:"
-        " the way to batch, memory, limits, host time and kernels; single settings win; docs/engines.md says what it"
-        " sets; unset: none",
+        description="inference engine whose defaults apply: vllm, sglang or trtllm, or a version such as vllm-0.24;"
+        " sets batching, memory, limits, host time and kernels (docs/engines.md); individual settings take precedence;"
+        " unset: none",
     )
-    catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
+    catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with additional GPUs, models and engines")
     time_scale: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] = Field(
-        default=1.0, description="2 = everything takes twice as long"
+        default=1.0, description="wall seconds per device second; 2 = everything takes twice as long"
     )
     faults: tuple[str, ...] = Field(
-        default=(), description="what goes wrong on schedule, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
+        default=(), description="scheduled faults, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
     )
     cluster_token: PathOrNone = Field(
         default=None,
-        description="file of the token that routers and workers show to schedulers, read again when it changes; unset:"
-        " none is asked for",
+        description="file of the token with which routers and workers authenticate to schedulers, reread when it"
+        " changes; unset: no token is required",
     )
     adapters: AdapterSettings = AdapterSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerSettings = WorkerSettings()
     workers: tuple[WorkerGroup, ...] = Field(
         default=(),
-        description="groups of workers with different GPUs; unset: all are as [worker] says, as many as are started",
+        description="groups of workers with different GPUs; unset: all workers are as in [worker], as many as are"
+        " started",
     )
     autoscaler: AutoscalerSettings = AutoscalerSettings()
     router: RouterSettings = RouterSettings()
@@ -120,7 +121,9 @@ class Settings(FileSettings):
     def _check_numbers(self) -> None:
         gpus = (int(group.overrides.get("gpus", self.worker.gpus)) * group.count for group in self.workers)
         if (count := sum(gpus)) > MAX_WORKERS:
-            raise ValueError(f"workers: the groups have {count} workers; at most {MAX_WORKERS} can be; lower a count")
+            raise ValueError(
+                f"workers: the groups have {count} workers; at most {MAX_WORKERS} are allowed; lower a count"
+            )
 
     @model_validator(mode="after")
     def _known_format(self) -> Self:
@@ -134,7 +137,7 @@ class Settings(FileSettings):
         if 2 * every > within:
             raise ValueError(
                 f"worker.heartbeat_seconds ({every:g}) must be at most half of scheduler.worker_timeout_seconds"
-                f" ({within:g}): workers that are well would be lost"
+                f" ({within:g}): healthy workers would be lost"
             )
         return self
 
@@ -143,7 +146,7 @@ class Settings(FileSettings):
         kind = self.scheduler.prefix_cache.kind
         if self.worker.kv_events.endpoint is not None and kind != "blocks":
             raise ValueError(
-                f"worker.kv_events.endpoint is set; a prefix cache of kind {kind!r} has no blocks to tell of: set"
+                f"worker.kv_events.endpoint is set; a prefix cache of kind {kind!r} has no blocks to report: set"
                 " scheduler.prefix_cache.kind = 'blocks', or leave the endpoint unset"
             )
         return self

@@ -142,7 +142,7 @@ def prepare(
         if not isinstance(requests, Requests):
             raise SettingsError(f"requests is {shown(requests)}; it must be lorrery.Requests(...)")
         if options.workload != DEFAULT_WORKLOAD or options.trace is not None:
-            raise SettingsError(f"requests of one's own do not go with the workload {options.workload!r}")
+            raise SettingsError(f"your own requests do not go with the workload {options.workload!r}")
         options = replace(options, workload=GIVEN)
     if seed is not None:
         options = replace(options, seed=seed)
@@ -179,7 +179,7 @@ def checked_record(record: str | Path | None, every_seconds: float | None) -> tu
         raise SettingsError(f"record {path}: {error.strerror}") from None
     if is_folder or not has_folder:
         what = "a folder" if is_folder else f"in {path.parent}, which is no folder"
-        raise SettingsError(f"record {path}: that is {what}; name a file in a folder that is there")
+        raise SettingsError(f"record {path}: that is {what}; name a file in an existing folder")
     return path, every_seconds
 
 

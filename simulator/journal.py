@@ -147,11 +147,11 @@ def read_journal(path: Path) -> Journal:
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: is no journal: {error}") from None
+        raise FormatError(f"{path}: is not a journal: {error}") from None
     lines = text.split("\n")
     rest = lines.pop()
     if not lines:
-        raise FormatError(f"{path}: has no header; nothing was written yet, or it is no journal")
+        raise FormatError(f"{path}: has no header; nothing was written yet, or it is not a journal")
     journal = _header(path, lines[0])
     if rest:
         journal.cut_line = len(lines) + 1
@@ -159,7 +159,7 @@ def read_journal(path: Path) -> Journal:
         try:
             _add(journal, number, json.loads(line))
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise FormatError(f"{path}:{number}: is no line of a journal: {type(error).__name__}: {error}") from None
+            raise FormatError(f"{path}:{number}: is not a line of a journal: {type(error).__name__}: {error}") from None
     return journal
 
 
@@ -181,14 +181,14 @@ def _header(path: Path, line: str) -> Journal:
             has_modern_kernels=version >= 7,
         )
     except KeyError as error:
-        raise FormatError(f"{path}: is no journal: its first line, the header, has no {error}") from None
+        raise FormatError(f"{path}: is not a journal: its first line, the header, has no {error}") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise FormatError(f"{path}: is no journal: {error}") from None
+        raise FormatError(f"{path}: is not a journal: {error}") from None
 
 
 def _add(journal: Journal, number: int, content: Record) -> None:
     if content.get("kind") == KIND:
-        raise ValueError("another journal begins here; give each its own file")
+        raise ValueError("another journal begins here; write each to its own file")
     if journal.complete:
         raise ValueError("the journal had ended")
     kind = content["type"]

@@ -20,25 +20,27 @@ Sweeps = Annotated[
     typer.Option(
         "--sweep",
         metavar="KEY=VALUES",
-        help="One run for each value, as a,b,c or 1..8; repeatable: each with each. KEY is a setting, as for --set, or"
-        " an option's name, such as rate.",
+        help="One run for each value, given as a,b,c or 1..8; repeatable: all combinations. KEY is a setting, as for"
+        " --set, or the name of an option, such as rate.",
         rich_help_panel=_PANEL,
     ),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, metavar="N", help="Runs at a time; unset: all cores.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--jobs", "-j", min=1, metavar="N", help="Number of runs at a time; unset: all cores.", rich_help_panel=_PANEL
+    ),
 ]
 Backend = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="What runs them: processes (of this machine), dask, ray.", rich_help_panel=_PANEL
+        metavar="NAME", help="Backend for the runs: processes (on this machine), dask, ray.", rich_help_panel=_PANEL
     ),
 ]
 BackendAddress = Annotated[
     str | None,
     typer.Option(
-        metavar="ADDRESS", help="dask, ray: of the cluster; unset: one on this machine.", rich_help_panel=_PANEL
+        metavar="ADDRESS", help="dask, ray: address of the cluster; unset: one on this machine.", rich_help_panel=_PANEL
     ),
 ]
 

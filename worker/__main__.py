@@ -17,8 +17,8 @@ from lorrery.worker.service import WorkerService
 
 HELP = """Run a mock GPU that attaches to a scheduler.
 
-The worker dials worker.scheduler, announces its GPU, model and KV pool, and runs the scheduler's plans for as long as
-that GPU would take. It answers health checks: SERVING while attached.
+The worker dials worker.scheduler, announces its GPU, model and KV pool, and runs the scheduler's plans, taking as long
+as that GPU would. It answers health checks: SERVING while attached.
 
 Settings: the [worker] section of the cluster file (scheduler, gpu, step_time), [adapters] and model.
 

@@ -10,11 +10,13 @@ _LAG_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5,
 _BATCH_BUCKETS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 512.0)
 _TOKEN_BUCKETS = (*(1.0, 4.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0),)
 
-INFO = Series("lorrery_worker_info", "1", "What the worker is; always 1.", ("gpu", "model", "tensor_parallel"))
+INFO = Series(
+    "lorrery_worker_info", "1", "Static properties of the worker; always 1.", ("gpu", "model", "tensor_parallel")
+)
 STATE = Series(
     "lorrery_worker_state",
     "1 or 0",
-    "1 for the state that the worker is in, else 0.",
+    "1 for the worker's current state, else 0.",
     ("state",),
     more="`loading` (the weights), `dialling` (the scheduler), `attached`, `draining`.",
 )
@@ -27,86 +29,86 @@ KV_EVENT_BATCHES = Series(
     more="See [KV events](kv-events.md).",
 )
 KV_EVENT_REPLAYS = Series(
-    "lorrery_worker_kv_event_replays_total", "requests", "Requests for batches of KV events again."
+    "lorrery_worker_kv_event_replays_total", "requests", "Requests to replay batches of KV events."
 )
 STEPS = Series(
     "lorrery_worker_steps_total",
     "steps",
-    "Steps run, by what they did: prefill, decode, mixed (both), empty (neither).",
+    "Steps executed, by kind: prefill, decode, mixed (both), empty (neither).",
     ("kind",),
 )
 STEP_MODELLED = Series(
     "lorrery_worker_step_modelled_seconds",
     "device seconds",
-    "What the step-time model gave a step.",
+    "Duration of a step according to the step-time model.",
     buckets=_STEP_BUCKETS,
 )
 FAULTS = Series(
     "lorrery_worker_faults_total",
     "steps",
-    "Steps that a fault on request has slowed, or kept from beginning, by kind.",
+    "Steps slowed or delayed by an injected fault, by kind of fault.",
     ("kind",),
 )
 STEP_PARTS = Series(
     "lorrery_worker_step_part_seconds_total",
     "device seconds",
-    "Time of steps by what takes it, as the step-time model divides it.",
+    "Step time by component, as split by the step-time model.",
     ("kind",),
-    more="`compute`, `memory` (linear layers, the head), `kernel` (fixed costs of their kernels), `attention`,"
-    " `all_reduce`, `lora`, `host` (the CPU), `whole` (of a model that does not divide its steps, and what a"
-    " `slow_worker` fault adds); they add up to the modelled seconds.",
+    more="`compute`, `memory` (linear layers, the LM head), `kernel` (fixed costs of their kernels), `attention`,"
+    " `all_reduce`, `lora`, `host` (the CPU), `whole` (models that do not split step time, and time added by a"
+    " `slow_worker` fault); the components sum to the modelled seconds.",
 )
-FLOPS = Series("lorrery_worker_flops_total", "FLOP", "Floating-point operations of one GPU, modelled.")
+FLOPS = Series("lorrery_worker_flops_total", "FLOP", "Modelled floating-point operations of one GPU.")
 MEMORY_BYTES = Series(
-    "lorrery_worker_memory_bytes_total", "bytes", "Bytes of one GPU's memory read and written, modelled."
+    "lorrery_worker_memory_bytes_total", "bytes", "Modelled bytes read and written in the memory of one GPU."
 )
 PEAK_FLOPS = Series(
     "lorrery_worker_peak_flops_per_second",
     "FLOP/s",
-    "Floating-point operations per second of one GPU's data sheet, in 16 bits.",
+    "Peak 16-bit floating-point operations per second of one GPU, from its data sheet.",
 )
 PEAK_BYTES = Series(
-    "lorrery_worker_peak_memory_bytes_per_second", "bytes/s", "Memory bandwidth of one GPU's data sheet."
+    "lorrery_worker_peak_memory_bytes_per_second", "bytes/s", "Peak memory bandwidth of one GPU, from its data sheet."
 )
 STEP_ACTUAL = Series(
     "lorrery_worker_step_actual_seconds",
     "device seconds",
-    "What a step took by the wall clock, from the end of the one before, or from its own start if none precedes it.",
+    "Measured duration of a step, from the end of the previous one, or from its own start if there is none.",
     buckets=_STEP_BUCKETS,
 )
 LAG = Series(
     "lorrery_worker_lag_seconds",
     "wall seconds",
-    "Between the time at which a step was due to end and the time at which the worker woke.",
+    "Time from the due end of a step until the worker woke up.",
     buckets=_LAG_BUCKETS,
 )
 GAPS = Series(
     "lorrery_worker_gaps_total",
     "steps",
-    "Steps that started after the boundary before them, because the worker or its plan was late.",
+    "Steps that started later than the preceding step boundary, because the worker or its plan was late.",
 )
 GAP_SECONDS = Series(
     "lorrery_worker_gap_seconds_total",
     "device seconds",
-    "Time lost between steps because the worker or its plan was late.",
+    "Idle time between steps because the worker or its plan was late.",
 )
-BATCH_SIZE = Series("lorrery_worker_batch_size", "sequences", "Sequences in a step.", buckets=_BATCH_BUCKETS)
-BATCH_TOKENS = Series("lorrery_worker_batch_tokens", "tokens", "Tokens computed in a step.", buckets=_TOKEN_BUCKETS)
+BATCH_SIZE = Series("lorrery_worker_batch_size", "sequences", "Sequences per step.", buckets=_BATCH_BUCKETS)
+BATCH_TOKENS = Series("lorrery_worker_batch_tokens", "tokens", "Tokens computed per step.", buckets=_TOKEN_BUCKETS)
 RUNNING = Series("lorrery_worker_running_sequences", "sequences", "Sequences on the device.")
 KV_TOKENS = Series("lorrery_worker_kv_tokens", "tokens", "Tokens in the KV cache.")
-KV_POOL = Series("lorrery_worker_kv_pool_tokens", "tokens", "Tokens that fit in the KV cache.")
+KV_POOL = Series("lorrery_worker_kv_pool_tokens", "tokens", "Capacity of the KV cache in tokens.")
 RESIDENT = Series("lorrery_worker_resident_adapters", "adapters", "Adapters on the device.")
 ADAPTER_LOADS = Series(
     "lorrery_worker_adapter_loads_total",
     "adapters",
-    "Adapters loaded: a plan asked for them and they were not on the device.",
+    "Adapters loaded because a plan needed them and they were not on the device.",
 )
-OUTPUT_TOKENS = Series("lorrery_worker_output_tokens_total", "tokens", "Tokens made.")
+OUTPUT_TOKENS = Series("lorrery_worker_output_tokens_total", "tokens", "Output tokens produced.")
 PREFILL_TOKENS = Series(
     "lorrery_worker_prefill_tokens_total",
     "tokens",
     "Tokens computed in prefills.",
-    more="Without prefix hits, including what a moved sequence had produced elsewhere.",
+    more="Excludes prefix hits; includes the earlier output of sequences that moved from another worker.",
 )
 
 TABLE = table(globals())

@@ -49,38 +49,42 @@ ExpertGroups = Annotated[int | bool, PlainValidator(_expert_groups)]
 
 
 class OutputSettings(Section):
-    """What the mock model answers."""
+    """What the mock model generates."""
 
     mode: Literal["random", "echo", "logits"] = Field(
         default="random",
-        description="what tokens say: words drawn from the request's seed alone, the prompt again, or words drawn from"
-        " synthetic logits, in which temperature, top_p, top_k, penalties and do_sample show (0.1 ms of CPU a token)",
+        description="how output tokens are chosen: random: words drawn from the request's seed alone; echo: the prompt"
+        " again; logits: words drawn from synthetic logits, which honour temperature, top_p, top_k, penalties and"
+        " do_sample (0.1 ms of CPU per token)",
     )
     length_model: Literal["lognormal", "llm-mock"] = Field(
-        default="lognormal", description="where EOS falls if the request gives no true length and EOS is not ignored"
+        default="lognormal", description="output length if the request gives no true length and EOS is not ignored"
     )
     # Azure's 2023 conversation trace: p50 129, mean 211 tokens, so sigma = sqrt(2 ln(211 / 129)).
     length_median: PositiveSeconds = Field(default=129.0, description="lognormal: median output, in tokens")
     length_sigma: Seconds = Field(
-        default=0.99, description="lognormal: standard deviation of the logarithm of the output's tokens"
+        default=0.99, description="lognormal: standard deviation of the logarithm of the output length in tokens"
     )
 
 
 class LoraSettings(Section):
-    """How the engine computes adapters; docs/step-time.md says what each costs."""
+    """How the engine computes adapters; docs/step-time.md gives the cost of each choice."""
 
     padding: Literal["none", "batch", "max_lora_rank"] = Field(
-        default="none", description="rank that kernels run at: each adapter's, the batch's largest, the deployment's"
+        default="none",
+        description="rank at which kernels run: none: each adapter's own; batch: the largest in the batch;"
+        " max_lora_rank: the deployment's maximum",
     )
     kernels: Literal["roofline", "grouped"] = Field(
         default="roofline",
-        description="how long they take: as memory, arithmetic and launches do, or as vLLM's, which were measured",
+        description="how kernel times are modelled: roofline: from memory traffic, arithmetic and launches; grouped:"
+        " from measurements of vLLM's kernels",
     )
     launch_us: Annotated[float, Field(ge=0, le=1e6)] = Field(
         default=5.0,
-        description="roofline: microseconds per kernel, two per projection; 1 to 2 inside a CUDA graph",
+        description="roofline: microseconds per kernel launch, two launches per projection; 1 to 2 inside a CUDA graph",
     )
-    sharded: bool = Field(default=False, description="tensor parallelism cuts both matrices of an adapter")
+    sharded: bool = Field(default=False, description="shard both matrices of an adapter under tensor parallelism")
 
 
 def _endpoint(text: str) -> str:
@@ -106,32 +110,33 @@ EndpointOrNone = Annotated[Endpoint | None, BeforeValidator(lambda endpoint: end
 
 
 class KvEventsSettings(Section):
-    """What a worker publishes of its prefix cache over ZeroMQ, as vLLM does; names are those of its KVEventsConfig."""
+    """KV events from a worker's prefix cache, published over ZeroMQ as by vLLM; names as in its KVEventsConfig."""
 
     endpoint: EndpointOrNone = Field(
         default=None,
-        description="where KV events are published, tcp://HOST:PORT or ipc://PATH; unset: nowhere. As in vLLM,"
-        " tcp://*:PORT and ipc:// are listened on (port 0: a free one), and an address with a host is connected to,"
-        " where a router listens",
+        description="where KV events are published, tcp://HOST:PORT or ipc://PATH; unset: not published. As in vLLM,"
+        " the worker binds tcp://*:PORT and ipc:// (port 0: a free one), and connects to an address with a host, where"
+        " a router listens",
     )
     bind: bool | None = Field(
-        default=None, description="listen on endpoint (true), or connect to it (false); unset: as vLLM decides"
+        default=None, description="bind endpoint (true) or connect to it (false); unset: as vLLM decides"
     )
     replay_endpoint: EndpointOrNone = Field(
-        default=None, description="where batches are asked for again; always listened on; unset: nowhere"
+        default=None, description="where missed batches can be requested again; always bound; unset: no replay"
     )
-    buffer_steps: Count = Field(default=10_000, description="batches that can be asked for again, the latest")
+    buffer_steps: Count = Field(default=10_000, description="number of most recent batches kept for replay")
     hwm: CountOrZero = Field(
-        default=100_000, description="batches that wait for a slow subscriber; it misses those beyond; 0: any number"
+        default=100_000,
+        description="maximum batches queued for a slow subscriber, which misses those beyond; 0: no limit",
     )
     topic: str = Field(
-        default="", description="first frame of each message; {worker} and {model} stand for their names"
+        default="", description="first frame of each message; {worker} and {model} are replaced by their names"
     )
     format: Literal["array", "map"] = Field(
-        default="map", description="how an event is written: as vLLM 0.18 and earlier do, or as 0.24 and later"
+        default="map", description="encoding of an event: array: as in vLLM 0.18 and earlier; map: as in 0.24 and later"
     )
     replay_topic: bool = Field(
-        default=False, description="begin each frame of a replay with the topic, as vLLM 0.33 does and 0.24 does not"
+        default=False, description="start each frame of a replay with the topic, as vLLM 0.33 does and 0.24 does not"
     )
 
     def of_gpu(self, number: int) -> Self:
@@ -162,11 +167,15 @@ class KvEventsSettings(Section):
 
 
 class ConstantSettings(Section):
-    """Step times of constants (step_time = 'constant'): step_ms, and for a step with prompt tokens the others too."""
+    """Constant step times (step_time = 'constant'): step_ms, plus the other two in steps with prompt tokens."""
 
-    step_ms: PositiveSeconds = Field(default=10.0, description="milliseconds of a step, and so between two tokens")
-    prefill_ms: Seconds = Field(default=0.0, description="milliseconds more for a step that computes prompt tokens")
-    prefill_token_ms: Seconds = Field(default=0.0, description="milliseconds more for each of these tokens")
+    step_ms: PositiveSeconds = Field(default=10.0, description="milliseconds per step, and so between two tokens")
+    prefill_ms: Seconds = Field(
+        default=0.0, description="additional milliseconds for a step that computes prompt tokens"
+    )
+    prefill_token_ms: Seconds = Field(
+        default=0.0, description="additional milliseconds for each of these prompt tokens"
+    )
 
 
 GroupOrNone = Annotated[CountOrZero | None, BeforeValidator(lambda number: None if number == "" else number)]
@@ -192,24 +201,23 @@ OF_PROCESS: Final = frozenset(
 
 
 class WorkerSettings(Section):
-    """The mock GPU, and how its worker finds its scheduler."""
+    """The mock GPU, and how a worker finds its scheduler."""
 
     name: Name | None = Field(
-        default=None,
-        description="in usage, metrics, logs and faults, another for each process; unset: HOST-PID",
+        default=None, description="name in usage, metrics, logs and faults, unique to each process; unset: HOST-PID"
     )
     group: GroupOrNone = Field(
         default=None,
-        description="number of the group of [[workers]] that this process is of, from 0; `lorrery up` sets it; unset:"
-        " of none",
+        description="index, from 0, of the [[workers]] group of this process; set by `lorrery up`; unset: no group",
     )
     scheduler: Target = Field(
         default="127.0.0.1:50052",
-        description="scheduler to attach to: HOST:PORT, or dns:///NAME:PORT for that one of a name's which needs a"
-        " worker most; dns://SERVER:PORT/NAME:PORT asks that name server",
+        description="scheduler to attach to: HOST:PORT, or dns:///NAME:PORT for whichever scheduler of that name needs"
+        " a worker most; dns://SERVER:PORT/NAME:PORT uses that name server",
     )
     resolve_seconds: Interval = Field(
-        default=5.0, description="how often a worker that has a name looks whether another scheduler needs it more"
+        default=5.0,
+        description="with a dns name in scheduler: how often a worker checks whether another scheduler needs it more",
     )
     listen: Address = Field(
         default="127.0.0.1:0", description="gRPC health checks only, HOST:PORT; port 0 takes a free one"
@@ -218,30 +226,34 @@ class WorkerSettings(Section):
         default="127.0.0.1:0", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
     )
 
-    gpu: str = Field(default="A100-80-SXM", description="GPU, by its name in the catalogue")
+    gpu: str = Field(default="A100-80-SXM", description="GPU model, by its name in the catalogue")
     gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] = Field(
         default=1,
-        description="GPUs that a process hosts, each a worker of its own: NAME.0, NAME.1 and so on, or NAME where it is"
-        " one; with tensor_parallel, so many workers of that degree",
+        description="GPUs per process, each a separate worker named NAME.0, NAME.1 and so on, or NAME if there is one;"
+        " with tensor_parallel, the number of workers of that degree",
     )
-    tensor_parallel: Count = Field(default=1, description="GPUs of one worker")
+    tensor_parallel: Count = Field(default=1, description="GPUs per worker")
     expert_parallel: ExpertGroups = Field(
         default=False,
-        description="groups of these GPUs among which a mixture's experts are dealt, those of a group cutting each"
-        " expert; true: each GPU is a group, as with vLLM's --enable-expert-parallel; false: all are one",
+        description="number of GPU groups over which a mixture's experts are distributed; the GPUs of a group split"
+        " each expert; true: each GPU is a group, as with vLLM's --enable-expert-parallel; false: all GPUs are one"
+        " group",
     )
     expert_distribution: Literal["served", "balanced", "power_law_1.2"] = Field(
         default="served",
-        description="how unevenly tokens use experts: as a served model's (docs/step-time.md), alike, or as in NVIDIA's"
-        " kernel timings",
+        description="how unevenly tokens use experts: served: as in a served model (docs/step-time.md); balanced:"
+        " evenly; power_law_1.2: as in NVIDIA's kernel timings",
     )
     step_time: Literal["roofline", "naive-roofline", "llm-mock", "constant", "table", "fitted"] = Field(
-        default="roofline", description="what says how long a step takes; docs/step-time.md describes each model"
+        default="roofline", description="step-time model; docs/step-time.md describes each"
     )
     profile: PathOrNone = Field(
         default=None, description="table: CSV of measured batches; fitted: CSV of an engine's steps"
     )
-    engine: str = Field(default="present-day", description="the CPU's share of a step, and which kernels run")
+    engine: str = Field(
+        default="present-day",
+        description="engine, by its name in the catalogue: the CPU's share of a step, and which kernels run",
+    )
     weight_dtype: Literal["float16", "bfloat16", "fp8", "fp8_block", "int8", "int4"] = Field(
         default="bfloat16",
         description="number format of the base model's weights; fp8 has one scale per tensor, fp8_block one per 128 x"
@@ -252,11 +264,11 @@ class WorkerSettings(Section):
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.9,
-        description="share of a GPU's memory for weights, KV cache and activations; engine trtllm: of what weights and"
-        " activations leave, for the KV cache (free_gpu_memory_fraction)",
+        description="share of GPU memory for weights, KV cache and activations; with engine trtllm: share for the KV"
+        " cache of what weights and activations leave free (free_gpu_memory_fraction)",
     )
     activation_gb: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
-        default=2.0, description="GB of each GPU that activations, CUDA graphs and communication take"
+        default=2.0, description="GB per GPU for activations, CUDA graphs and communication"
     )
     lora: LoraSettings = LoraSettings()
     constant: ConstantSettings = ConstantSettings()
@@ -266,9 +278,9 @@ class WorkerSettings(Section):
 
     heartbeat_seconds: Annotated[float, Field(ge=0.01, le=LONGEST_SECONDS, allow_inf_nan=False)] = Field(
         default=1.0,
-        description="time between two signs of life to the scheduler; at most half of scheduler.worker_timeout_seconds",
+        description="interval between heartbeats to the scheduler; at most half of scheduler.worker_timeout_seconds",
     )
-    drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running sequences to end")
+    drain_seconds: Seconds = Field(default=30.0, description="time for running sequences to finish after SIGTERM")
 
     @property
     def expert_groups(self) -> int:
@@ -288,15 +300,16 @@ class WorkerSettings(Section):
 
 
 class WorkerGroup(Table):
-    """Some workers that are alike. Beside `count` and `autoscaler`, any setting of `[worker]` about its GPU, such as
-    `gpu`, `gpus`, `tensor_parallel` or `weight_dtype`; what a group does not set is as `[worker]` says.
+    """Worker processes with equal settings. Besides `count` and `autoscaler`, a group takes any setting of `[worker]`
+    about its GPU, such as `gpu`, `gpus`, `tensor_parallel` or `weight_dtype`; all others are as in `[worker]`.
     """  # noqa: D205  the settings page shows it as one paragraph
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    count: Count = Field(default=1, description="how many worker processes; each hosts as many workers as gpus says")
+    count: Count = Field(default=1, description="number of worker processes; each hosts as many workers as gpus says")
     autoscaler: dict[str, Any] = Field(
-        default={}, description="what [autoscaler] says otherwise of these; each group is scaled by a rule of its own"
+        default={},
+        description="settings of [autoscaler] that differ for this group; each group is scaled by its own rule",
     )
 
     @property

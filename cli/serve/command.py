@@ -27,27 +27,29 @@ class _Command(Command):
 @takes_flags(FLAGS)
 def serve(
     model_name: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A model of the catalogue.", show_default=False)
+        str | None, typer.Argument(metavar="MODEL", help="Model, by its name in the catalogue.", show_default=False)
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One setting of Lorrery's; repeatable; wins over all."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override one of Lorrery's settings; repeatable; highest precedence."
+        ),
     ] = None,
     print_config: Annotated[
-        bool, typer.Option("--print-config", "--dry-run", help="Print the settings that the flags amount to, and end.")
+        bool, typer.Option("--print-config", "--dry-run", help="Print the settings equivalent to the flags, and exit.")
     ] = False,
     version: VersionOption = False,
     **given: Any,  # noqa: ANN401  the table's flags
 ) -> None:
-    """Run one engine that answers like vllm serve, on a mock GPU.
+    """Run one engine that behaves like vllm serve, on a mock GPU.
 
-    Scheduler, workers and router run on this machine; clients find OpenAI's, vLLM's and S-LoRA's routes at --port.
-    Prints one line once it serves; Ctrl-C or SIGTERM lets running requests end, and stops it. A worker that dies ends
-    it, with exit code 1.
+    Scheduler, workers and router run on this machine; OpenAI's, vLLM's and S-LoRA's routes are served at --port. Prints
+    one line once it is ready; Ctrl-C or SIGTERM lets running requests finish, then stops it. If a worker dies, it stops
+    with exit code 1.
 
-    Flags of vLLM, llm-d-inference-sim and the Dynamo mocker have their names; one that means nothing here is refused
-    with what to do instead. docs/serve.md lists them all. --print-config shows the settings behind them, for lorrery up
-    --config or lorrery simulate --config.
+    Takes the flags of vLLM, llm-d-inference-sim and the Dynamo mocker under their names; a flag without meaning here is
+    refused, with what to do instead. docs/serve.md lists them all. --print-config prints the equivalent settings, for
+    lorrery up --config or lorrery simulate --config.
 
     Examples:
       lorrery serve meta-llama/Llama-3.1-8B-Instruct

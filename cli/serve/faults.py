@@ -33,7 +33,7 @@ def refusals(percent: float, kinds: Sequence[str], seed: int) -> list[str]:
         SettingsError: more than 100 percent, or an unknown kind.
     """
     if percent > 100:
-        raise SettingsError(f"--failure-injection-rate {percent:g}: it is in percent, 100 at most")
+        raise SettingsError(f"--failure-injection-rate {percent:g}: it is a percentage, at most 100")
     for kind in kinds:
         if kind not in KINDS:
             raise SettingsError(f"--failure-types {kind}: it must be one of {', '.join(KINDS)}")

@@ -209,7 +209,7 @@ def _time_and_faults(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
             )
         values["time_scale"] = 1 / ratio
     if "failure_types" in flags and "failure_injection_rate" not in flags:
-        raise SettingsError("--failure-types: how many requests fail is not said; give --failure-injection-rate")
+        raise SettingsError("--failure-types needs --failure-injection-rate, the share of requests that fail")
     if flags.get("failure_injection_rate"):
         kinds = list(values_of(flags.get("failure_types", ())))
         values["faults"] = refusals(flags["failure_injection_rate"], kinds, flags.get("seed", 0))

@@ -24,53 +24,53 @@ WORKER = 'worker=~"$worker"'
 LOADS = "lorrery_scheduler_adapter_loads_total"
 THRASH = "lorrery_scheduler_adapter_thrash_total"
 RESIDENT = "lorrery_scheduler_worker_adapter_resident"
-NAMED = "The adapters with most traffic have their names, the rest is `other`. "
+NAMED = "The adapters with the most traffic are shown by name, the rest as `other`. "
 
 BOARD = Board(
     "lora",
     "LoRA",
-    "Which adapters are on which GPU, what does loading them cost, and do those in use fit?",
+    "Which adapters are on which GPU, what does loading them cost, and do the adapters in use fit?",
     [
         Row(
             "Now",
             [
                 number(
                     "Adapters on GPUs",
-                    "Summed over the workers: one on two GPUs counts twice.",
+                    "Summed over the workers: an adapter on two GPUs counts twice.",
                     f"sum(lorrery_scheduler_worker_resident_adapters{{{WORKER}}})",
                     COUNT,
                 ),
                 number(
                     "Loads/s",
-                    "Loads begun and ended, per wall second, whatever their outcome.",
+                    "Finished loads per wall second, whatever their outcome.",
                     rate(LOADS),
                     PER_SECOND,
                 ),
                 number(
                     "Thrash",
-                    "Share of loads that bring back an adapter within a minute of device time after its eviction. Above"
-                    " 30 % more are in use than fit.",
+                    "Share of loads that reload an adapter within a minute of device time after its eviction. Above 30"
+                    " % more adapters are in use than fit.",
                     ratio(rate(THRASH), rate(LOADS)),
                     RATIO,
                     {"orange": 0.1, "red": 0.3},
                 ),
                 number(
                     "Failed loads",
-                    "Share of loads that fail. Look for anything but 0: requests for these adapters fail too.",
+                    "Share of loads that fail. Look for anything above 0: requests for these adapters fail too.",
                     ratio(rate(LOADS, match='outcome="failed"'), rate(LOADS)),
                     RATIO,
                     {"red": 0.001},
                 ),
                 number(
                     "Wait for adapters",
-                    "Mean time that a request waits because its adapter is not on the GPU yet, device seconds.",
+                    "Mean time that a request waits because its adapter is not yet on the GPU, device seconds.",
                     mean("lorrery_scheduler_request_phase_seconds", match='phase="adapter_load"'),
                     SECONDS,
                     {"orange": 0.1, "red": 0.5},
                 ),
                 number(
                     "LoRA's share of step time",
-                    "Of the modelled step time, what the adapters' own matrices take.",
+                    "Share of the modelled step time taken by the adapters' own matrices.",
                     ratio(
                         rate("lorrery_worker_step_part_seconds_total", match=f'kind="lora", {WORKER}'),
                         rate("lorrery_worker_step_modelled_seconds_sum", match=WORKER),
@@ -84,9 +84,8 @@ BOARD = Board(
             [
                 cells(
                     "Residency: on how many GPUs each adapter is",
-                    NAMED
-                    + "A row for each, coloured by the number of workers that have it; white: none. Look for rows that"
-                    " flicker (thrash), and for popular ones on few workers.",
+                    NAMED + "One row per adapter, coloured by the number of workers that have it; white: none. Look for"
+                    " rows that flicker (thrash), and for popular adapters on few workers.",
                     Query(
                         f'sum by (adapter) ({RESIDENT}{{level="gpu", {ADAPTER}, {WORKER}, adapter!="other"}})',
                         "{{adapter}}",
@@ -96,8 +95,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Adapters by worker and level",
-                    "How many are on the GPU and in the host's memory, `other` included. Look for a GPU at its"
-                    " max_loras.",
+                    "Adapters on the GPU and in host memory, `other` included. Look for a GPU at its max_loras.",
                     [Query(f"sum by (worker, level) ({RESIDENT}{{{WORKER}}})", "{{worker}} {{level}}")],
                     COUNT,
                     width=12,
@@ -105,7 +103,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Running sequences that pin an adapter",
-                    "A pinned adapter cannot be evicted. Look for as many pins as places: nothing else can be loaded.",
+                    "A pinned adapter cannot be evicted. Look for as many pins as places: no other adapter can be"
+                    " loaded.",
                     [
                         Query("sum(lorrery_scheduler_adapter_pins)", "pins"),
                         Query(f"sum(lorrery_scheduler_worker_resident_adapters{{{WORKER}}})", "on GPUs"),
@@ -120,8 +119,8 @@ BOARD = Board(
             [
                 lines(
                     "Loads by tier and outcome",
-                    "Per wall second; from the host's memory a load takes milliseconds, from disk ten times as long."
-                    " Look for disk loads that go on after the start (max_cpu_loras), and for failed ones.",
+                    "Per wall second; a load from host memory takes milliseconds, from disk ten times as long. Look"
+                    " for disk loads that continue after startup (max_cpu_loras), and for failed loads.",
                     [Query(rate(LOADS, "tier, outcome"), "{{tier}} {{outcome}}")],
                     PER_SECOND,
                     stacked=True,
@@ -140,16 +139,15 @@ BOARD = Board(
                 ),
                 lines(
                     "Evictions by level",
-                    "Per wall second, from the GPU and from the host's memory. As many evictions as loads: all places"
-                    " are taken.",
+                    "Per wall second, from GPU and host memory. As many evictions as loads: all places are taken.",
                     [Query(rate("lorrery_scheduler_adapter_evictions_total", "level"), "{{level}}")],
                     PER_SECOND,
                 ),
                 lines(
                     "Thrash by adapter",
                     NAMED
-                    + "Loads per wall second that bring back what was evicted within the minute before. Look for a few"
-                    " adapters that take turns.",
+                    + "Loads per wall second of adapters evicted within the minute before. Look for a few adapters"
+                    " that take turns.",
                     [Query(top(rate(THRASH, "adapter", ADAPTER)), "{{adapter}}")],
                     PER_SECOND,
                     link="adapter",
@@ -170,7 +168,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Thrash, share of loads",
-                    "Over five minutes; above 30 % LorreryAdapterThrash tells of it.",
+                    "Over five minutes; above 30 % LorreryAdapterThrash fires.",
                     [Query("lorrery:adapter_thrash:ratio_rate5m", "thrash")],
                     RATIO,
                     {"red": 0.3},
@@ -183,9 +181,8 @@ BOARD = Board(
             [
                 lines(
                     "Requests/s by adapter",
-                    NAMED
-                    + "`base` is the model without one. Look for how steep popularity is: few popular ones fit, many"
-                    " alike do not.",
+                    NAMED + "`base` is the model without an adapter. Look for how skewed popularity is: a few popular"
+                    " adapters fit, many equally popular ones do not.",
                     [
                         Query(
                             top(rate("lorrery_router_adapter_requests_total", "adapter", ADAPTER)),
@@ -211,7 +208,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Waiting by adapter",
-                    NAMED + "Requests that wait now. Look for one adapter that waits while the others pass.",
+                    NAMED
+                    + "Requests waiting now. Look for one adapter whose requests wait while the others are served.",
                     [
                         Query(
                             top(f"sum by (adapter) (lorrery_scheduler_adapter_waiting_requests{{{ADAPTER}}})"),
@@ -223,7 +221,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Running by adapter",
-                    NAMED + "Requests in a batch now. A batch of many adapters costs more per step than one of few.",
+                    NAMED
+                    + "Requests in a batch now. A batch with many adapters costs more per step than one with few.",
                     [
                         Query(
                             top(f"sum by (adapter) (lorrery_scheduler_adapter_running_requests{{{ADAPTER}}})"),

@@ -28,13 +28,13 @@ FAILED = 'outcome!~"ok|cancelled|aborted|invalid|not_found|unauthenticated|denie
 NOT_OK = 'outcome!="ok"'
 
 OF_CLIENTS = (
-    "As the router's clients see it, device seconds. Percentiles are interpolated in buckets, the mean is exact. "
+    "As seen by the router's clients, device seconds. Percentiles are interpolated within buckets, the mean is exact. "
 )
 
 BOARD = Board(
     "overview",
     "Overview",
-    "How much comes in, how well is it served, and what fails? Start here; the links above lead to the reasons.",
+    "How much traffic arrives, how well is it served, and what fails? Start here; the links above lead to the causes.",
     [
         Row(
             "Now",
@@ -55,15 +55,14 @@ BOARD = Board(
                 number(
                     "Not served",
                     "Share of calls that the cluster failed: refused as overloaded, past their deadline, no worker."
-                    " What clients cancel, get wrong or ask for beyond their quota does not count. Above 1 % the"
-                    " objective is missed.",
+                    " Calls that are cancelled, invalid or over quota do not count. Above 1 % the objective is missed.",
                     ratio(rate(REQUESTS, match=FAILED), rate(REQUESTS)),
                     RATIO,
                     {"orange": 0.005, "red": 0.01},
                 ),
                 number(
                     "TTFT p99",
-                    "Time to first token, device seconds. Above 2.5 s more than the objective allows.",
+                    "Time to first token, device seconds. Above 2.5 s for more requests than the objective allows.",
                     quantile(0.99, TTFT),
                     SECONDS,
                     {"orange": 1.0, "red": 2.5},
@@ -89,8 +88,7 @@ BOARD = Board(
             [
                 rows(
                     "Alerts, pending and firing",
-                    "What the rules find wrong now; pending becomes firing after a while. docs/alerts.md says what to"
-                    " do.",
+                    "Alerts of the rules; pending becomes firing after a while. docs/alerts.md says what to do.",
                     Query('ALERTS{alertname=~"Lorrery.+"}'),
                     {
                         "alertname": "alert",
@@ -112,16 +110,16 @@ BOARD = Board(
             [
                 lines(
                     "Requests by outcome",
-                    "Calls that end, per wall second. Look for any outcome beside ok; docs/errors.md says what each"
-                    " means.",
+                    "Calls that end, per wall second. Look for any outcome other than ok; docs/errors.md explains"
+                    " each.",
                     [Query(rate(REQUESTS, "outcome"), "{{outcome}}")],
                     REQUESTS_PER_SECOND,
                     stacked=True,
                 ),
                 lines(
                     "Tokens/s",
-                    "Prompt tokens of requests that ended well, output tokens as they are written, and tokens that"
-                    " nobody waits for any more. Look for output that stays level while requests grow: the workers are"
+                    "Prompt tokens of completed requests, output tokens as they are written, and tokens for requests"
+                    " that have already ended. Look for output that stays level while requests grow: the workers are"
                     " full.",
                     [
                         Query(rate("lorrery_router_prompt_tokens_total"), "prompt"),
@@ -132,8 +130,8 @@ BOARD = Board(
                 ),
                 lines(
                     "In flight",
-                    "Calls that have not returned, what a shard works on, what the scheduler knows, what waits for a"
-                    " shard. The first three lie on one another; look for a gap that stays.",
+                    "Calls that have not returned, requests in flight at a shard, requests in the scheduler, requests"
+                    " waiting for a shard. The first three coincide; look for a gap that persists.",
                     [
                         Query("sum(lorrery_router_open_handlers)", "open calls"),
                         Query("sum(lorrery_router_in_flight_requests)", "in flight, router"),
@@ -144,14 +142,14 @@ BOARD = Board(
                 ),
                 heat(
                     "Prompt lengths",
-                    "Requests by the tokens of their prompts. Look for a change of what is asked for before you look"
-                    " for one in the cluster.",
+                    "Requests by prompt length. Look for a change in the workload before you look for one in the"
+                    " cluster.",
                     "lorrery_router_prompt_length_tokens",
                     COUNT,
                 ),
                 heat(
                     "Output lengths",
-                    "Requests by the tokens of their outputs.",
+                    "Requests by output length.",
                     "lorrery_router_output_length_tokens",
                     COUNT,
                 ),
@@ -162,8 +160,8 @@ BOARD = Board(
             [
                 lines(
                     "Requests within the objectives",
-                    "Per wall second: all that ended well, those whose first token came within 2.5 s, those with at"
-                    " most 0.1 s per output token. Look for the last two to fall away from the first: more load, less"
+                    "Per wall second: all completed requests, those with a first token within 2.5 s, those with at"
+                    " most 0.1 s per output token. Look for the last two to fall below the first: more load, less"
                     " goodput.",
                     [
                         Query(rate(REQUESTS, match='outcome="ok"'), "ended well"),
@@ -175,7 +173,7 @@ BOARD = Board(
                 lines(
                     "Objectives missed",
                     "Share of requests that miss each objective, over five minutes, and its budget. Look for a line"
-                    " that stays above its budget: LorreryErrorBudgetBurn tells of it.",
+                    " that stays above its budget: LorreryErrorBudgetBurn fires.",
                     [
                         Query("lorrery:slo_misses:ratio_rate5m", "{{slo}}"),
                         Query("lorrery:slo_budget:ratio", "{{slo}}, budget"),
@@ -185,7 +183,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Budget burned: how many times too fast",
-                    "Misses over the budget, over an hour. 1 uses the budget up exactly; 14.4 is a page.",
+                    "Misses divided by the budget, over an hour. 1 uses up the budget exactly; 14.4 is a page.",
                     [Query("lorrery:slo_misses:ratio_rate1h / on (slo) lorrery:slo_budget:ratio", "{{slo}}")],
                     COUNT,
                     {"orange": 1, "red": 14.4},
@@ -211,21 +209,21 @@ BOARD = Board(
                 ),
                 lines(
                     "TTFT, percentiles",
-                    OF_CLIENTS + "Look for p99 that leaves p50: some wait.",
+                    OF_CLIENTS + "Look for p99 that diverges from p50: some wait.",
                     percentiles(TTFT),
                     SECONDS,
                 ),
                 lines("TPOT, percentiles", OF_CLIENTS + "Follows the batch size.", percentiles(TPOT), SECONDS),
                 lines(
                     "E2E, percentiles",
-                    OF_CLIENTS + "Last message - arrival, of requests that ended well.",
+                    OF_CLIENTS + "Last message - arrival, of completed requests.",
                     percentiles("lorrery_router_e2e_request_latency_seconds"),
                     SECONDS,
                 ),
                 heat(
                     "ITL",
-                    "Tokens by the gap before them; a message's gap is shared by its tokens. Look for a far second"
-                    " band: decodes that wait for a prefill.",
+                    "Tokens by the gap before them; a message's gap is divided among its tokens. Look for a second"
+                    " band far above: decodes that wait for a prefill.",
                     "lorrery_router_inter_token_latency_seconds",
                     SECONDS,
                 ),
@@ -243,7 +241,7 @@ BOARD = Board(
             [
                 lines(
                     "Share of requests by what failed",
-                    "Every outcome but ok, as a share of all that ended. Look for what rises first.",
+                    "Every outcome except ok, as a share of all finished calls. Look for what rises first.",
                     [
                         Query(
                             f"{rate(REQUESTS, 'outcome', NOT_OK)} / on () group_left () {rate(REQUESTS)}",
@@ -256,9 +254,9 @@ BOARD = Board(
                 ),
                 lines(
                     "Failures survived",
-                    "Per wall second: requests resubmitted after their shard was lost, sequences queued again after a"
-                    " worker was, workers lost, streams cut since their reader was too slow. Clients see a pause at"
-                    " most; all 0 on a good day.",
+                    "Per wall second: requests resubmitted after their shard was lost, sequences requeued after a"
+                    " worker was lost, workers lost, streams cut because their reader was too slow. Clients see at"
+                    " most a pause; normally all are 0.",
                     [
                         Query(rate("lorrery_router_resumed_total"), "resumed"),
                         Query(rate("lorrery_scheduler_requeued_sequences_total"), "queued again"),

@@ -25,16 +25,16 @@ BLOCKS = "lorrery_scheduler_worker_kv_blocks"
 BOARD = Board(
     "scheduling",
     "Scheduling",
-    "Why do requests wait, how full are the batches, and is it memory, adapters or compute that bounds them?",
+    "Why do requests wait, how full are the batches, and is memory, adapters or compute the bottleneck?",
     [
         Row(
             "Queue",
             [
                 lines(
                     "Waiting and running",
-                    "Waiting: for admission, on all workers and for one; of these held: until their key runs fewer"
-                    " others, and unplaced: no worker is attached. Running: in a batch. Look for waiting that climbs"
-                    " while running stays level.",
+                    "Waiting: for admission, over all workers; of these, held: by the concurrency limit of their key,"
+                    " and unplaced: no worker is attached. Running: in a batch. Look for waiting that climbs while"
+                    " running stays level.",
                     [
                         Query("lorrery:waiting_requests:sum", "waiting"),
                         Query("sum(lorrery_scheduler_held_requests)", "of these held"),
@@ -45,16 +45,16 @@ BOARD = Board(
                 ),
                 lines(
                     "Queue time",
-                    "From arrival at the scheduler to first admission, device seconds. Look for p99 that leaves p50:"
-                    " some wait for an adapter or for memory while others pass.",
+                    "From arrival at the scheduler to first admission, device seconds. Look for p99 that diverges from"
+                    " p50: some wait for an adapter or for memory while others pass.",
                     percentiles(QUEUE),
                     SECONDS,
                 ),
                 lines(
                     "Time of a request",
-                    "Where the mean request spends its time in the scheduler, device seconds; the parts add up. Queue:"
-                    " add workers. Adapter load: see LoRA. Prefill: long prompts, or prefix hits that are missing."
-                    " Decode: see batch size and step time.",
+                    "Where the mean request spends its time in the scheduler, device seconds; the parts sum to the"
+                    " whole. Queue: add workers. Adapter load: see LoRA. Prefill: long prompts, or missing prefix"
+                    " hits. Decode: see batch size and step time.",
                     [Query(mean(PHASE, "phase"), "{{phase}}")],
                     SECONDS,
                     stacked=True,
@@ -66,21 +66,21 @@ BOARD = Board(
             [
                 heat(
                     "Batch size",
-                    "Steps by the sequences that they gave a token. Look for a ceiling: max_num_seqs, or memory.",
+                    "Steps by the number of sequences that get a token. Look for a ceiling: max_num_seqs, or memory.",
                     "lorrery_scheduler_batch_size",
                     COUNT,
                 ),
                 heat(
                     "Batch tokens",
-                    "Steps by the tokens that they computed: the new ones of each prefill, one for each decode. Look"
-                    " for a far upper band: whole prompts in one step, for which decodes wait.",
+                    "Steps by the number of tokens computed: the new tokens of each prefill, one for each decode. Look"
+                    " for an upper band far away: whole prompts in one step, for which decodes wait.",
                     "lorrery_scheduler_batch_tokens",
                     COUNT,
                 ),
                 lines(
                     "Step time by kind",
-                    "Duration of a step, device seconds; one that decodes counts as decode. Look for decode's p99 near"
-                    " prefill's: they share steps.",
+                    "Duration of a step, device seconds; a step with any decode counts as decode. Look for decode's"
+                    " p99 near prefill's: they share steps.",
                     [
                         Query(quantile(q, "lorrery_scheduler_step_seconds", "kind"), f"{{{{kind}}}} p{q * 100:g}")
                         for q in (0.5, 0.99)
@@ -89,16 +89,16 @@ BOARD = Board(
                 ),
                 lines(
                     "Steps/s by kind",
-                    "Steps that the workers ran, per wall second. empty: a step without a sequence, as strict modes"
-                    " have.",
+                    "Steps executed by the workers, per wall second. empty: a step without a sequence, as in strict"
+                    " modes.",
                     [Query(rate("lorrery_worker_steps_total", "kind", WORKER), "{{kind}}")],
                     PER_SECOND,
                     stacked=True,
                 ),
                 lines(
                     "Running and waiting by worker",
-                    "Sequences in the batch and in the queue of each worker. Look for one that waits while another"
-                    " idles: the placement.",
+                    "Sequences in the batch and in the queue of each worker. Look for one with a queue while another"
+                    " idles: check the placement.",
                     [
                         Query(f"lorrery_scheduler_worker_running_sequences{{{WORKER}}}", "{{worker}} running"),
                         Query(f"lorrery_scheduler_worker_waiting_sequences{{{WORKER}}}", "{{worker}} waiting"),
@@ -113,8 +113,8 @@ BOARD = Board(
             [
                 lines(
                     "KV use by worker",
-                    "Share of the KV pool that is in use; where it is paged, a shared block counts once. Look for a"
-                    " pool at 100 % while requests wait: memory bounds the batch.",
+                    "Share of the KV pool in use; in paged mode a shared block counts once. Look for a pool at 100 %"
+                    " while requests wait: memory limits the batch.",
                     [Query(f"lorrery:worker_kv_used:ratio{{{WORKER}}}", "{{worker}}")],
                     RATIO,
                     {"orange": 0.8, "red": 0.95},
@@ -124,16 +124,15 @@ BOARD = Board(
                 lines(
                     'KV blocks (memory = "paged")',
                     "Blocks of all pools: used by sequences and adapters, cached (unused, reclaimed on demand), free."
-                    " Look for cached that is eaten up by used: prefix hits will go.",
+                    " Look for used displacing cached: prefix hits will drop.",
                     [Query(f"sum by (state) ({BLOCKS}{{{WORKER}}})", "{{state}}")],
                     COUNT,
                     stacked=True,
                 ),
                 lines(
                     "Preemptions and second admissions",
-                    "Per wall second: sequences whose blocks went to others, sequences queued again after a loss,"
-                    " requests moved to another worker while they waited. Preempted work is computed again: look for"
-                    " more than a few.",
+                    "Per wall second: sequences preempted, sequences requeued after a loss, requests moved to another"
+                    " worker while waiting. Preempted work is recomputed: look for more than a few.",
                     [
                         Query(rate("lorrery_scheduler_preemptions_total"), "preempted"),
                         Query(rate("lorrery_scheduler_requeued_sequences_total"), "queued again"),
@@ -143,8 +142,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Prefix hits",
-                    "Share of the prompt tokens looked up that were in a prefix cache; no value where nothing was"
-                    " looked up.",
+                    "Share of the looked-up prompt tokens found in a prefix cache; no value where nothing was looked"
+                    " up.",
                     [
                         Query(
                             ratio(
@@ -160,8 +159,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Prompt tokens, looked up and found",
-                    "Per wall second; what was not found is computed. Evictions are blocks. Look for evictions that"
-                    " rise while hits fall: the cache is too small for what comes back.",
+                    "Per wall second; tokens not found are computed. Evictions are in blocks. Look for evictions that"
+                    " rise while hits fall: the cache is too small for the reused prefixes.",
                     [
                         Query(rate("lorrery_scheduler_prefix_cache_queries_total"), "looked up"),
                         Query(rate("lorrery_scheduler_prefix_cache_hits_total"), "found"),
@@ -178,9 +177,9 @@ BOARD = Board(
             [
                 lines(
                     "Plans/s and late interrupts/s",
-                    "A plan holds until something the scheduler knows can change it. Late: an arrival or cancel that"
-                    " took effect after the first possible boundary. Look for late ones beyond a few per cent: network"
-                    " or CPU.",
+                    "A plan holds until an event known to the scheduler can change it. Late: an arrival or"
+                    " cancellation that took effect after the first possible boundary. Look for more than a few per"
+                    " cent late: network or CPU.",
                     [
                         Query(rate("lorrery_scheduler_plans_total"), "plans"),
                         Query(rate("lorrery_scheduler_late_interrupts_total"), "late interrupts"),
@@ -189,8 +188,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Steps per plan",
-                    "How many steps a plan runs for. Few where requests come and go quickly, or a policy looks at each"
-                    " step.",
+                    "Steps per plan. Few where requests come and go quickly, or where a policy decides at every step.",
                     [
                         Query(
                             ratio(rate("lorrery_worker_steps_total"), rate("lorrery_scheduler_plans_total")),
@@ -200,8 +198,8 @@ BOARD = Board(
                     COUNT,
                 ),
                 lines(
-                    "CPU of a planning and of a commit",
-                    "Mean CPU seconds of the scheduler's thread. A commit must not grow with the batch; a planning may"
+                    "CPU time of a plan and of a commit",
+                    "Mean CPU seconds of the scheduler's thread. A commit must not grow with the batch; a plan may"
                     " with the queue.",
                     [
                         Query(mean("lorrery_scheduler_plan_cpu_seconds"), "planning"),

@@ -36,12 +36,12 @@ GRPC_CODES = {
     "INTERNAL": "failed",
     "as the fault said": "fault",
 }
-"""The status that a call ends with, and the outcomes that end so."""
+"Status with which a call ends, and its outcomes."
 
 BOARD = Board(
     "services",
     "Services",
-    "How are the processes: CPU, memory, status codes of the calls, and do tokens leave at once?",
+    "How are the processes: CPU, memory, status codes of the calls, and are tokens sent promptly?",
     [
         Row(
             "Processes",
@@ -56,15 +56,15 @@ BOARD = Board(
                 ),
                 lines(
                     "CPU",
-                    "Cores used, user and system. A router or scheduler is one Python process: near 1 it is full, and"
-                    " latency rises with whatever comes next.",
+                    "Cores used, user and system. A router or scheduler is one Python process: near 1 it is saturated,"
+                    " and latency rises with any further load.",
                     [Query(f"rate(process_cpu_seconds_total{{{SERVICE}}}[{RATE}])", "{{job}} {{instance}}")],
                     COUNT,
                     {"orange": 0.7, "red": 0.9},
                 ),
                 lines(
                     "Memory",
-                    "Resident set. Look for one that only grows: open streams, long queues, large batches.",
+                    "Resident memory. Look for one that only grows: open streams, long queues, large batches.",
                     [Query(f"process_resident_memory_bytes{{{SERVICE}}}", "{{job}} {{instance}}")],
                     BYTES,
                 ),
@@ -77,15 +77,15 @@ BOARD = Board(
                 ),
                 lines(
                     "Answering Prometheus",
-                    "1: it does. Look for a 0: gone, hanging, or unreachable from Prometheus.",
+                    "1: it responds. Look for a 0: exited, hanging, or unreachable from Prometheus.",
                     [Query(f"up{{{SERVICE}}}", "{{job}} {{instance}}")],
                     COUNT,
                     maximum=1,
                 ),
                 lines(
                     "Starts",
-                    "How often each process started in a quarter of an hour, as its start time shows. Above 0 long"
-                    " after yours: something dies.",
+                    "Starts of each process within 15 minutes, by its start time. Above 0 long after your own start: a"
+                    " process keeps dying.",
                     [Query(f"changes(process_start_time_seconds{{{SERVICE}}}[15m])", "{{job}} {{instance}}")],
                     COUNT,
                 ),
@@ -96,9 +96,9 @@ BOARD = Board(
             [
                 lines(
                     "gRPC codes",
-                    "Generate calls by the status that they end with, per wall second; over HTTP the same outcomes"
-                    " have HTTP's codes (docs/errors.md). Look for RESOURCE_EXHAUSTED (load, quotas), UNAVAILABLE (no"
-                    " worker), INTERNAL (a fault of ours).",
+                    "Generate calls by final status, per wall second; over HTTP the same outcomes have HTTP's codes"
+                    " (docs/errors.md). Look for RESOURCE_EXHAUSTED (load, quotas), UNAVAILABLE (no worker), INTERNAL"
+                    " (a bug).",
                     [
                         Query(rate(REQUESTS, match=f'outcome=~"{outcomes}"'), code)
                         for code, outcomes in GRPC_CODES.items()
@@ -109,8 +109,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Streams between the services",
-                    "Route streams that are up, as routers count them and as schedulers do, and workers attached. Look"
-                    " for a router that has lost its shard.",
+                    "Open Route streams, as counted by routers and by schedulers, and attached workers. Look for a"
+                    " router that has lost its shard.",
                     [
                         Query("sum(lorrery_router_shard_connected)", "shards connected, routers"),
                         Query("sum(lorrery_scheduler_routers)", "routers connected, schedulers"),
@@ -126,8 +126,8 @@ BOARD = Board(
             [
                 lines(
                     "Coalescing: tokens per message",
-                    "1 while the router keeps up; above, it joins tokens of one stream. Look for a mean above 1.2: it"
-                    " is short of CPU.",
+                    "1 while the router keeps up; above 1 it coalesces tokens of one stream. Look for a mean above"
+                    " 1.2: it is short of CPU.",
                     [
                         Query(mean(PER_MESSAGE), "mean"),
                         Query(quantile(0.99, PER_MESSAGE), "p99"),
@@ -147,28 +147,29 @@ BOARD = Board(
                 lines(
                     "Router: lag of its event loop",
                     "How long a frame of tokens waited for the event loop, wall seconds. Above 0.1 s (p99)"
-                    " LorreryRouterLags tells of it.",
+                    " LorreryRouterLags fires.",
                     percentiles("lorrery_router_lag_wall_seconds"),
                     SECONDS,
                     {"red": 0.1},
                 ),
                 lines(
                     "Router: admission",
-                    "From a request's arrival to its being sent to a shard, wall seconds: tokenizer, checks, keys."
-                    " Look for long prompts of text.",
+                    "From a request's arrival until it is sent to a shard, wall seconds: tokenizer, checks, keys. Look"
+                    " for long text prompts.",
                     percentiles("lorrery_router_admission_wall_seconds"),
                     SECONDS,
                 ),
                 lines(
                     "Router: stream out",
-                    "From a frame's arrival at the router to its being written, wall seconds. Look for p99 above a"
-                    " step: slow readers, or a full router.",
+                    "From a frame's arrival at the router until it is written, wall seconds. Look for p99 above a"
+                    " step: slow readers, or a saturated router.",
                     percentiles("lorrery_router_stream_out_wall_seconds"),
                     SECONDS,
                 ),
                 lines(
                     "Slow readers and dropped tokens",
-                    "Per wall second: streams cut since their reader was too slow, tokens for requests that had ended.",
+                    "Per wall second: streams cut because their reader was too slow, tokens for requests that had"
+                    " already ended.",
                     [
                         Query(rate("lorrery_router_slow_readers_total"), "slow readers"),
                         Query(rate("lorrery_router_dropped_tokens_total"), "dropped tokens"),
@@ -182,7 +183,8 @@ BOARD = Board(
             [
                 lines(
                     "Sent and open requests",
-                    "Sent per wall second, and open now. Look for open ones that climb: more is sent than served.",
+                    "Requests sent per wall second, and open now. Look for a growing number of open requests: more are"
+                    " sent than served.",
                     [
                         Query(rate("lorrery_loadgen_sent_requests_total"), "sent/s"),
                         Query("sum(lorrery_loadgen_in_flight_requests)", "open"),
@@ -192,15 +194,15 @@ BOARD = Board(
                 lines(
                     "Send delay",
                     "Actual - intended send time, device seconds. Look for p99 beyond a few milliseconds: the load"
-                    " generator itself is short of CPU, and its figures with it.",
+                    " generator itself is short of CPU, which distorts its figures.",
                     percentiles("lorrery_loadgen_send_delay_seconds"),
                     SECONDS,
                     {"orange": 0.01, "red": 0.1},
                 ),
                 lines(
                     "TTFT at the client and at the router",
-                    "p90, device seconds. The client counts from the intended send time; the difference is its delay"
-                    " and the network.",
+                    "p90, device seconds. The client measures from the intended send time; the difference is its own"
+                    " delay and the network.",
                     [
                         Query(quantile(0.9, "lorrery_loadgen_ttft_seconds"), "client"),
                         Query(quantile(0.9, "lorrery_router_time_to_first_token_seconds"), "router"),

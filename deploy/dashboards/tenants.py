@@ -21,20 +21,22 @@ REQUESTS = "lorrery_router_tenant_requests_total"
 REFUSED = 'outcome=~"over_quota|overloaded"'
 FAIRNESS = "lorrery_scheduler_tenant_fairness_ratio"
 QUEUE = "lorrery_scheduler_tenant_queue_seconds"
-NAMED = "The tenants with most traffic have their names, the rest is `other`, requests without one are `none`. "
+NAMED = (
+    "The tenants with the most traffic are shown by name, the rest as `other`, requests without a tenant as `none`. "
+)
 
 BOARD = Board(
     "tenants",
     "Tenants",
-    "Who gets what share, who waits, and whose quota is used up?",
+    "Which tenant gets what share, which waits, and whose quota is used up?",
     [
         Row(
             "Now",
             [
                 number(
                     "Fairness",
-                    "Jain's index of the tokens that tenants were served in the last one to two minutes of device"
-                    " time: 1 all alike, 1 / n one alone. It says nothing of what they asked for: look at who waits as"
+                    "Jain's index of the tokens served to each tenant in the last one to two minutes of device time: 1"
+                    " if all got the same, 1 / n if one of n got all. It does not consider demand: check who waits as"
                     " well.",
                     f"min({FAIRNESS})",
                     RATIO,
@@ -48,20 +50,20 @@ BOARD = Board(
                 ),
                 number(
                     "Refused",
-                    "Share of the tenants' requests that a quota or a full queue refused.",
+                    "Share of the tenants' requests refused because of a quota or a full queue.",
                     ratio(rate(REQUESTS, match=f"{REFUSED}, {TENANT}"), rate(REQUESTS, match=TENANT)),
                     RATIO,
                     {"orange": 0.01, "red": 0.1},
                 ),
                 number(
                     "Held",
-                    "Requests that wait until their key runs fewer others (max_running).",
+                    "Requests held back by the concurrency limit of their key (max_running).",
                     "sum(lorrery_scheduler_held_requests)",
                     COUNT,
                 ),
                 number(
                     "Longest mean wait",
-                    "Of the tenant that waits longest, from arrival to first admission, device seconds, over five"
+                    "For the tenant that waits longest: from arrival to first admission, device seconds, over five"
                     " minutes.",
                     f"max(lorrery:tenant_queue_seconds:mean5m{{{TENANT}}})",
                     SECONDS,
@@ -69,7 +71,7 @@ BOARD = Board(
                 ),
                 number(
                     "Waiting",
-                    "Requests of these tenants that wait now.",
+                    "Requests of these tenants waiting now.",
                     f"sum(lorrery_scheduler_tenant_waiting_requests{{{TENANT}}})",
                     COUNT,
                 ),
@@ -80,7 +82,7 @@ BOARD = Board(
             [
                 lines(
                     "Share of service",
-                    NAMED + "Tokens served, prompts and outputs, as fairness counts them. Look for a share beyond the"
+                    NAMED + "Tokens served, prompt and output, as counted for fairness. Look for a share above the"
                     " tenant's weight while others wait.",
                     [Query(rate("lorrery_scheduler_tenant_service_tokens_total", "tenant", TENANT), "{{tenant}}")],
                     TOKENS_PER_SECOND,
@@ -96,8 +98,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Fairness over time",
-                    "As above. Look for a fall when a tenant's load rises: with a fair policy the others' service"
-                    " stays.",
+                    "As above. Look for a drop when one tenant's load rises: under a fair policy the others' service"
+                    " is unaffected.",
                     [Query(f"min({FAIRNESS})", "Jain's index")],
                     RATIO,
                     maximum=1,
@@ -113,8 +115,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Service by kind",
-                    "Prompt and output tokens of each tenant, per wall second. Look for who sends prompts and gets"
-                    " little for them.",
+                    "Prompt and output tokens of each tenant, per wall second. Look for tenants that send prompts and"
+                    " get little output.",
                     [
                         Query(
                             rate("lorrery_scheduler_tenant_service_tokens_total", "tenant, kind", TENANT),
@@ -132,8 +134,7 @@ BOARD = Board(
             [
                 lines(
                     "Waiting",
-                    NAMED
-                    + "Requests that wait now, for whatever reason. Look for one tenant's queue that fills the whole"
+                    NAMED + "Requests waiting now, for any reason. Look for one tenant's queue that fills the whole"
                     " cluster's.",
                     [Query(f"sum by (tenant) (lorrery_scheduler_tenant_waiting_requests{{{TENANT}}})", "{{tenant}}")],
                     COUNT,
@@ -167,7 +168,7 @@ BOARD = Board(
                 ),
                 lines(
                     "TTFT, p90",
-                    NAMED + "As its clients see it, device seconds.",
+                    NAMED + "As seen by its clients, device seconds.",
                     [
                         Query(
                             quantile(0.9, "lorrery_router_tenant_time_to_first_token_seconds", "tenant", TENANT),
@@ -195,7 +196,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Share refused",
-                    NAMED + "Over five minutes; above 10 % LorreryTenantRefused tells of it.",
+                    NAMED + "Over five minutes; above 10 % LorreryTenantRefused fires.",
                     [Query(f"lorrery:tenant_refused:ratio_rate5m{{{TENANT}}}", "{{tenant}}")],
                     RATIO,
                     {"red": 0.1},
@@ -204,8 +205,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Held requests",
-                    "Of all keys: waiting until their key runs fewer others (max_running). They take no place in a"
-                    " worker's queue.",
+                    "Over all keys: requests held back by the concurrency limit of their key (max_running). They are"
+                    " not in any worker's queue.",
                     [Query("sum(lorrery_scheduler_held_requests)", "held")],
                     COUNT,
                 ),

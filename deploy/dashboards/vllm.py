@@ -21,7 +21,7 @@ from deploy.dashboards.panels import (
 )
 
 ENGINE = 'job="worker", model_name=~"$model_name", instance=~"$instance"'
-"""Workers only: the HTTP edge shows the same names for the cluster as a whole, and each would count twice."""
+"Workers only: the HTTP edge exports the same names for the cluster as a whole, and each would count twice."
 
 
 def summed(gauge: str) -> str:
@@ -32,7 +32,7 @@ def summed(gauge: str) -> str:
 BOARD = Board(
     "vllm",
     "vLLM's names",
-    "The series that vLLM has, as its own dashboards, autoscalers and pickers read them, from every worker.",
+    "vLLM's series, as read by its own dashboards, autoscalers and pickers, from every worker.",
     [
         Row(
             "Now",
@@ -40,7 +40,7 @@ BOARD = Board(
                 number("Running", "Requests in the engines' batches.", summed("num_requests_running"), COUNT),
                 number(
                     "Waiting",
-                    "Requests that wait for an engine. Autoscalers watch this one.",
+                    "Requests waiting for an engine. Autoscalers use this one.",
                     summed("num_requests_waiting"),
                     COUNT,
                 ),
@@ -77,7 +77,7 @@ BOARD = Board(
             [
                 lines(
                     "E2E request latency",
-                    "Device seconds. Look for p99 that leaves p50.",
+                    "Device seconds. Look for p99 that diverges from p50.",
                     percentiles("vllm:e2e_request_latency_seconds", ENGINE, quantiles=(0.5, 0.9, 0.95, 0.99)),
                     SECONDS,
                 ),
@@ -96,7 +96,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Queue, prefill and decode",
-                    "Means of a request, device seconds.",
+                    "Mean per request, device seconds.",
                     [
                         Query(mean("vllm:request_queue_time_seconds", match=ENGINE), "queue"),
                         Query(mean("vllm:request_prefill_time_seconds", match=ENGINE), "prefill"),
@@ -120,7 +120,7 @@ BOARD = Board(
             [
                 lines(
                     "Running, waiting by engine",
-                    "What a picker that weighs queues sees. Look for an uneven choice.",
+                    "What a queue-based picker sees. Look for an uneven distribution.",
                     [
                         Query(f"vllm:num_requests_running{{{ENGINE}}}", "{{instance}} running"),
                         Query(f"vllm:num_requests_waiting{{{ENGINE}}}", "{{instance}} waiting"),
@@ -129,7 +129,7 @@ BOARD = Board(
                 ),
                 lines(
                     "KV cache by engine",
-                    "1 is full. Look for one engine near it while others have room.",
+                    "1 is full. Look for one engine near 1 while others have room.",
                     [Query(f"vllm:kv_cache_usage_perc{{{ENGINE}}}", "{{instance}}")],
                     RATIO,
                     {"orange": 0.8, "red": 0.95},
@@ -153,7 +153,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Prefix cache hits",
-                    "Share of the tokens looked up; no value where nothing was.",
+                    "Share of the looked-up tokens found; no value where nothing was looked up.",
                     [
                         Query(
                             ratio(
@@ -192,8 +192,8 @@ BOARD = Board(
             [
                 lines(
                     "Loaded adapters by engine",
-                    "On the GPU and in the host's memory, and how many the GPU takes. A picker that looks at residency"
-                    " reads these.",
+                    "On the GPU and in host memory, and the maximum on the GPU. Pickers that consider residency read"
+                    " these.",
                     [
                         Query(f"vllm:num_gpu_loaded_lora_adapters{{{ENGINE}}}", "{{instance}} GPU"),
                         Query(f"vllm:num_cpu_loaded_lora_adapters{{{ENGINE}}}", "{{instance}} host"),
@@ -204,7 +204,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Engines that have an adapter on the GPU",
-                    "By adapter, those on most engines. Look for popular ones on few.",
+                    "By adapter, those on the most engines. Look for popular adapters on few engines.",
                     [
                         Query(
                             top(f'sum by (adapter_name) (vllm:lora_adapter_loaded{{level="gpu", {ENGINE}}})'),

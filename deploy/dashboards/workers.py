@@ -39,7 +39,7 @@ def by_worker(part: str, whole: str) -> Query:
 BOARD = Board(
     "workers",
     "Workers",
-    "Do the workers keep the pace of the GPU that they model, what do their steps spend time on, and who was lost?",
+    "Do the workers keep the pace of the GPU that they model, where does step time go, and which workers were lost?",
     [
         Row(
             "Now",
@@ -49,7 +49,7 @@ BOARD = Board(
                 ),
                 number(
                     "Behind pace",
-                    "How much longer steps take than modelled, of the worker that is furthest behind. Above 2 %"
+                    "How much longer steps take than modelled, for the worker that is furthest behind. Above 2 %"
                     " latencies are no longer the modelled GPU's: run fewer workers on the machine, or raise"
                     " time_scale.",
                     f"max({by_worker(f'{ACTUAL}_sum', f'{MODELLED}_sum').expr} - 1)",
@@ -58,15 +58,15 @@ BOARD = Board(
                 ),
                 number(
                     "Lag p99",
-                    "Wall seconds between the time a step was due to end and the worker's waking.",
+                    "Wall seconds from the due end of a step until the worker woke up.",
                     quantile(0.99, "lorrery_worker_lag_seconds", match=WORKER),
                     SECONDS,
                     {"orange": 0.005, "red": 0.02},
                 ),
                 number(
                     "Busy",
-                    "Modelled step time per wall second, mean over the workers; at time_scale 1 that is the share of"
-                    " time in which a GPU computes, at 2 twice that share.",
+                    "Modelled step time per wall second, mean over the workers; at time_scale 1 this is the GPU's busy"
+                    " share, at 2 it is twice that share.",
                     f"avg({rate(f'{MODELLED}_sum', 'worker', WORKER)})",
                     RATIO,
                 ),
@@ -78,7 +78,7 @@ BOARD = Board(
                 ),
                 number(
                     "Lost in an hour",
-                    "Workers gone without draining. Their requests go on elsewhere, computed again.",
+                    "Workers that disappeared without draining. Their requests are recomputed elsewhere.",
                     "sum(increase(lorrery_scheduler_workers_lost_total[1h]))",
                     COUNT,
                     {"orange": 1},
@@ -104,7 +104,7 @@ BOARD = Board(
                 ),
                 rows(
                     "GPU and model",
-                    "What each worker says of itself.",
+                    "Static properties of each worker.",
                     Query(f"lorrery_worker_info{{{WORKER}}}"),
                     {
                         "worker": "worker",
@@ -122,8 +122,8 @@ BOARD = Board(
             [
                 lines(
                     "Step time, modelled and actual",
-                    "Means, device seconds. Actual: by the wall clock between the ends of two steps. The two lie on one"
-                    " another; look for actual above modelled.",
+                    "Means, device seconds. Actual: measured between the ends of two steps. The two coincide; look for"
+                    " actual above modelled.",
                     [
                         Query(mean(MODELLED, "worker", WORKER), "{{worker}} modelled"),
                         Query(mean(ACTUAL, "worker", WORKER), "{{worker}} actual"),
@@ -133,8 +133,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Behind pace",
-                    "Actual over modelled step time, minus 1: 0 is perfect pace. Above 2 % LorreryBehindPace tells of"
-                    " it.",
+                    "Actual over modelled step time, minus 1: 0 is perfect pace. Above 2 % LorreryBehindPace fires.",
                     [Query(by_worker(f"{ACTUAL}_sum", f"{MODELLED}_sum").expr + " - 1", "{{worker}}")],
                     RATIO,
                     {"orange": 0.01, "red": 0.02},
@@ -142,7 +141,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Lag",
-                    "Wall seconds between the time a step was due to end and the worker's waking. Does not change"
+                    "Wall seconds from the due end of a step until the worker woke up. Does not change"
                     " device time. Look for p99 of a whole step: the machine is short of CPU.",
                     [
                         Query(
@@ -155,16 +154,15 @@ BOARD = Board(
                 ),
                 lines(
                     "Gaps",
-                    "Device seconds per wall second in which a worker stood still though it had work: it or its plan"
-                    " was late.",
+                    "Device seconds per wall second in which a worker with work stood idle: it or its plan was late.",
                     [Query(rate("lorrery_worker_gap_seconds_total", "worker", WORKER), "{{worker}}")],
                     RATIO,
                     link="worker",
                 ),
                 heat(
                     "Step time",
-                    "Steps of these workers by their modelled duration, device seconds. Look for two bands, decodes and"
-                    " prefills, and for how far they lie apart: that is the gap a stream sees.",
+                    "Steps by their modelled duration, device seconds. Look for two bands, decodes and prefills, and"
+                    " for the distance between them: that is the gap that a stream sees.",
                     MODELLED,
                     SECONDS,
                     match=WORKER,
@@ -178,7 +176,7 @@ BOARD = Board(
                 lines(
                     "Where step time goes",
                     "Share of the modelled step time: compute and memory (linear layers), attention, lora, all_reduce,"
-                    " kernel (fixed costs), host (the CPU); docs/step-time.md says how each is reckoned. Look for"
+                    " kernel (fixed costs), host (the CPU); docs/step-time.md says how each is computed. Look for"
                     " memory at small batches, compute in prefills, lora with many adapters in a batch.",
                     [Query(rate("lorrery_worker_step_part_seconds_total", "kind", WORKER), "{{kind}}")],
                     SECONDS,
@@ -187,8 +185,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Use of the GPU while a batch runs",
-                    "Of the data sheet's FLOPS and memory bandwidth. Decodes use bandwidth, prefills FLOPS; larger"
-                    " batches more of both.",
+                    "Share of the data sheet's FLOPS and memory bandwidth. Decodes use bandwidth, prefills FLOPS;"
+                    " larger batches more of both.",
                     [
                         Query(
                             f"{rate('lorrery_worker_flops_total', 'worker', WORKER)}"
@@ -210,8 +208,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Busy",
-                    "Modelled step time per wall second, by worker: the share of time in which its GPU computes, times"
-                    " time_scale. Look for one at 100 % beside idle ones.",
+                    "Modelled step time per wall second, by worker: its GPU's busy share times time_scale. Look for"
+                    " one at 100 % beside idle ones.",
                     [Query(rate(f"{MODELLED}_sum", "worker", WORKER), "{{worker}}")],
                     RATIO,
                     link="worker",
@@ -240,14 +238,14 @@ BOARD = Board(
             [
                 lines(
                     "Streams that the scheduler ended, by reason",
-                    "In five minutes: silent (no heartbeat), stalled (a plan, no progress), error (an exception in a"
-                    " decision), protocol, superseded (it dialled again), fault (on request).",
+                    "In five minutes: silent (no heartbeat), stalled (no progress on a plan), error (an exception in a"
+                    " decision), protocol (an invalid message), superseded (it reconnected), fault (injected).",
                     [Query("sum by (reason) (increase(lorrery_scheduler_workers_given_up_total[5m]))", "{{reason}}")],
                     COUNT,
                 ),
                 lines(
                     "Attachments",
-                    "In five minutes. Above 0 long after a start: workers are lost and come back.",
+                    "In five minutes. Above 0 long after startup: workers are lost and come back.",
                     [
                         Query(
                             f"sum by (worker) (increase(lorrery_worker_attachments_total{{{WORKER}}}[5m]))",
@@ -259,8 +257,8 @@ BOARD = Board(
                 ),
                 lines(
                     "Faults on request",
-                    "Steps slowed or kept from beginning by `lorrery faults` or --fault, per wall second. 0 unless you"
-                    " asked for them.",
+                    "Steps slowed or delayed by `lorrery faults` or --fault, per wall second. 0 unless you injected"
+                    " faults.",
                     [Query(rate("lorrery_worker_faults_total", "kind", WORKER), "{{kind}}")],
                     PER_SECOND,
                 ),

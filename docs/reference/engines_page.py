@@ -12,10 +12,10 @@ INTRODUCTION = f"""# Engines
 
 {DO_NOT_EDIT.format("settings/data/presets.toml and docs/reference/engines_page.py")}
 
-`engine = "vllm"` (or `sglang`, `trtllm`) gives a cluster the defaults of that engine: how batches form, limits, memory,
-prefix cache, host time and kernels. The same in a settings file, as `LORRERY_ENGINE=vllm`, and as `--engine vllm` of
+`engine = "vllm"` (or `sglang`, `trtllm`) gives a cluster the defaults of that engine: batching, limits, memory, prefix
+cache, host time and kernels. It can be set in a settings file, as `LORRERY_ENGINE=vllm`, and as `--engine vllm` of
 `lorrery simulate`, `plan` and `up`; `docker compose up` passes `LORRERY_ENGINE` on. A version may follow, as in
-`vllm-0.12`; a bare name is the newest one here.
+`vllm-0.12`; a bare name means the newest version listed here.
 
 ```sh
 lorrery simulate --engine vllm --model Llama-3.1-70B --gpu H200-SXM --tensor-parallel 4 -c 4 --input 1024 --output 64
@@ -23,24 +23,24 @@ lorrery simulate --engine sglang --gpu B200 --set scheduler.max_num_seqs=64 --ra
 lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weight-dtype fp8 --kv-dtype fp8
 ```
 
-* **What wins.** A preset stands below the single settings of the layer that names it, and above the layers before:
+* **Precedence.** A preset ranks below the individual settings of the layer that names it, and above earlier layers:
   file's preset < file's settings < environment's preset < environment's settings < command line's preset < `--set`. So
-  `--engine vllm` wins over what a file says of the same settings, and `--set` wins over it. What no preset sets (GPU,
-  model, adapters, addresses, queues' bounds) stays.
-* **The longest request** is the model's `max_model_len` in the catalogue, or `scheduler.max_total_token_num` where that
-  is set and less; a prompt may have a token fewer. What a worker's KV cache cannot hold is refused as ever. So
-  `Llama-3-8B`, a cluster's default, takes 8,192 tokens, as its checkpoint does, and `Llama-3.1-8B` 131,072.
-* **Memory** is what the device reports, where the catalogue has it (H100, H200, B200), or the label's;
-  `worker.gpu_memory_utilization` and `worker.activation_gb` say what the engine takes of it.
-* **Workers.** Where an engine is named, `simulate` and `up` have one worker unless `--workers` says otherwise: a closed
-  loop of `-c` clients then means what it means to that engine's own benchmark.
-* **Adapters** work under each. vLLM's `--max-loras` is 1 unless set, so requests of several adapters take turns there,
-  as they do in vLLM: `--set adapters.max_loras=8` is its `--max-loras 8`.
-* A setting that cannot go with a preset is refused, and the message names both.
+  `--engine vllm` overrides the same settings in a file, and `--set` overrides `--engine`. Settings that no preset
+  contains (GPU, model, adapters, addresses, queue bounds) keep their values.
+* **The longest request** is the model's `max_model_len` in the catalogue, or `scheduler.max_total_token_num` if that is
+  set and smaller; a prompt may have one token less. Requests that do not fit a worker's KV cache are refused as usual.
+  So `Llama-3-8B`, the default of a cluster, takes 8,192 tokens, like its checkpoint, and `Llama-3.1-8B` 131,072.
+* **Memory** is what the device reports, where the catalogue has it (H100, H200, B200), or the nominal size;
+  `worker.gpu_memory_utilization` and `worker.activation_gb` say how much of it the engine uses.
+* **Workers.** If an engine is named, `simulate` and `up` run one worker unless `--workers` says otherwise: a closed
+  loop of `-c` clients then means the same as in that engine's own benchmark.
+* **Adapters** work under each engine. vLLM's `--max-loras` is 1 by default, so requests for several adapters take
+  turns, as they do in vLLM: `--set adapters.max_loras=8` corresponds to `--max-loras 8`.
+* A setting that conflicts with a preset is refused with a message that names both.
 
-The closed loop of engine benchmarks: `-c` clients start at once, each sends its next request when the last one is
-answered, `--requests-per-client` (10) each, and lengths are drawn uniformly from `--length-ratio` times `--input` and
-`--output` to these themselves; the end of a sequence is ignored ([workloads.md](workloads.md#closed-loop)).
+The closed loop of engine benchmarks: `-c` clients start at once, each sends its next request when its last one has
+finished, `--requests-per-client` (10) each; lengths are drawn uniformly from `--length-ratio` times `--input` and
+`--output` up to these values, and EOS is ignored ([workloads.md](workloads.md#closed-loop)).
 
 ## What each sets
 
@@ -49,13 +49,14 @@ answered, `--requests-per-client` (10) each, and lengths are drawn uniformly fro
 NOT_MODELLED = """
 ## What is left out
 
-* SGLang lets a request in by an estimate of what the running ones will still produce (`new_token_ratio`, which falls
-  from 0.7 and rises when somebody is put out); here who finds blocks for the prompt enters, and the last to arrive is
-  preempted when blocks run out. Its default order, the longest cached prefix first, is here the order of arrival.
-* TensorRT-LLM computes prompts whole unless `enable_chunked_prefill` is set; here they are cut at `max_num_tokens`, as
-  with it, since prompts longer than that would not run at all.
-* The overlap of a step with the scheduling of the next one is in the host time, not in the order of events: a request
-  that ends leaves in its last step.
+* SGLang admits a request by an estimate of what the running ones will still produce (`new_token_ratio`, which decays
+  from 0.7 and rises when a request is retracted); here a request is admitted if there are blocks for its prompt, and
+  the last to arrive is preempted when blocks run out. Its default order, longest cached prefix first, is replaced by
+  order of arrival.
+* TensorRT-LLM computes prompts whole unless `enable_chunked_prefill` is set; here they are chunked at `max_num_tokens`,
+  as if it were set, since longer prompts would not run at all.
+* The overlap of a step with the scheduling of the next one is part of the host time, not of the order of events: a
+  request leaves the batch in its last step.
 * MAX_UTILIZATION of TensorRT-LLM is `--set scheduler.memory=paged`.
 """
 

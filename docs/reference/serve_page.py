@@ -12,8 +12,8 @@ INTRODUCTION = f"""# lorrery serve
 
 {DO_NOT_EDIT.format("cli/serve/ and docs/reference/serve_page.py")}
 
-One command, one engine that answers like `vllm serve` with adapters, on a mock GPU: a scheduler, a router and as many
-workers as `--data-parallel-size` says, in processes of this machine that end with it.
+One command runs an engine that behaves like `vllm serve` with adapters, on a mock GPU: a scheduler, a router and
+`--data-parallel-size` workers, in processes on this machine that end with it.
 
 <!-- not run: serves until it is stopped -->
 ```sh
@@ -22,20 +22,19 @@ curl http://127.0.0.1:8000/v1/models
 ```
 
 * Standard output gets one line, `ready: http://127.0.0.1:8000 serves ...`; warnings go to standard error. `/health` is
-  503 until a worker is attached, and again when it stops.
-* A worker or another service that dies ends the engine, as it ends vLLM: what runs on other workers (`-dp`) goes on for
-  up to `--shutdown-timeout` seconds, new requests get 503, the exit code is 1. Where no worker
-  or no scheduler is left, open streams end at once (`NO_WORKER`, `NO_SCHEDULER`). An orchestrator starts it again;
-  `lorrery up --restart` starts what dies by itself.
-* SIGINT and SIGTERM let running requests end, for `--shutdown-timeout` seconds at most; a second one kills.
-* It listens on 127.0.0.1 unless `--host` says otherwise. vLLM listens on every address: give `--host 0.0.0.0`.
-* Where a flag is not given, what `engine = "vllm"` sets holds ([engines.md](engines.md)): first come first served,
-  chunked prefill, limits by GPU, paged KV cache, prefix cache, one adapter on the GPU, for whose load the step waits,
-  and vLLM's host time and kernels. `--max-model-len` is {{max_model_len:,}}; vLLM takes the
-  model's own.
-* An adapter is `NAME=RANK`, `NAME=PATH` where PATH has an `adapter_config.json`, or vLLM's JSON. Nothing is downloaded,
-  and of a PATH only the rank and the projections count. More are loaded by `POST /v1/load_lora_adapter`.
-* `--print-config` writes the settings behind the flags, to keep, to change, or to simulate:
+  503 until a worker is attached, and again during shutdown.
+* If a worker or another service dies, the engine ends, as vLLM does: requests on other workers (`-dp`) continue for up
+  to `--shutdown-timeout` seconds, new ones get 503, and the exit code is 1. If no worker or no scheduler is left, open
+  streams end at once (`NO_WORKER`, `NO_SCHEDULER`). Restarting is left to an orchestrator; `lorrery up --restart`
+  restarts processes itself.
+* On SIGINT and SIGTERM running requests may finish, for up to `--shutdown-timeout` seconds; a second signal kills.
+* It listens on 127.0.0.1 unless `--host` says otherwise. vLLM listens on every address: use `--host 0.0.0.0` for that.
+* Flags that are not given have the values of `engine = "vllm"` ([engines.md](engines.md)): first come first served,
+  chunked prefill, limits by GPU, paged KV cache, prefix cache, one adapter on the GPU, steps that wait for adapter
+  loads, and vLLM's host time and kernels. `--max-model-len` is {{max_model_len:,}}; vLLM takes the model's own.
+* An adapter is `NAME=RANK`, `NAME=PATH` with an `adapter_config.json` in PATH, or vLLM's JSON. Nothing is downloaded;
+  only the rank and the projections are read from a PATH. `POST /v1/load_lora_adapter` loads further adapters.
+* `--print-config` prints the equivalent settings, to keep, to change, or to simulate:
 
 ```sh
 lorrery serve Qwen/Qwen2.5-7B --max-loras 4 --lora-modules sql=16 --print-config
@@ -47,16 +46,18 @@ lorrery serve Qwen/Qwen2.5-7B --lora-modules sql=16 --print-config > engine.toml
 lorrery simulate --config engine.toml --rate 10 --duration 3600
 ```
 
-Environment variables that are settings (`LORRERY_SCHEDULER__...`) do not count here; `--set` does, and wins over all.
+Settings in environment variables (`LORRERY_SCHEDULER__...`) are ignored here; `--set` works and has the highest
+precedence.
 
 ## Flags
 
-Several names are of several programs. Underscores may stand for hyphens, and `--flag=true` and `=false` for switches.
+A flag with several names has those of several programs. Underscores may replace hyphens; switches also take
+`--flag=true` and `--flag=false`.
 """
 
 OTHERS = """## Other flags of these programs
 
-They are refused, with what to do instead.
+These are refused, with what to do instead.
 """
 
 

@@ -24,8 +24,8 @@ INTRODUCTION = """# Settings
 
 {do_not_edit}
 
-One TOML file describes a cluster. A setting has its default unless the file, the environment or the command line gives
-it another value; the later one wins:
+One TOML file describes a cluster. A setting has its default unless it is set in the file, the environment or on the
+command line; later sources take precedence:
 
 | | |
 |---|---|
@@ -33,14 +33,13 @@ it another value; the later one wins:
 | environment | `LORRERY_SCHEDULER__POLICY=fcfs` |
 | command line | `--set scheduler.policy=fcfs` |
 
-An `engine` sets many at once ([engines.md](engines.md)). `lorrery config` prints the settings that hold, each with
-where it comes from.
+An `engine` sets many at once ([engines.md](engines.md)). `lorrery config` prints the effective settings and where each
+comes from.
 
-Unknown keys, values out of bounds and settings that exclude each other are refused, with a message that names the key.
-A number may be written as text (the environment has nothing else), a whole number as `64.0`; `true` and `false` are no
-numbers.
-Durations are in seconds: *device seconds*, which `time_scale` stretches, where that is said, otherwise wall time.
-Bytes and token counts are whole numbers, at most {most:,} where nothing else is said; GB is 10^9 bytes.
+Unknown keys, values out of bounds and settings that exclude each other are refused with a message that names the key.
+A number may be given as text (as in the environment), a whole number as `64.0`; `true` and `false` are not numbers.
+Durations are in seconds of wall time, unless described as *device seconds*, which `time_scale` stretches.
+Bytes and token counts are whole numbers, at most {most:,} unless stated otherwise; GB is 10^9 bytes.
 """.format(do_not_edit=DO_NOT_EDIT.format("the settings' sections"), most=MAX_COUNT)
 
 _KINDS: dict[object, str] = {str: "text", bool: "`true` or `false`", Path: "path"}

@@ -42,45 +42,48 @@ def _version(asked: bool) -> None:
 def top(
     record: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="RECORD", help="A simulation's record, or the folder that has it. Unset: a running cluster."
-        ),
+        typer.Argument(metavar="RECORD", help="Record of a simulation, or its folder. Unset: a running cluster."),
     ] = None,
-    target: Annotated[str | None, typer.Option(metavar="HOST:PORT", help=f"The router. Unset: {TARGET}.")] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help=f"Address of the router. Unset: {TARGET}.")
+    ] = None,
     view: Annotated[
-        str | None, typer.Option(metavar="NAME", help=f"What to show first, or print alone: {', '.join(VIEWS)}.")
+        str | None,
+        typer.Option(metavar="NAME", help=f"View to show first, or the only one to print: {', '.join(VIEWS)}."),
     ] = None,
     sort: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Sort tables by the column with this heading, as in wait.")
+        str | None, typer.Option(metavar="COLUMN", help="Sort tables by the column with this heading, such as wait.")
     ] = None,
     text: Annotated[
-        str, typer.Option("--filter", metavar="TEXT", help="Show rows only in whose names this text is.")
+        str, typer.Option("--filter", metavar="TEXT", help="Show only rows whose name contains this text.")
     ] = "",
-    once: Annotated[bool, typer.Option("--once", help="Print the state of a moment, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the current state once, and exit.")] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print the frames, a line of JSON each; docs/orrery.md has their fields.")
+        bool,
+        typer.Option("--json", help="Print the frames as JSON, one per line; docs/orrery.md describes the fields."),
     ] = False,
     at: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Of a record: begin there, paused; with --once, print that.")
+        float | None,
+        typer.Option(metavar="SECONDS", help="Record: start there, paused; with --once, print that moment."),
     ] = None,
     speed: Annotated[
         float | None,
-        typer.Option(min=0.01, max=1000, metavar="X", help="Of a record: device seconds per second; default 1."),
+        typer.Option(min=0.01, max=1000, metavar="X", help="Record: device seconds per second; default 1."),
     ] = None,
-    hz: Annotated[float, typer.Option(min=MIN_HZ, max=MAX_HZ, help="Frames a second.")] = 4.0,
+    hz: Annotated[float, typer.Option(min=MIN_HZ, max=MAX_HZ, help="Frames per second.")] = 4.0,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.")
+        Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to connect.")
     ] = None,
     api_key: ApiKey = "",
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Show a running cluster, or a simulation's record, in the terminal, as top shows processes.
+    """Show a running cluster, or the record of a simulation, in the terminal, like top.
 
-    Workers with their batches, queues, KV memory and adapters; adapters; tenants; requests; what is wrong, by the rules
-    of docs/orrery.md; the last events. Key h lists the keys. Where the output is no terminal it prints one moment, as
-    with --once.
+    Shows workers with their batches, queues, KV memory and adapters; adapters; tenants; requests; problems by the rules
+    of docs/orrery.md; the latest events. Press h for a list of keys. If the output is not a terminal, prints the state
+    once, as with --once.
 
     Examples:
       lorrery top
@@ -90,16 +93,16 @@ def top(
       lorrery top out/azure --speed 10
       lorrery top out/azure --once --at 120
 
-    A cluster with API keys wants an operator's. Exit code: 0 after q, 1 no cluster or no record there, 2 wrong usage,
+    A cluster with API keys needs an operator's key. Exit code: 0 after q, 1 no cluster or record found, 2 wrong usage,
     128 + n after signal n.
     """
     del version
     try:
         if record is not None and target is not None:
-            raise SettingsError("RECORD and --target: it shows either a record or a cluster; leave one of them out")
+            raise SettingsError("RECORD and --target: give either a record or a cluster, not both")
         for option, value in (("--at", at), ("--speed", speed)):
             if value is not None and record is None:
-                raise SettingsError(f"{option} {value:g}: a running cluster is shown as it is now; name a RECORD")
+                raise SettingsError(f"{option} {value:g}: this is for records; name a RECORD")
         look = _look(view, sort, text)
         feed = _feed(target, config, api_key) if record is None else None
         code = asyncio.run(_run(record, feed, look, view, once, json, at, speed or 1.0, hz))

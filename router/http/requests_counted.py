@@ -14,23 +14,23 @@ _HIGHR_BUCKETS = (
 REQUESTS = Series(
     "http_requests_total",
     "requests",
-    "HTTP requests that were answered, by route, method and class of status.",
+    "HTTP requests answered, by route, method and status class.",
     ("handler", "method", "status"),
-    more="`handler` is the route's path, or `none`; `status` is `2xx`, `4xx` or `5xx`. The routes that generate are "
-    "there from the start, others appear when they are first asked. `/metrics`, `/load`, `/version` and the probes are "
-    "not counted.",
+    more="`handler` is the route's path, or `none`; `status` is `2xx`, `4xx` or `5xx`. The routes that generate exist"
+    " from the start, others appear with their first request. `/metrics`, `/load`, `/version` and the probes are not"
+    " counted.",
 )
 DURATION = Series(
     "http_request_duration_seconds",
     "wall seconds",
-    "From the head of an HTTP request to the end of its answer, a stream's too, by route and method.",
+    "From the head of an HTTP request to the end of its response, including a stream's, by route and method.",
     ("handler", "method"),
     (0.1, 0.5, 1.0),
 )
 DURATION_HIGHR = Series(
     "http_request_duration_highr_seconds",
     "wall seconds",
-    "The same of all routes together, in more buckets.",
+    "The same over all routes together, in more buckets.",
     buckets=_HIGHR_BUCKETS,
 )
 TABLE = table(globals())

@@ -49,7 +49,7 @@ def dropped_by(queue: Queue, admission: AdmissionPass, running: Running, at_ps: 
     policy: Any = queue
     answer = policy.admit(admission, running, at_ps)
     if not isinstance(answer, list):
-        raise TypeError(f"`admit` answered {_a(answer)}; it must be a list, [] where nobody is dropped; {CHECK_IT}")
+        raise TypeError(f"`admit` answered {_a(answer)}; it must be a list, [] if no request is dropped; {CHECK_IT}")
     return answer
 
 

@@ -335,7 +335,7 @@ def test_a_string_for_an_override_arrives_as_it_is(value: str):
         ("model=" + "[" * 50_000, "--set 'model': it is nested too deeply"),
         ("time_scale=" + "9" * 5_000, "--set 'time_scale': it has a number of too many digits"),
         (".".join("a" * 50_000) + "=1", "no such setting: it has 50000 parts; at most 32"),
-        ("workers=[{count = 99_999}, {count = 2}]", "the groups have 100001 workers; at most 100000 can be"),
+        ("workers=[{count = 99_999}, {count = 2}]", "the groups have 100001 workers; at most 100000 are allowed"),
         ("adapters.registry=[{id = 'a', rank = 8, count = 10_000_000}]", "less than or equal to 1000000, got 10000000"),
     ],
     ids=["levels", "digits", "parts", "workers", "adapters"],

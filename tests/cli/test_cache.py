@@ -60,7 +60,7 @@ def test_text_is_tokenised_as_the_router_does(tmp_path: Path) -> None:
         ('{"format_version": 2, "kind": "static_trie"}', "format version 2 is not known"),
         ('{"format_version": 1, "kind": "report"}', "holds 'report'"),
         ('{"format_version": 1, "kind": "static_trie", "parents": [3], "token_ids": [1]}', "cannot be"),
-        ("[]", "is no trie"),
+        ("[]", "is not a trie"),
     ],
 )
 def test_a_file_that_is_no_trie_is_refused(tmp_path: Path, content: str, message: str) -> None:

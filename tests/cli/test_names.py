@@ -32,4 +32,4 @@ def test_a_trace_that_the_demo_cannot_read_is_refused(trace: str, reason: str) -
 def test_a_fault_that_is_no_text_is_refused(command: str) -> None:
     result = CliRunner().invoke(faults, [command, "\udcff"])
     assert isinstance(result.exception, SettingsError)
-    assert str(result.exception).startswith("RULE '\\udcff' is no UTF-8 text")
+    assert str(result.exception).startswith("RULE '\\udcff' is not UTF-8 text")

@@ -370,7 +370,7 @@ def test_ctrl_c_in_the_midst_of_a_policy_interrupts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "README.md: is no journal"),
+        ([], "README.md: is not a journal"),
         (["--set", "scheduler.policy=fcfs", "--config", "none.toml"], "was recorded with; leave out --config, --set$"),
         (["-n", "5"], "leave out --num-requests$"),
         (["--sweep", "rate=1,2"], "leave out --sweep$"),

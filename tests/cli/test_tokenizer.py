@@ -17,4 +17,4 @@ def test_it_says_where_the_tokenizer_is_and_copies_it(tmp_path: Path) -> None:
     assert FileTokenizer(copy).encode_prompt(text) == FileTokenizer(there).encode_prompt(text)
     again = CliRunner().invoke(app, [str(copy)])
     assert isinstance(again.exception, LorreryError)
-    assert "is there already" in str(again.exception)
+    assert "already exists" in str(again.exception)

@@ -160,8 +160,8 @@ async def test_a_record_is_served_whole_or_in_part(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        (b"", "first line is no hello"),
-        (b"{}\n", "first line is no hello"),
+        (b"", "first line is not a hello"),
+        (b"{}\n", "first line is not a hello"),
         (f.encode(f.Hello("live", "m", "t", "v")), "source 'live'"),
         (gzip.compress(b"x" * 1000, mtime=0)[:20], "cut off or damaged"),
     ],

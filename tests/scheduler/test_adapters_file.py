@@ -194,6 +194,6 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):
-        with pytest.raises(FormatError, match=f"scheduler.adapters_file: {path}: is no regular file"):
+        with pytest.raises(FormatError, match=f"scheduler.adapters_file: {path}: is not a regular file"):
             loaded(path)
     assert loaded(tmp_path / "new").log.changes == []

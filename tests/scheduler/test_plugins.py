@@ -141,7 +141,7 @@ def test_options_are_keyword_arguments_of_the_class() -> None:
         ),
         (
             ["policy=my_module:not_a_class"],
-            "scheduler.policy: my_module:not_a_class: it is no class, but of type ListedQueue",
+            "scheduler.policy: my_module:not_a_class: it is not a class, but a ListedQueue",
         ),
         (
             ["policy=my_broken_module:Queue"],
@@ -162,7 +162,7 @@ def test_what_cannot_be_a_plug_in_is_refused_in_one_line(overrides: list[str], m
 
 
 def test_options_of_a_policy_that_is_none_of_ones_own_are_an_error() -> None:
-    with pytest.raises(SettingsError, match=r"policy_options are for a policy of one's own, module:Class; policy is"):
+    with pytest.raises(SettingsError, match=r"policy_options are for a custom policy, module:Class; policy is"):
         factory_of("policy=fcfs", "policy_options.patience=1")
 
 

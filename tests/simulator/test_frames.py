@@ -105,7 +105,7 @@ def test_a_long_run_has_no_more_frames_than_it_should(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"record": "there-is/no-folder"}, "name a file in a folder"),
+        ({"record": "there-is/no-folder"}, "name a file in an existing folder"),
         ({"record": "."}, "that is a folder"),
         ({"record": "r", "record_every": 0.0}, "must be more than 0, and finite"),
         (

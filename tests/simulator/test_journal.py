@@ -69,7 +69,7 @@ def test_a_compressed_journal_is_read_as_it_is(path: Path) -> None:
 
 def test_two_journals_in_one_file_are_refused(path: Path) -> None:
     for end in ([], [{"type": "end"}]):
-        with pytest.raises(FormatError, match=rf":{3 + len(end)}: .* another journal begins here; give each its own"):
+        with pytest.raises(FormatError, match=rf":{3 + len(end)}: .* another journal begins here; write each to"):
             read_journal(write(path, HEADER, ATTACHED, *end, HEADER, ATTACHED))
 
 
@@ -92,17 +92,17 @@ def test_a_stop_knows_how_much_came_before_it(path: Path) -> None:
     [
         (("",), "has no header"),
         (('{"format_version"',), "has no header"),
-        (("no journal\n",), "is no journal"),
-        (("[1]\n",), "is no journal"),
+        (("no journal\n",), "is not a journal"),
+        (("[1]\n",), "is not a journal"),
         (({**HEADER, "kind": "static_trie"},), "holds 'static_trie', not a journal"),
         (({**HEADER, "format_version": 9},), "format_version 9 is not known; this version reads 1, 2, 3, 4, 5,"),
-        ((HEADER, "{}\n"), ":2: is no line of a journal: KeyError: 'type'"),
-        ((HEADER, "{\n", {"type": "end"}), ":2: is no line of a journal: JSONDecodeError"),
-        ((HEADER, {"type": "who"}), ":2: is no line of a journal: ValueError: no line is a 'who'"),
-        ((HEADER, STEPS), ":2: is no line of a journal: IndexError"),
-        ((HEADER, ATTACHED, ATTACHED), ":3: is no line of a journal: ValueError: worker 0 attached as number 1"),
-        ((HEADER, ATTACHED, {**STEPS, "checksums": [1]}), ":3: is no line of a journal: ValueError"),
-        ((HEADER, {"type": "end"}, ATTACHED), ":3: is no line of a journal: ValueError: the journal had ended"),
+        ((HEADER, "{}\n"), ":2: is not a line of a journal: KeyError: 'type'"),
+        ((HEADER, "{\n", {"type": "end"}), ":2: is not a line of a journal: JSONDecodeError"),
+        ((HEADER, {"type": "who"}), ":2: is not a line of a journal: ValueError: no line is a 'who'"),
+        ((HEADER, STEPS), ":2: is not a line of a journal: IndexError"),
+        ((HEADER, ATTACHED, ATTACHED), ":3: is not a line of a journal: ValueError: worker 0 attached as number 1"),
+        ((HEADER, ATTACHED, {**STEPS, "checksums": [1]}), ":3: is not a line of a journal: ValueError"),
+        ((HEADER, {"type": "end"}, ATTACHED), ":3: is not a line of a journal: ValueError: the journal had ended"),
     ],
 )
 def test_what_is_no_journal_is_an_error(path: Path, lines: tuple[dict[str, Any] | str, ...], message: str) -> None:

@@ -90,9 +90,9 @@ def test_what_cannot_be_is_refused_by_name_before_anything_runs(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sweep", "rate=1,2", "--steps"], "--steps, --perfetto and --record are of one run"),
-        (["--sweep", "rate=1,2", "--serve", "127.0.0.1:0"], "--serve is of one run; leave out --sweep"),
-        (["--jobs", "2"], "are of a sweep; add --sweep"),
+        (["--sweep", "rate=1,2", "--steps"], "--steps, --perfetto and --record are for a single run"),
+        (["--sweep", "rate=1,2", "--serve", "127.0.0.1:0"], "--serve is for a single run; leave out --sweep"),
+        (["--jobs", "2"], "are for sweeps; add --sweep"),
         (["--sweep", "rate=1,2", "--backend", "slurm"], "--backend slurm: expected one of processes, dask, ray"),
         (["--sweep", "rate=1,2", "--backend-address", "tcp://h:1"], "processes are of this machine; name --backend"),
     ],

@@ -20,11 +20,11 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class Frame(message.Message):
-    """Frame is the state of a scheduler at a moment, for whoever watches it. Arrays
-    that stand beside one another have equal lengths; those named *_u32 are of
-    little-endian unsigned 32-bit integers. Adapters and tenants are numbers: 0 is
-    the base model, n the n-th name of the watch. Times are of the scheduler's
-    device clock, counts since somebody began to watch the scheduler.
+    """Frame is the state of a scheduler at one moment, for observers. Parallel
+    arrays have equal lengths; those named *_u32 are little-endian unsigned 32-bit
+    integers. Adapters and tenants are numbers: 0 is the base model, n the n-th
+    name of the watch. Times are on the scheduler's device clock; counts start
+    when the scheduler was first watched.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -43,22 +43,22 @@ class Frame(message.Message):
     EVENTS_FIELD_NUMBER: builtins.int
     NUM_MORE_EVENTS_FIELD_NUMBER: builtins.int
     at_ps: builtins.int
-    """When."""
+    """Time."""
     num_unplaced: builtins.int
-    """Requests that wait for a worker."""
+    """Requests waiting for a worker."""
     num_held: builtins.int
-    """Requests that wait for a place among their API key's."""
+    """Requests held back by the concurrency limit of their API key."""
     num_more_ended: builtins.int
-    """How many more have ended."""
+    """Number of further requests that ended."""
     num_more_events: builtins.int
-    """How many more there were."""
+    """Number of further events."""
     @builtins.property
     def adapters_new(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Names of adapters that have appeared since the frame before."""
+        """Names of adapters that are new since the previous frame."""
 
     @builtins.property
     def tenants_new(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The same of tenants; the tenant without a name is one of them."""
+        """Names of tenants that are new, likewise; the unnamed tenant is one of them."""
 
     @builtins.property
     def workers(self) -> containers.RepeatedCompositeFieldContainer[WorkerFrame]:
@@ -66,11 +66,11 @@ class Frame(message.Message):
 
     @builtins.property
     def tenants(self) -> containers.RepeatedCompositeFieldContainer[TenantFrame]:
-        """Tenants that have or had anything."""
+        """Tenants with requests now or earlier."""
 
     @builtins.property
     def adapters(self) -> containers.RepeatedCompositeFieldContainer[AdapterFrame]:
-        """Adapters that have or had anything."""
+        """Adapters with requests now or earlier."""
 
     @builtins.property
     def totals(self) -> FrameTotals:
@@ -78,11 +78,11 @@ class Frame(message.Message):
 
     @builtins.property
     def ended(self) -> containers.RepeatedCompositeFieldContainer[EndedRequest]:
-        """The latest requests that have ended since the frame before."""
+        """The latest requests that ended since the previous frame."""
 
     @builtins.property
     def events(self) -> containers.RepeatedCompositeFieldContainer[FrameEvent]:
-        """The latest events since the frame before."""
+        """The latest events since the previous frame."""
 
     def __init__(
         self,
@@ -142,47 +142,47 @@ class WorkerFrame(message.Message):
     gpu: builtins.str
     """Name of its GPU."""
     tensor_parallel: builtins.int
-    """GPUs that it is split over."""
+    """GPUs over which it is split."""
     draining: builtins.bool
-    """Whether it is about to leave."""
+    """Whether it is draining."""
     requests_u32: builtins.bytes
-    """Its batch: a number for each request that no other of the scheduler has."""
+    """Its batch: the number of each request, unique within the scheduler."""
     request_adapters_u32: builtins.bytes
-    """The adapter of each."""
+    """Adapter of each."""
     request_tenants_u32: builtins.bytes
-    """The tenant of each."""
+    """Tenant of each."""
     prompt_tokens_u32: builtins.bytes
-    """Tokens of the prompt of each."""
+    """Prompt tokens of each."""
     output_tokens_u32: builtins.bytes
-    """Output so far of each."""
+    """Output tokens so far of each."""
     num_waiting: builtins.int
-    """Requests that wait for its batch."""
+    """Requests in its queue."""
     oldest_ps: builtins.int
-    """How long the one that came first has waited."""
+    """How long the oldest of them has waited."""
     kv_tokens: builtins.int
-    """Tokens in use of the KV pool."""
+    """KV pool tokens in use."""
     pool_tokens: builtins.int
-    """Its size."""
+    """Size of the KV pool in tokens."""
     adapters_u32: builtins.bytes
-    """Adapters on the GPU, or on their way."""
+    """Adapters on the GPU, or loading."""
     adapter_states_u32: builtins.bytes
-    """State of each: 0 there, 1 in use, 2 on its way."""
+    """State of each: 0 resident, 1 in use, 2 loading."""
     adapter_ranks_u32: builtins.bytes
     """LoRA rank of each."""
     adapter_left_us_u32: builtins.bytes
-    """Microseconds that the load of each still takes."""
+    """Microseconds until the load of each is done."""
     num_host_adapters: builtins.int
     """Adapters in host memory."""
     step_ps: builtins.int
-    """How long the last step took; 0 while it is idle."""
+    """Duration of the last step; 0 while idle."""
     prefills: builtins.bool
-    """Whether the step under way computes prompts."""
+    """Whether the current step computes prompts."""
     decodes: builtins.bool
-    """Whether it gives output tokens to requests past their prompt."""
+    """Whether it also decodes."""
     num_tokens: builtins.int
     """Output tokens since it attached."""
     busy_ps: builtins.int
-    """Time in steps since it attached."""
+    """Total step time since it attached."""
     num_preempted: builtins.int
     """Preemptions."""
     def __init__(
@@ -232,15 +232,15 @@ class TenantFrame(message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     NUM_REFUSED_FIELD_NUMBER: builtins.int
     tenant: builtins.int
-    """Which."""
+    """Number of the tenant."""
     num_running: builtins.int
     """Requests in batches."""
     num_waiting: builtins.int
-    """Requests that wait."""
+    """Waiting requests."""
     oldest_ps: builtins.int
-    """How long the one that came first has waited."""
+    """How long the oldest of them has waited."""
     output_tokens: builtins.int
-    """Output."""
+    """Output tokens."""
     num_refused: builtins.int
     """Requests refused."""
     def __init__(
@@ -273,17 +273,17 @@ class AdapterFrame(message.Message):
     NUM_THRASH_FIELD_NUMBER: builtins.int
     UNLOADED_FIELD_NUMBER: builtins.int
     adapter: builtins.int
-    """Which; 0: the base model."""
+    """Number of the adapter; 0: the base model."""
     num_running: builtins.int
     """Requests in batches."""
     num_waiting: builtins.int
-    """Requests that wait."""
+    """Waiting requests."""
     num_loads: builtins.int
-    """Loads that began."""
+    """Loads started."""
     num_evictions: builtins.int
     """Evictions from GPUs."""
     num_thrash: builtins.int
-    """Loads within a minute of an eviction from the same worker."""
+    """Loads within a minute after an eviction from the same worker."""
     unloaded: builtins.bool
     """Whether it has been unloaded: new requests cannot name it."""
     def __init__(
@@ -322,7 +322,7 @@ class FrameTotals(message.Message):
     PREFIX_QUERIES_FIELD_NUMBER: builtins.int
     PREFIX_HITS_FIELD_NUMBER: builtins.int
     requests: builtins.int
-    """Requests that came in, those refused included."""
+    """Requests received, including refused ones."""
     finished: builtins.int
     """Requests that ended by themselves."""
     refused: builtins.int
@@ -336,15 +336,15 @@ class FrameTotals(message.Message):
     preempted: builtins.int
     """Preemptions."""
     moved: builtins.int
-    """Requests that moved to another worker while they waited."""
+    """Requests moved to another worker while waiting."""
     workers_lost: builtins.int
-    """Workers that went without draining."""
+    """Workers lost without draining."""
     loads: builtins.int
-    """Adapter loads that began."""
+    """Adapter loads started."""
     prefix_queries: builtins.int
     """Input tokens looked up in prefix caches."""
     prefix_hits: builtins.int
-    """Those found there."""
+    """Input tokens found in prefix caches."""
     def __init__(
         self,
         *,
@@ -369,7 +369,7 @@ class FrameTotals(message.Message):
 
 @typing.final
 class EndedRequest(message.Message):
-    """EndedRequest is a request that has ended. Its four phases add up to its time in
+    """EndedRequest is a request that has ended. Its four phases sum to its time in
     the scheduler.
     """
 
@@ -390,27 +390,27 @@ class EndedRequest(message.Message):
     request: builtins.int
     """Its number, as in WorkerFrame."""
     worker: builtins.int
-    """Position among this frame's workers of the one that had it last, from 1; 0:
-    none, or one that is gone.
+    """Position, from 1, among this frame's workers of the worker that had it last;
+    0: none, or a worker that is gone.
     """
     adapter: builtins.int
     """Its adapter."""
     tenant: builtins.int
     """Its tenant."""
     prompt_tokens: builtins.int
-    """Tokens of its prompt."""
+    """Prompt tokens."""
     output_tokens: builtins.int
-    """Its output."""
+    """Output tokens."""
     arrived_ps: builtins.int
-    """When it came."""
+    """Time of arrival."""
     queue_ps: builtins.int
-    """Phase: waiting for a batch."""
+    """Phase: queueing."""
     adapter_load_ps: builtins.int
     """Phase: waiting for its adapter."""
     prefill_ps: builtins.int
     """Phase: from admission to the first token."""
     decode_ps: builtins.int
-    """Phase: from then to its end."""
+    """Phase: from the first token to the end."""
     outcome: builtins.str
     """Its finish reason (eos, stop, length, aborted), or cancelled, dropped, failed,
     refused.
@@ -439,7 +439,7 @@ class EndedRequest(message.Message):
 
 @typing.final
 class FrameEvent(message.Message):
-    """FrameEvent is something that has happened."""
+    """FrameEvent is one event."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -447,13 +447,13 @@ class FrameEvent(message.Message):
     KIND_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     at_ps: builtins.int
-    """When."""
+    """Time."""
     kind: builtins.str
     """load, load_failed, evict, preempt, moved, refused, fault, worker_joined,
     worker_draining or worker_lost.
     """
     text: builtins.str
-    """What, in words."""
+    """Description."""
     def __init__(
         self,
         *,

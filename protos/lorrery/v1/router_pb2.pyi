@@ -22,7 +22,7 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class TokenIds(message.Message):
-    """TokenIds is a prompt that is tokenised already."""
+    """TokenIds is a tokenised prompt."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -70,33 +70,38 @@ class GenerateRequest(message.Message):
     adapter_id: builtins.str
     """Empty: the base model."""
     tenant_id: builtins.str
-    """Whose request it is, for journals; no decision depends on it. May be empty."""
+    """Tenant of the request, for journals; no decision depends on it. May be
+    empty.
+    """
     seed: builtins.int
     """Equal seeds give equal tokens. Drawn by the router if unset."""
     true_output_tokens: builtins.int
-    """A trace's true output length: the model ends there by itself unless
+    """True output length from a trace: the model ends there by itself unless
     ignore_eos is set. No scheduling decision sees it. Unset: drawn from the
     worker's length model.
     """
     fill_context: builtins.bool
-    """Without sampling.max_new_tokens the output may fill what the prompt leaves of
-    max_req_total_len, or of what the API key allows; otherwise 16 tokens.
+    """Without sampling.max_new_tokens the output may use all that the prompt
+    leaves of max_req_total_len, or of the limit of the API key; otherwise 16
+    tokens.
     """
     truncate_prompt_tokens: builtins.int
-    """So many last tokens of the prompt are the prompt. Unset: all of them."""
+    """Use only this many last tokens of the prompt. Unset: all of them."""
     top_logprobs: builtins.int
-    """Messages have the log-probability of each token, and this many alternatives,
-    at most 20. Unset: neither.
+    """Messages carry the log-probability of each token, and this many
+    alternatives, at most 20. Unset: neither.
     """
     without_special_tokens: builtins.bool
-    """The text has its special tokens already: no beginning of sequence is added."""
+    """The text already contains its special tokens: no beginning of sequence is
+    added.
+    """
     @builtins.property
     def token_ids(self) -> TokenIds:
-        """Taken as they are."""
+        """Used as they are."""
 
     @builtins.property
     def sampling(self) -> types_pb2.SamplingParams:
-        """Unset: all of its defaults."""
+        """Unset: all defaults."""
 
     def __init__(
         self,
@@ -142,7 +147,7 @@ class GenerateRequest(message.Message):
 
 @typing.final
 class GenerateResponse(message.Message):
-    """GenerateResponse carries what is new, in order."""
+    """GenerateResponse carries new output, in order."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -151,20 +156,20 @@ class GenerateResponse(message.Message):
     FINISH_FIELD_NUMBER: builtins.int
     LOGPROBS_FIELD_NUMBER: builtins.int
     text: builtins.str
-    """The text of these tokens. A character whose tokens are not all there yet
-    comes with the last of them.
+    """Text of these tokens. A character that is split over several tokens comes
+    with the last of them.
     """
     @builtins.property
     def token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """New tokens since the last message; usually one."""
+        """New tokens since the previous message; usually one."""
 
     @builtins.property
     def finish(self) -> Finish:
-        """Set in the last message of a stream that ends by itself, and in no other."""
+        """Set in the last message of a stream that ends by itself, and only there."""
 
     @builtins.property
     def logprobs(self) -> containers.RepeatedCompositeFieldContainer[TokenLogprobs]:
-        """Beside token_ids, where top_logprobs is set."""
+        """Parallel to token_ids, if top_logprobs is set."""
 
     def __init__(
         self,
@@ -182,7 +187,7 @@ class GenerateResponse(message.Message):
 
 @typing.final
 class TokenLogprobs(message.Message):
-    """TokenLogprobs says how likely a token was."""
+    """TokenLogprobs is the log-probability of one token."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -193,7 +198,7 @@ class TokenLogprobs(message.Message):
     """Natural logarithm of its probability."""
     @builtins.property
     def top_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The most likely tokens at its position, the likeliest first."""
+        """Most likely tokens at its position, most likely first."""
 
     @builtins.property
     def top_logprobs(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
@@ -222,11 +227,9 @@ class Finish(message.Message):
     USAGE_FIELD_NUMBER: builtins.int
     STOP_SEQUENCE_FIELD_NUMBER: builtins.int
     reason: types_pb2.FinishReason.ValueType
-    """Why the output ends here."""
+    """Why the output ended."""
     stop_sequence: builtins.str
-    """The stop sequence that the output has come to; empty: none, as at other
-    ends.
-    """
+    """Stop sequence that ended the output; empty: none, as for other reasons."""
     @builtins.property
     def usage(self) -> types_pb2.Usage:
         """What the request consumed."""
@@ -287,7 +290,7 @@ class ListAdaptersResponse(message.Message):
 
 @typing.final
 class LoadAdapterRequest(message.Message):
-    """LoadAdapterRequest names the adapter to make known."""
+    """LoadAdapterRequest names the adapter to load."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -326,7 +329,7 @@ class LoadAdapterResponse(message.Message):
 
 @typing.final
 class UnloadAdapterRequest(message.Message):
-    """UnloadAdapterRequest names the adapter to forget."""
+    """UnloadAdapterRequest names the adapter to unload."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -346,7 +349,7 @@ class UnloadAdapterRequest(message.Message):
 
 @typing.final
 class UnloadAdapterResponse(message.Message):
-    """UnloadAdapterResponse has no fields: no connected scheduler takes new
+    """UnloadAdapterResponse has no fields: no connected scheduler accepts new
     requests for the adapter.
     """
 
@@ -378,7 +381,9 @@ class GetClusterStatusRequest(message.Message):
 
 @typing.final
 class GetClusterStatusResponse(message.Message):
-    """GetClusterStatusResponse is the cluster as its schedulers see it now."""
+    """GetClusterStatusResponse is the current state of the cluster according to its
+    schedulers.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -419,13 +424,13 @@ class Shard(message.Message):
     model: builtins.str
     """The base model's name."""
     time_scale: builtins.float
-    """Wall seconds in a device second: 2 is twice as slow."""
+    """Wall seconds per device second: 2 is half speed."""
     max_req_input_len: builtins.int
-    """Most tokens of a prompt."""
+    """Maximum tokens of a prompt."""
     max_req_total_len: builtins.int
-    """Most tokens of a prompt and its output together."""
+    """Maximum tokens of a prompt and its output together."""
     num_unplaced: builtins.int
-    """Requests that wait for a worker to attach."""
+    """Requests waiting for a worker to attach."""
     @builtins.property
     def workers(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Worker]:
         """Attached workers."""
@@ -450,20 +455,20 @@ class Shard(message.Message):
 
 @typing.final
 class SetFaultsRequest(message.Message):
-    """SetFaultsRequest has faults on request, of any kind."""
+    """SetFaultsRequest lists faults to inject, of any kind."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     RULES_FIELD_NUMBER: builtins.int
     ADD_FIELD_NUMBER: builtins.int
     add: builtins.bool
-    """Whether those of the calls before go on, with their times and counts; one
-    that holds already stays as it is. Unset: these take their place.
+    """Whether faults of earlier calls stay, with their times and counts; a fault
+    that is already active stays as it is. Unset: these replace them.
     """
     @builtins.property
     def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Such as 'refuse,first=3' or 'slow_worker,worker=worker-0,factor=2'; at most 64.
-        Those of requests hold at this router, the others at every scheduler.
+        """Such as 'refuse,first=3' or 'slow_worker,worker=worker-0,factor=2'; at most
+        64. Faults of requests apply at this router, the others at every scheduler.
         """
 
     def __init__(
@@ -480,7 +485,7 @@ class SetFaultsRequest(message.Message):
 
 @typing.final
 class SetFaultsResponse(message.Message):
-    """SetFaultsResponse says that they hold from now on."""
+    """SetFaultsResponse confirms that they are active."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -518,14 +523,14 @@ class FaultRule(message.Message):
     NUM_REQUESTS_FIELD_NUMBER: builtins.int
     WAITS_FOR_WORKER_FIELD_NUMBER: builtins.int
     rule: builtins.str
-    """As it was asked for."""
+    """The fault, as it was requested."""
     num_requests: builtins.int
-    """Requests of this router, or loads and workers of all its schedulers, that have
-    met it.
+    """Requests of this router, or loads and workers of all its schedulers,
+    affected so far.
     """
     waits_for_worker: builtins.bool
-    """It names a worker, has never been met, and no worker of that name is attached:
-    it waits for one, or the name is mistyped.
+    """Whether it names a worker, has affected nothing yet, and no worker of that
+    name is attached: it waits for one, or the name is mistyped.
     """
     def __init__(
         self,
@@ -549,7 +554,9 @@ class ListFaultsResponse(message.Message):
     FAULTS_FIELD_NUMBER: builtins.int
     @builtins.property
     def faults(self) -> containers.RepeatedCompositeFieldContainer[FaultRule]:
-        """The router's, those of the settings first, then each scheduler's likewise."""
+        """The router's faults, those from the settings first, then each scheduler's
+        likewise.
+        """
 
     def __init__(
         self,
@@ -564,13 +571,13 @@ class ListFaultsResponse(message.Message):
 
 @typing.final
 class WatchClusterRequest(message.Message):
-    """WatchClusterRequest says how often."""
+    """WatchClusterRequest sets the rate."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     HZ_FIELD_NUMBER: builtins.int
     hz: builtins.float
-    """Frames a second, wall time, from 1 to 20; 0: 10."""
+    """Frames per second of wall time, from 1 to 20; 0: 10."""
     def __init__(
         self,
         *,
@@ -591,7 +598,7 @@ class WatchClusterResponse(message.Message):
     SHARDS_FIELD_NUMBER: builtins.int
     @builtins.property
     def shards(self) -> containers.RepeatedCompositeFieldContainer[ShardFrame]:
-        """One each, in the order of the router's settings."""
+        """One per scheduler, in the order of the router's settings."""
 
     def __init__(
         self,
@@ -618,17 +625,17 @@ class ShardFrame(message.Message):
     address: builtins.str
     """Its address."""
     connected: builtins.bool
-    """Whether it is heard of."""
+    """Whether it is connected."""
     watch: builtins.int
-    """Which life of its watch the frame is of, from 1: names, numbers, counts and the
-    clock begin anew with each.
+    """Incarnation of its watch, from 1: names, numbers, counts and the clock start
+    again with each.
     """
     time_scale: builtins.float
-    """Wall seconds in a second of its device clock."""
+    """Wall seconds per second of its device clock."""
     @builtins.property
     def frame(self) -> frame_pb2.Frame:
-        """Its state. Unset: it has none that is newer than the one before, or is not
-        connected.
+        """Its state. Unset: there is no newer one than in the previous message, or it
+        is not connected.
         """
 
     def __init__(

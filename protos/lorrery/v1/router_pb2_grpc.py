@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterServiceStub:
-    """RouterService is the cluster's client side.
+    """RouterService is the client-facing API of the cluster.
     """
 
     def __init__(self, channel):
@@ -78,7 +78,7 @@ class RouterServiceStub:
 
 
 class RouterServiceServicer:
-    """RouterService is the cluster's client side.
+    """RouterService is the client-facing API of the cluster.
     """
 
     def Generate(self, request, context):
@@ -101,19 +101,19 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """LoadAdapter makes an adapter known to all schedulers, those included that
+        """LoadAdapter makes an adapter known to all schedulers, including those that
         connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
         FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
-        another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known), UNAVAILABLE
-        (no scheduler is connected).
+        another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
+        UNAVAILABLE (no scheduler is connected).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """UnloadAdapter makes an adapter unknown to new requests; those that have come
-        in go on with what they began with, also if its name is loaded again.
+        """UnloadAdapter makes an adapter unknown to new requests; accepted requests
+        keep the adapter they started with, even if its name is loaded again.
         Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
         connected).
         """
@@ -122,38 +122,39 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetClusterStatus(self, request, context):
-        """GetClusterStatus says which schedulers and workers serve, and how full they
-        are. No error: a scheduler that cannot be reached is listed as such.
+        """GetClusterStatus returns schedulers and workers with their load. No errors:
+        a scheduler that cannot be reached is listed as such.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetFaults(self, request, context):
-        """SetFaults lets requests of this router meet faults, and loads and workers of
-        all schedulers, in place of those of the call before; no rule ends them.
-        Faults of the settings stay. Errors: INVALID_ARGUMENT (no fault),
-        PERMISSION_DENIED (the key is no operator's), UNAVAILABLE (faults of loads or
-        workers, and no scheduler is connected).
+        """SetFaults injects faults into requests of this router, and into loads and
+        workers of all schedulers, replacing those of earlier calls; they stay until
+        replaced. Faults from the settings stay. Errors: INVALID_ARGUMENT (not a
+        fault), PERMISSION_DENIED (not an operator's key), UNAVAILABLE (faults of
+        loads or workers, and no scheduler is connected).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListFaults(self, request, context):
-        """ListFaults lists the faults that requests of this router may meet, those of
-        the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
+        """ListFaults lists this router's faults of requests, those from the settings
+        first, and then its schedulers' faults. PERMISSION_DENIED: not an operator's
+        key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchCluster(self, request, context):
-        """WatchCluster streams the state of all schedulers, so many times a second,
-        until the caller ends it. A scheduler that is lost is listed as such, and comes
-        back. A caller that reads slowly misses frames, but nothing that they bring of
-        names and counts. Errors: INVALID_ARGUMENT (hz out of range),
-        PERMISSION_DENIED (the key is no operator's).
+        """WatchCluster streams the state of all schedulers at a given rate until the
+        caller ends it. A scheduler that is lost is listed as such, and comes back.
+        A slow reader misses frames, but no names or counts. Errors:
+        INVALID_ARGUMENT (hz out of range), PERMISSION_DENIED (not an operator's
+        key).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -211,7 +212,7 @@ def add_RouterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterService:
-    """RouterService is the cluster's client side.
+    """RouterService is the client-facing API of the cluster.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RouterServiceStub:
-    """RouterService is the cluster's client side."""
+    """RouterService is the client-facing API of the cluster."""
 
     @typing.overload
     def __new__(cls, channel: grpc.Channel) -> _Self: ...
@@ -45,44 +45,45 @@ class RouterServiceStub:
     scheduler is connected.
     """
     LoadAdapter: grpc.UnaryUnaryMultiCallable[router_pb2.LoadAdapterRequest, router_pb2.LoadAdapterResponse]
-    """LoadAdapter makes an adapter known to all schedulers, those included that
+    """LoadAdapter makes an adapter known to all schedulers, including those that
     connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
     FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
-    another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known), UNAVAILABLE
-    (no scheduler is connected).
+    another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
+    UNAVAILABLE (no scheduler is connected).
     """
     UnloadAdapter: grpc.UnaryUnaryMultiCallable[router_pb2.UnloadAdapterRequest, router_pb2.UnloadAdapterResponse]
-    """UnloadAdapter makes an adapter unknown to new requests; those that have come
-    in go on with what they began with, also if its name is loaded again.
+    """UnloadAdapter makes an adapter unknown to new requests; accepted requests
+    keep the adapter they started with, even if its name is loaded again.
     Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
     connected).
     """
     GetClusterStatus: grpc.UnaryUnaryMultiCallable[router_pb2.GetClusterStatusRequest, router_pb2.GetClusterStatusResponse]
-    """GetClusterStatus says which schedulers and workers serve, and how full they
-    are. No error: a scheduler that cannot be reached is listed as such.
+    """GetClusterStatus returns schedulers and workers with their load. No errors:
+    a scheduler that cannot be reached is listed as such.
     """
     SetFaults: grpc.UnaryUnaryMultiCallable[router_pb2.SetFaultsRequest, router_pb2.SetFaultsResponse]
-    """SetFaults lets requests of this router meet faults, and loads and workers of
-    all schedulers, in place of those of the call before; no rule ends them.
-    Faults of the settings stay. Errors: INVALID_ARGUMENT (no fault),
-    PERMISSION_DENIED (the key is no operator's), UNAVAILABLE (faults of loads or
-    workers, and no scheduler is connected).
+    """SetFaults injects faults into requests of this router, and into loads and
+    workers of all schedulers, replacing those of earlier calls; they stay until
+    replaced. Faults from the settings stay. Errors: INVALID_ARGUMENT (not a
+    fault), PERMISSION_DENIED (not an operator's key), UNAVAILABLE (faults of
+    loads or workers, and no scheduler is connected).
     """
     ListFaults: grpc.UnaryUnaryMultiCallable[router_pb2.ListFaultsRequest, router_pb2.ListFaultsResponse]
-    """ListFaults lists the faults that requests of this router may meet, those of
-    the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
+    """ListFaults lists this router's faults of requests, those from the settings
+    first, and then its schedulers' faults. PERMISSION_DENIED: not an operator's
+    key.
     """
     WatchCluster: grpc.UnaryStreamMultiCallable[router_pb2.WatchClusterRequest, router_pb2.WatchClusterResponse]
-    """WatchCluster streams the state of all schedulers, so many times a second,
-    until the caller ends it. A scheduler that is lost is listed as such, and comes
-    back. A caller that reads slowly misses frames, but nothing that they bring of
-    names and counts. Errors: INVALID_ARGUMENT (hz out of range),
-    PERMISSION_DENIED (the key is no operator's).
+    """WatchCluster streams the state of all schedulers at a given rate until the
+    caller ends it. A scheduler that is lost is listed as such, and comes back.
+    A slow reader misses frames, but no names or counts. Errors:
+    INVALID_ARGUMENT (hz out of range), PERMISSION_DENIED (not an operator's
+    key).
     """
 
 @typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
-    """RouterService is the cluster's client side."""
+    """RouterService is the client-facing API of the cluster."""
 
     def __init__(self, channel: aio.Channel) -> None: ...
     Generate: aio.UnaryStreamMultiCallable[router_pb2.GenerateRequest, router_pb2.GenerateResponse]  # type: ignore[assignment]
@@ -97,43 +98,44 @@ class RouterServiceAsyncStub(RouterServiceStub):
     scheduler is connected.
     """
     LoadAdapter: aio.UnaryUnaryMultiCallable[router_pb2.LoadAdapterRequest, router_pb2.LoadAdapterResponse]  # type: ignore[assignment]
-    """LoadAdapter makes an adapter known to all schedulers, those included that
+    """LoadAdapter makes an adapter known to all schedulers, including those that
     connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
     FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
-    another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known), UNAVAILABLE
-    (no scheduler is connected).
+    another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
+    UNAVAILABLE (no scheduler is connected).
     """
     UnloadAdapter: aio.UnaryUnaryMultiCallable[router_pb2.UnloadAdapterRequest, router_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
-    """UnloadAdapter makes an adapter unknown to new requests; those that have come
-    in go on with what they began with, also if its name is loaded again.
+    """UnloadAdapter makes an adapter unknown to new requests; accepted requests
+    keep the adapter they started with, even if its name is loaded again.
     Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
     connected).
     """
     GetClusterStatus: aio.UnaryUnaryMultiCallable[router_pb2.GetClusterStatusRequest, router_pb2.GetClusterStatusResponse]  # type: ignore[assignment]
-    """GetClusterStatus says which schedulers and workers serve, and how full they
-    are. No error: a scheduler that cannot be reached is listed as such.
+    """GetClusterStatus returns schedulers and workers with their load. No errors:
+    a scheduler that cannot be reached is listed as such.
     """
     SetFaults: aio.UnaryUnaryMultiCallable[router_pb2.SetFaultsRequest, router_pb2.SetFaultsResponse]  # type: ignore[assignment]
-    """SetFaults lets requests of this router meet faults, and loads and workers of
-    all schedulers, in place of those of the call before; no rule ends them.
-    Faults of the settings stay. Errors: INVALID_ARGUMENT (no fault),
-    PERMISSION_DENIED (the key is no operator's), UNAVAILABLE (faults of loads or
-    workers, and no scheduler is connected).
+    """SetFaults injects faults into requests of this router, and into loads and
+    workers of all schedulers, replacing those of earlier calls; they stay until
+    replaced. Faults from the settings stay. Errors: INVALID_ARGUMENT (not a
+    fault), PERMISSION_DENIED (not an operator's key), UNAVAILABLE (faults of
+    loads or workers, and no scheduler is connected).
     """
     ListFaults: aio.UnaryUnaryMultiCallable[router_pb2.ListFaultsRequest, router_pb2.ListFaultsResponse]  # type: ignore[assignment]
-    """ListFaults lists the faults that requests of this router may meet, those of
-    the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
+    """ListFaults lists this router's faults of requests, those from the settings
+    first, and then its schedulers' faults. PERMISSION_DENIED: not an operator's
+    key.
     """
     WatchCluster: aio.UnaryStreamMultiCallable[router_pb2.WatchClusterRequest, router_pb2.WatchClusterResponse]  # type: ignore[assignment]
-    """WatchCluster streams the state of all schedulers, so many times a second,
-    until the caller ends it. A scheduler that is lost is listed as such, and comes
-    back. A caller that reads slowly misses frames, but nothing that they bring of
-    names and counts. Errors: INVALID_ARGUMENT (hz out of range),
-    PERMISSION_DENIED (the key is no operator's).
+    """WatchCluster streams the state of all schedulers at a given rate until the
+    caller ends it. A scheduler that is lost is listed as such, and comes back.
+    A slow reader misses frames, but no names or counts. Errors:
+    INVALID_ARGUMENT (hz out of range), PERMISSION_DENIED (not an operator's
+    key).
     """
 
 class RouterServiceServicer(metaclass=abc_1.ABCMeta):
-    """RouterService is the cluster's client side."""
+    """RouterService is the client-facing API of the cluster."""
 
     @abc_1.abstractmethod
     def Generate(
@@ -164,11 +166,11 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.LoadAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.LoadAdapterResponse, abc.Awaitable[router_pb2.LoadAdapterResponse]]:
-        """LoadAdapter makes an adapter known to all schedulers, those included that
+        """LoadAdapter makes an adapter known to all schedulers, including those that
         connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
         FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
-        another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known), UNAVAILABLE
-        (no scheduler is connected).
+        another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
+        UNAVAILABLE (no scheduler is connected).
         """
 
     @abc_1.abstractmethod
@@ -177,8 +179,8 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.UnloadAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.UnloadAdapterResponse, abc.Awaitable[router_pb2.UnloadAdapterResponse]]:
-        """UnloadAdapter makes an adapter unknown to new requests; those that have come
-        in go on with what they began with, also if its name is loaded again.
+        """UnloadAdapter makes an adapter unknown to new requests; accepted requests
+        keep the adapter they started with, even if its name is loaded again.
         Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
         connected).
         """
@@ -189,8 +191,8 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.GetClusterStatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.GetClusterStatusResponse, abc.Awaitable[router_pb2.GetClusterStatusResponse]]:
-        """GetClusterStatus says which schedulers and workers serve, and how full they
-        are. No error: a scheduler that cannot be reached is listed as such.
+        """GetClusterStatus returns schedulers and workers with their load. No errors:
+        a scheduler that cannot be reached is listed as such.
         """
 
     @abc_1.abstractmethod
@@ -199,11 +201,11 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.SetFaultsRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.SetFaultsResponse, abc.Awaitable[router_pb2.SetFaultsResponse]]:
-        """SetFaults lets requests of this router meet faults, and loads and workers of
-        all schedulers, in place of those of the call before; no rule ends them.
-        Faults of the settings stay. Errors: INVALID_ARGUMENT (no fault),
-        PERMISSION_DENIED (the key is no operator's), UNAVAILABLE (faults of loads or
-        workers, and no scheduler is connected).
+        """SetFaults injects faults into requests of this router, and into loads and
+        workers of all schedulers, replacing those of earlier calls; they stay until
+        replaced. Faults from the settings stay. Errors: INVALID_ARGUMENT (not a
+        fault), PERMISSION_DENIED (not an operator's key), UNAVAILABLE (faults of
+        loads or workers, and no scheduler is connected).
         """
 
     @abc_1.abstractmethod
@@ -212,8 +214,9 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.ListFaultsRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.ListFaultsResponse, abc.Awaitable[router_pb2.ListFaultsResponse]]:
-        """ListFaults lists the faults that requests of this router may meet, those of
-        the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
+        """ListFaults lists this router's faults of requests, those from the settings
+        first, and then its schedulers' faults. PERMISSION_DENIED: not an operator's
+        key.
         """
 
     @abc_1.abstractmethod
@@ -222,11 +225,11 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.WatchClusterRequest,
         context: _ServicerContext,
     ) -> typing.Union[abc.Iterator[router_pb2.WatchClusterResponse], abc.AsyncIterator[router_pb2.WatchClusterResponse]]:
-        """WatchCluster streams the state of all schedulers, so many times a second,
-        until the caller ends it. A scheduler that is lost is listed as such, and comes
-        back. A caller that reads slowly misses frames, but nothing that they bring of
-        names and counts. Errors: INVALID_ARGUMENT (hz out of range),
-        PERMISSION_DENIED (the key is no operator's).
+        """WatchCluster streams the state of all schedulers at a given rate until the
+        caller ends it. A scheduler that is lost is listed as such, and comes back.
+        A slow reader misses frames, but no names or counts. Errors:
+        INVALID_ARGUMENT (hz out of range), PERMISSION_DENIED (not an operator's
+        key).
         """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

@@ -35,7 +35,7 @@ class _RefusalReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RefusalR
     REFUSAL_REASON_UNSPECIFIED: _RefusalReason.ValueType  # 0
     """Not sent."""
     REFUSAL_REASON_INVALID: _RefusalReason.ValueType  # 1
-    """INVALID_ARGUMENT: a value that cannot be."""
+    """INVALID_ARGUMENT: an impossible value."""
     REFUSAL_REASON_NEVER_FITS: _RefusalReason.ValueType  # 2
     """INVALID_ARGUMENT: no worker could ever hold it."""
     REFUSAL_REASON_UNKNOWN_ADAPTER: _RefusalReason.ValueType  # 3
@@ -43,15 +43,15 @@ class _RefusalReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RefusalR
     REFUSAL_REASON_QUEUE_FULL: _RefusalReason.ValueType  # 4
     """RESOURCE_EXHAUSTED: max_waiting_requests is reached."""
     REFUSAL_REASON_SLO_UNATTAINABLE: _RefusalReason.ValueType  # 5
-    """RESOURCE_EXHAUSTED: dropped by a policy, since its service level cannot be
-    met any more.
+    """RESOURCE_EXHAUSTED: dropped by a policy, because its service level can no
+    longer be met.
     """
     REFUSAL_REASON_RANK_OVER_LIMIT: _RefusalReason.ValueType  # 6
     """FAILED_PRECONDITION: the adapter's rank is over max_lora_rank."""
     REFUSAL_REASON_NO_WORKER: _RefusalReason.ValueType  # 7
     """UNAVAILABLE: no worker for worker_wait_seconds."""
     REFUSAL_REASON_DRAINING: _RefusalReason.ValueType  # 8
-    """UNAVAILABLE: the scheduler is about to stop; another one may take the
+    """UNAVAILABLE: the scheduler is about to stop; another one may accept the
     request.
     """
     REFUSAL_REASON_INTERNAL: _RefusalReason.ValueType  # 9
@@ -66,14 +66,14 @@ class _RefusalReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RefusalR
     """RESOURCE_EXHAUSTED: a quota of the client's key is used up."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
-    """RefusalReason says why a request ends with an error; the router turns it into
-    a gRPC status.
+    """RefusalReason is the reason that a request ends with an error; the router maps
+    it to a gRPC status.
     """
 
 REFUSAL_REASON_UNSPECIFIED: RefusalReason.ValueType  # 0
 """Not sent."""
 REFUSAL_REASON_INVALID: RefusalReason.ValueType  # 1
-"""INVALID_ARGUMENT: a value that cannot be."""
+"""INVALID_ARGUMENT: an impossible value."""
 REFUSAL_REASON_NEVER_FITS: RefusalReason.ValueType  # 2
 """INVALID_ARGUMENT: no worker could ever hold it."""
 REFUSAL_REASON_UNKNOWN_ADAPTER: RefusalReason.ValueType  # 3
@@ -81,15 +81,15 @@ REFUSAL_REASON_UNKNOWN_ADAPTER: RefusalReason.ValueType  # 3
 REFUSAL_REASON_QUEUE_FULL: RefusalReason.ValueType  # 4
 """RESOURCE_EXHAUSTED: max_waiting_requests is reached."""
 REFUSAL_REASON_SLO_UNATTAINABLE: RefusalReason.ValueType  # 5
-"""RESOURCE_EXHAUSTED: dropped by a policy, since its service level cannot be
-met any more.
+"""RESOURCE_EXHAUSTED: dropped by a policy, because its service level can no
+longer be met.
 """
 REFUSAL_REASON_RANK_OVER_LIMIT: RefusalReason.ValueType  # 6
 """FAILED_PRECONDITION: the adapter's rank is over max_lora_rank."""
 REFUSAL_REASON_NO_WORKER: RefusalReason.ValueType  # 7
 """UNAVAILABLE: no worker for worker_wait_seconds."""
 REFUSAL_REASON_DRAINING: RefusalReason.ValueType  # 8
-"""UNAVAILABLE: the scheduler is about to stop; another one may take the
+"""UNAVAILABLE: the scheduler is about to stop; another one may accept the
 request.
 """
 REFUSAL_REASON_INTERNAL: RefusalReason.ValueType  # 9
@@ -110,21 +110,21 @@ class _RefusalScope:
 class _RefusalScopeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RefusalScope.ValueType], builtins.type):
     DESCRIPTOR: descriptor.EnumDescriptor
     REFUSAL_SCOPE_UNSPECIFIED: _RefusalScope.ValueType  # 0
-    """For this request alone, as far as is known."""
+    """This request alone, as far as is known."""
     REFUSAL_SCOPE_TENANT: _RefusalScope.ValueType  # 1
-    """For every new request of its tenant."""
+    """Every new request of its tenant."""
     REFUSAL_SCOPE_ALL: _RefusalScope.ValueType  # 2
-    """For every new request."""
+    """Every new request."""
 
 class RefusalScope(_RefusalScope, metaclass=_RefusalScopeEnumTypeWrapper):
-    """RefusalScope says for whom a refusal holds."""
+    """RefusalScope is the set of requests that a refusal applies to."""
 
 REFUSAL_SCOPE_UNSPECIFIED: RefusalScope.ValueType  # 0
-"""For this request alone, as far as is known."""
+"""This request alone, as far as is known."""
 REFUSAL_SCOPE_TENANT: RefusalScope.ValueType  # 1
-"""For every new request of its tenant."""
+"""Every new request of its tenant."""
 REFUSAL_SCOPE_ALL: RefusalScope.ValueType  # 2
-"""For every new request."""
+"""Every new request."""
 
 @typing.final
 class RouteRequest(message.Message):
@@ -151,8 +151,8 @@ class RouteRequest(message.Message):
 
     @builtins.property
     def adapter_changes(self) -> AdapterChanges:
-        """What the router has learnt of adapters since its hello, from other
-        schedulers.
+        """Adapter changes that the router has learnt from other schedulers since its
+        hello.
         """
 
     def __init__(
@@ -185,20 +185,20 @@ class RouterHello(message.Message):
     router_id: builtins.str
     """For logs."""
     wants_load: builtins.bool
-    """Whether the router wants to hear of the scheduler's load: it knows several."""
+    """Whether the router wants to receive the scheduler's load: it knows several."""
     @builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def adapters(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]:
-        """Not sent any more; adapter_changes has loads and unloads."""
+        """No longer sent; adapter_changes has loads and unloads."""
 
     @builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def unloaded_adapters(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Not sent any more."""
+        """No longer sent."""
 
     @builtins.property
     def adapter_changes(self) -> AdapterChanges:
-        """All that the router knows of loads and unloads at run time."""
+        """All adapter loads and unloads at run time that the router knows."""
 
     def __init__(
         self,
@@ -217,9 +217,9 @@ class RouterHello(message.Message):
 
 @typing.final
 class AdapterChange(message.Message):
-    """AdapterChange is the latest that happened to an adapter at run time. Of two
-    changes of one adapter the one with the higher version holds, whoever brings
-    it; of equal versions the higher rank.
+    """AdapterChange is the latest change of an adapter at run time. Of two changes
+    of one adapter the one with the higher version applies, whoever sends it; of
+    equal versions the one with the higher rank.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -248,7 +248,7 @@ class AdapterChange(message.Message):
 
 @typing.final
 class AdapterChanges(message.Message):
-    """AdapterChanges tells changes to adapters."""
+    """AdapterChanges lists changes of adapters."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -256,10 +256,10 @@ class AdapterChanges(message.Message):
     WHOLE_FIELD_NUMBER: builtins.int
     FORGOTTEN_FIELD_NUMBER: builtins.int
     whole: builtins.bool
-    """Whether these are all that the sender knows, as in a hello."""
+    """Whether these are all changes known to the sender, as in a hello."""
     forgotten: builtins.int
-    """If so: unloads up to this version may be missing, for they are no longer
-    remembered. 0: none is missing.
+    """If so: unloads up to this version may be missing, because they have been
+    forgotten. 0: none is missing.
     """
     @builtins.property
     def changes(self) -> containers.RepeatedCompositeFieldContainer[AdapterChange]:
@@ -280,7 +280,7 @@ class AdapterChanges(message.Message):
 
 @typing.final
 class Submit(message.Message):
-    """Submit asks for one request. A resumed one carries the tokens that the router
+    """Submit submits one request. A resumed one carries the tokens that the router
     has already received; they keep their positions.
     """
 
@@ -300,7 +300,7 @@ class Submit(message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     TRACESTATE_FIELD_NUMBER: builtins.int
     handle: builtins.int
-    """Chosen by the router, never used again on this stream."""
+    """Chosen by the router, never reused on this stream."""
     request_id: builtins.str
     """Names the request in logs."""
     adapter_id: builtins.str
@@ -312,33 +312,35 @@ class Submit(message.Message):
     produced_token_ids_u32: builtins.bytes
     """Output that the router has received already; empty for a new request."""
     resumed: builtins.bool
-    """Asked for before, on a stream that broke: a full queue takes it all the same,
-    also if it has no tokens yet.
+    """Whether it was submitted before, on a stream that broke: it is accepted even
+    if the queue is full, and even if it has no tokens yet.
     """
     time_left_ps: builtins.int
-    """How long its client still waits for its end, in device time, counted from
-    when the scheduler reads this. 0: for ever.
+    """How long the client waits for its end, in device time, counted from when the
+    scheduler reads this. 0: forever.
     """
     traceparent: builtins.str
-    """The span that the request is part of, as the HTTP header of W3C trace context
-    has it. Empty: none.
+    """The span that the request belongs to, in the format of the HTTP header of
+    W3C trace context. Empty: none.
     """
     tracestate: builtins.str
-    """What tracing systems pass on beside it, as its header has it."""
+    """Trace state that tracing systems pass along with it, in the format of its
+    header.
+    """
     @builtins.property
     def sampling(self) -> Sampling:
-        """What the worker needs to make its tokens."""
+        """What the worker needs to produce its tokens."""
 
     @builtins.property
     def adapter(self) -> types_pb2.Adapter:
-        """The adapter in the version that the router takes it to have, or that a
-        scheduler gave it (AdapterPinned); a resumed request keeps it. Unset: version 0,
-        or none.
+        """The adapter in the version that the router assumes, or that a scheduler
+        assigned (AdapterPinned); a resumed request keeps it. Unset: version 0, or
+        no adapter.
         """
 
     @builtins.property
     def quota(self) -> Quota:
-        """What the key that the client showed allows. Unset: everything."""
+        """Limits of the client's API key. Unset: none."""
 
     def __init__(
         self,
@@ -365,8 +367,8 @@ class Submit(message.Message):
 
 @typing.final
 class Quota(message.Message):
-    """Quota is what a scheduler counts for an API key, and how much of it is
-    allowed; 0: any number. Minutes are of the device clock.
+    """Quota has the limits of an API key that a scheduler enforces; 0: no limit.
+    Minutes are of the device clock.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -378,17 +380,17 @@ class Quota(message.Message):
     MAX_WAITING_FIELD_NUMBER: builtins.int
     WEIGHT_FIELD_NUMBER: builtins.int
     key: builtins.str
-    """The key's name, under which it is counted; never the key."""
+    """Name of the key, under which usage is counted; never the key itself."""
     requests_per_minute: builtins.int
-    """Requests taken in; as many may come at once."""
+    """Requests per minute; a burst may have as many."""
     tokens_per_minute: builtins.int
-    """Prompt and output; the output that was asked for counts at first, and what
-    was produced of it in the end.
+    """Prompt and output tokens per minute; the requested output is charged first,
+    and replaced at the end by what was produced.
     """
     max_running: builtins.int
-    """Requests on workers at once; others wait."""
+    """Requests running at once; others wait."""
     max_waiting: builtins.int
-    """Requests that wait."""
+    """Waiting requests."""
     weight: builtins.str
     """The tenant's share under a fair policy, a decimal number; empty: 1."""
     def __init__(
@@ -409,7 +411,7 @@ class Quota(message.Message):
 
 @typing.final
 class Sampling(message.Message):
-    """Sampling is what the device needs to know to make a sequence's tokens."""
+    """Sampling is what the device needs to produce a sequence's tokens."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -421,23 +423,23 @@ class Sampling(message.Message):
     MIN_NEW_TOKENS_FIELD_NUMBER: builtins.int
     SAMPLER_FIELD_NUMBER: builtins.int
     seed: builtins.int
-    """Drawn by the router where the client gave none."""
+    """Drawn by the router if the client gave none."""
     max_new_tokens: builtins.int
-    """Most output tokens, those already produced included."""
+    """Maximum output tokens, including those already produced."""
     ignore_eos: builtins.bool
     """As in SamplingParams."""
     true_output_tokens: builtins.int
     """0: unknown."""
     min_new_tokens: builtins.int
-    """As in SamplingParams, those already produced included."""
+    """As in SamplingParams, including tokens already produced."""
     @builtins.property
     def stop_sequences_u32(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """Each an array of token ids."""
 
     @builtins.property
     def sampler(self) -> Sampler:
-        """How words are drawn where the worker has logits. Unset: the likeliest, without
-        penalties.
+        """How tokens are drawn if the worker has logits. Unset: the most likely ones,
+        without penalties.
         """
 
     def __init__(
@@ -459,8 +461,8 @@ class Sampling(message.Message):
 
 @typing.final
 class Sampler(message.Message):
-    """Sampler is how a request wants its words drawn, normalised: greedy decoding has
-    temperature and top_p 1 and top_k 1.
+    """Sampler has the normalised sampling parameters of a request: greedy decoding
+    has temperature and top_p 1 and top_k 1.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -471,9 +473,9 @@ class Sampler(message.Message):
     TOP_P_FIELD_NUMBER: builtins.int
     TOP_K_FIELD_NUMBER: builtins.int
     presence_penalty: builtins.float
-    """Taken once from the logit of a word that the output has had."""
+    """Subtracted once from the logit of a token that the output contains."""
     frequency_penalty: builtins.float
-    """Taken as often as the output has had it."""
+    """Subtracted for each occurrence of the token in the output."""
     temperature: builtins.float
     """0: 1."""
     top_p: builtins.float
@@ -522,20 +524,20 @@ class RouteResponse(message.Message):
 
     @builtins.property
     def draining(self) -> SchedulerDraining:
-        """No new requests, please: the scheduler is about to stop."""
+        """No new requests: the scheduler is about to stop."""
 
     @builtins.property
     def adapter_changes(self) -> AdapterChanges:
-        """What the scheduler has learnt of adapters since its hello."""
+        """Adapter changes that the scheduler has learnt since its hello."""
 
     @builtins.property
     def adapter_pinned(self) -> AdapterPinned:
-        """The adapter of a request is another version than its Submit had."""
+        """The adapter of a request has another version than in its Submit."""
 
     @builtins.property
     def load(self) -> SchedulerLoad:
-        """How much the scheduler has to do, after its hello and whenever it has
-        changed; at most ten a second.
+        """The scheduler's load, after its hello and whenever it has changed; at most
+        ten times a second.
         """
 
     def __init__(
@@ -569,10 +571,10 @@ class SchedulerHello(message.Message):
     model: builtins.str
     """The base model's name."""
     time_scale: builtins.float
-    """Wall seconds in a device second: 2 is twice as slow."""
+    """Wall seconds per device second: 2 is half speed."""
     @builtins.property
     def adapter_changes(self) -> AdapterChanges:
-        """All that the scheduler knows of loads and unloads at run time."""
+        """All adapter loads and unloads at run time that the scheduler knows."""
 
     def __init__(
         self,
@@ -589,7 +591,7 @@ class SchedulerHello(message.Message):
 
 @typing.final
 class AdapterPinned(message.Message):
-    """AdapterPinned says with which adapter a request goes on to its end."""
+    """AdapterPinned assigns the adapter version that a request keeps to its end."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -615,7 +617,7 @@ class AdapterPinned(message.Message):
 
 @typing.final
 class SchedulerLoad(message.Message):
-    """SchedulerLoad is how much a scheduler has to do."""
+    """SchedulerLoad is the load of a scheduler."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -623,9 +625,9 @@ class SchedulerLoad(message.Message):
     NUM_OPEN_FIELD_NUMBER: builtins.int
     NUM_ROUTERS_FIELD_NUMBER: builtins.int
     num_workers: builtins.int
-    """Attached workers that take new sequences."""
+    """Attached workers that accept new sequences."""
     num_open: builtins.int
-    """Requests that have not ended, of all routers."""
+    """Requests of all routers that have not ended."""
     num_routers: builtins.int
     """Connected routers."""
     def __init__(
@@ -670,9 +672,9 @@ class Tokens(message.Message):
     sent_ps: builtins.int
     """When this message was made."""
     step_ps: builtins.int
-    """How long the last step took."""
+    """Duration of the last step."""
     handles_u32: builtins.bytes
-    """Requests that got a token; one that got several is named as often."""
+    """Requests that got a token; repeated for each token."""
     token_ids_u32: builtins.bytes
     """The token of each handle."""
     @builtins.property
@@ -760,22 +762,24 @@ class Refused(message.Message):
     handle: builtins.int
     """The request's, as in its Submit."""
     reason: RefusalReason.ValueType
-    """Which status the client gets."""
+    """Determines the client's status."""
     message: builtins.str
     """The status's text."""
     retry_ps: builtins.int
-    """After how many device picoseconds the same request may be taken in. Unset:
-    not known.
+    """Device picoseconds after which the same request may be accepted. Unset: not
+    known.
     """
     scope: RefusalScope.ValueType
-    """Who else would be refused until then."""
+    """Which other requests would be refused until then."""
     retry_step_ps: builtins.int
-    """How many device picoseconds later than the one before it each further
-    request may come that its router refuses meanwhile, as scope says.
+    """Additional device picoseconds for each further request that the router
+    refuses meanwhile according to scope.
     """
     @builtins.property
     def facts(self) -> containers.ScalarMap[builtins.str, builtins.str]:
-        """What the message says, for programs: field, value, limit and the like."""
+        """Contents of the message in machine-readable form: field, value, limit and
+        the like.
+        """
 
     def __init__(
         self,
@@ -820,13 +824,13 @@ class AttachRequest(message.Message):
 
     @builtins.property
     def heartbeat(self) -> Heartbeat:
-        """Sent once in heartbeat_seconds. A worker that is silent for
+        """Sent every heartbeat_seconds. A worker that is silent for
         worker_timeout_seconds is lost.
         """
 
     @builtins.property
     def draining(self) -> WorkerDraining:
-        """No new sequences, please: the worker is about to stop."""
+        """No new sequences: the worker is about to stop."""
 
     @builtins.property
     def faults_taken(self) -> FaultsTaken:
@@ -851,7 +855,7 @@ class AttachRequest(message.Message):
 
 @typing.final
 class WorkerHello(message.Message):
-    """WorkerHello announces a worker and what it has."""
+    """WorkerHello announces a worker and its resources."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -873,40 +877,39 @@ class WorkerHello(message.Message):
     gpu: builtins.str
     """Name of the GPU in the catalogue."""
     model: builtins.str
-    """Name of the base model; the scheduler refuses another than its own."""
+    """Name of the base model; the scheduler refuses any but its own."""
     tensor_parallel: builtins.int
     """GPUs of this worker."""
     max_total_token_num: builtins.int
     """KV pool, in tokens."""
     adapter_memory_bytes: builtins.int
-    """Device memory that adapters may take beside the pool; 0: none."""
+    """Device memory available to adapters beside the pool; 0: none."""
     step_time_model: builtins.str
     """Name of the step-time model."""
     needs_prompts: builtins.bool
-    """Plans must carry prompts (echo mode)."""
+    """Whether plans must carry prompts (echo mode)."""
     instance_id: builtins.str
-    """Drawn by each process at its start. A worker that dials again takes the place
-    of its old stream at once; another process of that name is refused.
+    """Drawn by each process at its start. A worker that reconnects takes over its
+    old stream at once; another process with the same name is refused.
     """
     heartbeat_seconds: builtins.float
-    """Seconds between two heartbeats; INVALID_ARGUMENT where they are too rare for
-    worker_timeout_seconds. 0: not said.
+    """Seconds between two heartbeats; INVALID_ARGUMENT if they are too rare for
+    worker_timeout_seconds. 0: unknown.
     """
     device_settings: builtins.str
-    """The settings that its steps and its memory follow from, a JSON object; for the
-    scheduler's journal, from which they are played again. At most 16 KiB. Empty:
-    not said.
+    """The settings that determine its steps and memory, as a JSON object, recorded
+    in the scheduler's journal for replay. At most 16 KiB. Empty: unknown.
     """
     @builtins.property
     def kv_events(self) -> types_pb2.KvEventSource:
-        """Where it publishes KV events; unset: nowhere, and it is sent none.
-        FAILED_PRECONDITION where the scheduler's prefix cache has no blocks.
+        """Where it publishes KV events; unset: it does not, and is sent none.
+        FAILED_PRECONDITION if the scheduler's prefix cache has no blocks.
         """
 
     @builtins.property
     def pace(self) -> Pace:
-        """What its steps take, for placements that predict when a request would end.
-        Unset: not said, and learnt from its steps alone.
+        """Approximate step times, for placements that predict when a request would
+        end. Unset: unknown, learnt from its steps alone.
         """
 
     def __init__(
@@ -934,8 +937,9 @@ class WorkerHello(message.Message):
 
 @typing.final
 class Pace(message.Message):
-    """Pace is about what a step takes: base_ps, and the others times the sequences
-    that decode, their tokens in the KV cache and the prompt tokens it computes.
+    """Pace is an approximate step time: base_ps, plus the other fields times the
+    decoding sequences, their tokens in the KV cache and the prompt tokens
+    computed.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -945,13 +949,13 @@ class Pace(message.Message):
     KV_TOKEN_PS_FIELD_NUMBER: builtins.int
     PROMPT_TOKEN_PS_FIELD_NUMBER: builtins.int
     base_ps: builtins.int
-    """Of every step; at least 1."""
+    """Per step; at least 1."""
     sequence_ps: builtins.int
-    """For each sequence that decodes."""
+    """Per decoding sequence."""
     kv_token_ps: builtins.int
-    """For each of their tokens in the KV cache."""
+    """Per token of these sequences in the KV cache."""
     prompt_token_ps: builtins.int
-    """For each prompt token."""
+    """Per prompt token."""
     def __init__(
         self,
         *,
@@ -968,9 +972,9 @@ class Pace(message.Message):
 
 @typing.final
 class Heartbeat(message.Message):
-    """Heartbeat is a sign of life, and says how far a worker that has a plan is. A
-    step whose end lies worker_timeout_seconds back makes a worker count as lost,
-    and so does a plan of which so long no heartbeat and no step says anything.
+    """Heartbeat shows that a worker is alive, and the progress of its plan. A worker
+    is lost if the end of its step lies worker_timeout_seconds back, or if no
+    heartbeat or step has reported progress of its plan for as long.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -979,11 +983,11 @@ class Heartbeat(message.Message):
     STEP_END_PS_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     plan_id: builtins.int
-    """The plan that runs; 0: none."""
+    """The current plan; 0: none."""
     step_end_ps: builtins.int
-    """When the step under way ends. Only the first that is said of a step counts."""
+    """When the current step ends. Only the first value reported for a step counts."""
     number: builtins.int
-    """Names the heartbeat in its answer; 0: no answer, please."""
+    """Identifies the heartbeat in its answer; 0: no answer requested."""
     def __init__(
         self,
         *,
@@ -1014,7 +1018,7 @@ class WorkerDraining(message.Message):
 
 @typing.final
 class StepDone(message.Message):
-    """StepDone tells the outcome of one step of a plan, at its end."""
+    """StepDone reports the outcome of one step of a plan, at its end."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1029,7 +1033,9 @@ class StepDone(message.Message):
     plan_id: builtins.int
     """The plan's number on this stream."""
     start_ps: builtins.int
-    """Later than the end of the step before: the worker stood still in between."""
+    """Start of the step; later than the end of the previous one if the worker
+    stood idle in between.
+    """
     end_ps: builtins.int
     """When the step ended."""
     handles_u32: builtins.bytes
@@ -1037,11 +1043,11 @@ class StepDone(message.Message):
     token_ids_u32: builtins.bytes
     """The token of each handle."""
     finished_handles_u32: builtins.bytes
-    """Sequences that ended with this step, and why (FinishReason values)."""
+    """Sequences that ended with this step."""
     finish_reasons_u32: builtins.bytes
     """FinishReason of each ended sequence."""
     hand_back: builtins.bool
-    """The plan is over; the worker waits for the next."""
+    """Whether the plan is over; the worker then waits for the next one."""
     def __init__(
         self,
         *,
@@ -1082,7 +1088,7 @@ class AttachResponse(message.Message):
 
     @builtins.property
     def interrupt(self) -> Interrupt:
-        """Hand back early."""
+        """Return control early."""
 
     @builtins.property
     def heartbeat_answer(self) -> HeartbeatAnswer:
@@ -1090,12 +1096,12 @@ class AttachResponse(message.Message):
 
     @builtins.property
     def faults(self) -> WorkerFaults:
-        """What an operator lets go wrong."""
+        """Faults injected by an operator."""
 
     @builtins.property
     def kv_events(self) -> KvEvents:
-        """What has happened to its prefix cache; those of a step follow its StepDone,
-        those of a decision come before its plan.
+        """Changes of its prefix cache; those of a step follow its StepDone, those of
+        a decision precede its plan.
         """
 
     def __init__(
@@ -1118,7 +1124,7 @@ class AttachResponse(message.Message):
 
 @typing.final
 class WorkerFaults(message.Message):
-    """WorkerFaults are an operator's faults of this worker."""
+    """WorkerFaults are an operator's faults for this worker."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1126,10 +1132,10 @@ class WorkerFaults(message.Message):
     ADD_FIELD_NUMBER: builtins.int
     FROM_PS_FIELD_NUMBER: builtins.int
     add: builtins.bool
-    """Whether those that it was told before go on. Unset: these take their place."""
+    """Whether earlier faults stay. Unset: these replace them."""
     from_ps: builtins.int
-    """Since when their times count, to a worker that has just attached. Unset: since
-    the worker takes them.
+    """Time from which their times count, for a worker that has just attached.
+    Unset: when the worker receives them.
     """
     @builtins.property
     def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -1152,7 +1158,7 @@ class WorkerFaults(message.Message):
 
 @typing.final
 class FaultsTaken(message.Message):
-    """FaultsTaken says since when they hold, before any step that they concern."""
+    """FaultsTaken reports when they became active, before any step that they affect."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1172,9 +1178,9 @@ class FaultsTaken(message.Message):
 
 @typing.final
 class HeartbeatAnswer(message.Message):
-    """HeartbeatAnswer tells a worker the device clock. It was stamped after the
-    heartbeat was sent and before the answer came, so the worker notices if its
-    host's clock, or the scheduler's, has jumped.
+    """HeartbeatAnswer gives a worker the device clock. It was stamped after the
+    heartbeat was sent and before the answer arrived, so the worker notices if the
+    clock of its host, or the scheduler's, has jumped.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1183,13 +1189,13 @@ class HeartbeatAnswer(message.Message):
     SENT_PS_FIELD_NUMBER: builtins.int
     ENGINE_FIELD_NUMBER: builtins.int
     number: builtins.int
-    """The heartbeat's."""
+    """Number of the heartbeat."""
     sent_ps: builtins.int
     """The device clock when this message was made."""
     @builtins.property
     def engine(self) -> EngineCounts:
-        """What the worker shows of its replica; unset where nothing has changed, or
-        nothing is shown.
+        """Metrics of its replica to export; unset if nothing has changed, or none are
+        exported.
         """
 
     def __init__(
@@ -1207,9 +1213,10 @@ class HeartbeatAnswer(message.Message):
 
 @typing.final
 class EngineCounts(message.Message):
-    """EngineCounts is what a worker shows under other engines' names and only its
-    scheduler knows: the replica's present, and what has happened since the last
-    one. Arrays that begin with the same word have equal lengths.
+    """EngineCounts has the metrics that a worker exports under other engines' names
+    and only its scheduler knows: the replica's current state, and events since
+    the previous message. Arrays whose names begin with the same word have equal
+    lengths.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1243,24 +1250,24 @@ class EngineCounts(message.Message):
     num_running: builtins.int
     """Sequences in the batch."""
     num_waiting: builtins.int
-    """Sequences that wait for admission."""
+    """Sequences waiting for admission."""
     num_deferred: builtins.int
-    """Of these, those that wait for their adapter."""
+    """Of these, those waiting for their adapter."""
     kv_usage: builtins.float
     """Share of the KV pool in use."""
     num_preemptions: builtins.int
-    """Sequences that have lost their place in the batch."""
+    """Sequences preempted."""
     prefix_queries: builtins.int
     """Tokens looked up in the prefix cache."""
     prefix_hits: builtins.int
-    """And found there."""
+    """Tokens found in the prefix cache."""
     num_aborted: builtins.int
-    """Requests that were cancelled."""
+    """Cancelled requests."""
     num_failed: builtins.int
-    """Requests that were given up, since a policy or a load failed."""
+    """Requests given up because a policy or a load failed."""
     @builtins.property
     def first_token_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """From the arrival of each request that got its first token until then."""
+        """TTFT of each request that got its first token."""
 
     @builtins.property
     def first_prompt_tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -1272,7 +1279,7 @@ class EngineCounts(message.Message):
 
     @builtins.property
     def ended_reasons(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Of each request that ended: why (FinishReason values)."""
+        """FinishReason of each request that ended."""
 
     @builtins.property
     def ended_prompt_tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -1288,11 +1295,11 @@ class EngineCounts(message.Message):
 
     @builtins.property
     def ended_max_tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """What it asked for at most."""
+        """Its maximum output tokens."""
 
     @builtins.property
     def ended_requeues(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """How often it was queued again."""
+        """How often it was requeued."""
 
     @builtins.property
     def ended_queue_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -1300,31 +1307,31 @@ class EngineCounts(message.Message):
 
     @builtins.property
     def ended_prefill_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """From there to its first token."""
+        """From first admission to its first token."""
 
     @builtins.property
     def ended_decode_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """From there to its end."""
+        """From first token to its end."""
 
     @builtins.property
     def adapters(self) -> EngineAdapters:
-        """Adapters of requests; unset: as in the last one."""
+        """Adapters of requests; unset: as in the previous message."""
 
     @builtins.property
     def places(self) -> containers.RepeatedCompositeFieldContainer[AdapterPlace]:
-        """Adapters that have come into memory, or left it."""
+        """Adapters that have entered or left memory."""
 
     @builtins.property
     def host_load_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """How long loads from host memory took."""
+        """Durations of loads from host memory."""
 
     @builtins.property
     def disk_load_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """And from disk."""
+        """Durations of loads from disk."""
 
     @builtins.property
     def config(self) -> EngineConfig:
-        """What the replica is; in the first one only."""
+        """Configuration of the replica; only in the first message."""
 
     def __init__(
         self,
@@ -1364,7 +1371,7 @@ class EngineCounts(message.Message):
 
 @typing.final
 class EngineAdapters(message.Message):
-    """EngineAdapters names the adapters that requests of a worker have."""
+    """EngineAdapters lists the adapters of a worker's requests."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1372,11 +1379,11 @@ class EngineAdapters(message.Message):
     WAITING_FIELD_NUMBER: builtins.int
     @builtins.property
     def running(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Those of its batch."""
+        """Adapters in its batch."""
 
     @builtins.property
     def waiting(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Those of its queue."""
+        """Adapters in its queue."""
 
     def __init__(
         self,
@@ -1392,7 +1399,7 @@ class EngineAdapters(message.Message):
 
 @typing.final
 class AdapterPlace(message.Message):
-    """AdapterPlace says where an adapter is from now on."""
+    """AdapterPlace is the new location of an adapter."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1400,7 +1407,7 @@ class AdapterPlace(message.Message):
     GPU_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     adapter_id: builtins.str
-    """Its id; versions of one name are one."""
+    """Its id; versions of one name count as one."""
     gpu: builtins.bool
     """In GPU memory."""
     host: builtins.bool
@@ -1420,7 +1427,7 @@ class AdapterPlace(message.Message):
 
 @typing.final
 class EngineConfig(message.Message):
-    """EngineConfig is what a worker's replica has."""
+    """EngineConfig is the configuration of a worker's replica."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1431,11 +1438,11 @@ class EngineConfig(message.Message):
     pool_tokens: builtins.int
     """Tokens of the KV pool."""
     block_size: builtins.int
-    """Tokens in a block of it."""
+    """Tokens per KV block."""
     prefix_caching: builtins.bool
     """Whether there is a prefix cache."""
     max_loras: builtins.int
-    """Places for adapters on the GPU; 0: memory is the bound."""
+    """Maximum adapters on the GPU; 0: bounded by memory."""
     def __init__(
         self,
         *,
@@ -1467,7 +1474,7 @@ class GetDemandRequest(message.Message):
 
 @typing.final
 class GetDemandResponse(message.Message):
-    """GetDemandResponse says how much a scheduler needs workers."""
+    """GetDemandResponse is how much a scheduler needs workers."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1475,14 +1482,14 @@ class GetDemandResponse(message.Message):
     FIRST_TO_LEAVE_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     first_to_leave: builtins.str
-    """Which of its workers has least to do, and would be missed least. Empty: it has
-    none that takes new sequences, or one is leaving already.
+    """Its least loaded worker, which it can spare best. Empty: no worker accepts
+    new sequences, or one is leaving already.
     """
     draining: builtins.bool
     """Whether it is about to stop."""
     @builtins.property
     def load(self) -> SchedulerLoad:
-        """What it has to do."""
+        """Its load."""
 
     def __init__(
         self,
@@ -1508,14 +1515,16 @@ class WorkerWelcome(message.Message):
     FAULTS_FROM_PS_FIELD_NUMBER: builtins.int
     SENT_UNIX_NS_FIELD_NUMBER: builtins.int
     time_scale: builtins.float
-    """Wall seconds in a device second: 2 is twice as slow."""
+    """Wall seconds per device second: 2 is half speed."""
     sent_ps: builtins.int
     """The device clock now."""
     faults_from_ps: builtins.int
-    """When the scheduler's first worker attached: the times of faults count from here."""
+    """When the scheduler's first worker attached, from which the times of faults
+    count.
+    """
     sent_unix_ns: builtins.int
-    """Unix time at sent_ps, in nanoseconds, for the times of spans. 0: the scheduler
-    makes none.
+    """Unix time at sent_ps, in nanoseconds, for the times of spans. 0: the
+    scheduler exports none.
     """
     def __init__(
         self,
@@ -1533,7 +1542,7 @@ class WorkerWelcome(message.Message):
 
 @typing.final
 class Plan(message.Message):
-    """Plan says what to run until something must be decided again."""
+    """Plan is what to run until the next decision."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1557,33 +1566,33 @@ class Plan(message.Message):
     plan_id: builtins.int
     """Counts up from 1 on each stream."""
     start_ps: builtins.int
-    """The boundary at which it was decided; its first step starts here."""
+    """Step boundary at which it was decided; its first step starts here."""
     sent_ps: builtins.int
     """The device clock when this message was made."""
     max_steps: builtins.int
-    """Run at most this many steps. 0: none; only forget what leaves, and wait for
-    the next plan without handing back.
+    """Maximum steps to run. 0: none; only forget the sequences that leave, and
+    wait for the next plan without returning control.
     """
     until_ps: builtins.int
-    """Hand back at the first boundary at or after this time."""
+    """Return control at the first boundary at or after this time."""
     leaves_u32: builtins.bytes
     """Sequences to forget."""
     prefill_handles_u32: builtins.bytes
     """Sequences with a prefill chunk in the first step."""
     prefill_new_tokens_u32: builtins.bytes
-    """Tokens that the chunk computes."""
+    """Tokens computed in the chunk."""
     prefill_past_tokens_u32: builtins.bytes
-    """Tokens that are in the cache before it."""
+    """Tokens cached before it."""
     prefill_samples_u32: builtins.bytes
-    """1 where the chunk ends the prompt and so gives a token, otherwise 0."""
+    """1 if the chunk ends the prompt and so produces a token, else 0."""
     decode: builtins.bool
-    """Whether every sequence past its prompt gets a token too."""
+    """Whether every sequence past its prompt also gets a token."""
     hold: builtins.bool
-    """Sequences that end keep their place until they leave; only when the last one
-    has ended does the worker hand back (static batching).
+    """Whether ended sequences keep their place until they leave; the worker then
+    returns control only when the last one has ended (static batching).
     """
     wait_ps: builtins.int
-    """The first step waits this long for adapters on their way, and is longer by it."""
+    """Time that the first step waits for adapter loads, and by which it is longer."""
     @builtins.property
     def joins(self) -> containers.RepeatedCompositeFieldContainer[Join]:
         """Sequences new to this worker."""
@@ -1594,13 +1603,13 @@ class Plan(message.Message):
 
     @builtins.property
     def adapter_evictions(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Adapters to remove from GPU memory: the id, or for one loaded at run time
+        """Adapters to evict from GPU memory: the id, or for one loaded at run time
         id@version.
         """
 
     @builtins.property
     def engine(self) -> EngineCounts:
-        """What the worker shows of its replica; unset where nothing is shown."""
+        """Metrics of its replica to export; unset if none are exported."""
 
     def __init__(
         self,
@@ -1646,24 +1655,24 @@ class Join(message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     TRACESTATE_FIELD_NUMBER: builtins.int
     handle: builtins.int
-    """The scheduler's name for the sequence, in every later message of this
+    """The scheduler's handle of the sequence in every later message of this
     stream.
     """
     prompt_tokens: builtins.int
     """Tokens of the prompt."""
     prompt_token_ids_u32: builtins.bytes
-    """Only if the worker said needs_prompts."""
+    """Only if the worker announced needs_prompts."""
     produced_token_ids_u32: builtins.bytes
     """Tokens already produced elsewhere."""
     traceparent: builtins.str
-    """The span that its run here is part of, as the HTTP header of W3C trace context
-    has it. Empty: nobody keeps one.
+    """The span that its run here belongs to, in the format of the HTTP header of
+    W3C trace context. Empty: no tracing.
     """
     tracestate: builtins.str
     """As in Submit."""
     @builtins.property
     def sampling(self) -> Sampling:
-        """How to make its tokens."""
+        """How to produce its tokens."""
 
     @builtins.property
     def adapter(self) -> types_pb2.Adapter:
@@ -1689,8 +1698,8 @@ class Join(message.Message):
 
 @typing.final
 class Interrupt(message.Message):
-    """Interrupt asks for the first boundary at or after a time. It is ignored if
-    the plan is over.
+    """Interrupt asks the worker to return control at the first boundary at or after
+    a time. It is ignored if the plan is over.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1698,9 +1707,9 @@ class Interrupt(message.Message):
     PLAN_ID_FIELD_NUMBER: builtins.int
     AT_PS_FIELD_NUMBER: builtins.int
     plan_id: builtins.int
-    """The plan that is meant."""
+    """The plan to interrupt."""
     at_ps: builtins.int
-    """Hand back at the first boundary at or after this time."""
+    """Return control at the first boundary at or after this time."""
     def __init__(
         self,
         *,
@@ -1725,7 +1734,7 @@ class KvEvents(message.Message):
     EVENTS_FIELD_NUMBER: builtins.int
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
     block_size: builtins.int
-    """Tokens in a block; 0 where none is stored."""
+    """Tokens per block; 0 if none is stored."""
     @builtins.property
     def events(self) -> containers.RepeatedCompositeFieldContainer[KvEvent]:
         """At least one."""
@@ -1753,15 +1762,15 @@ class KvEvent(message.Message):
     CLEARED_FIELD_NUMBER: builtins.int
     @builtins.property
     def stored(self) -> BlocksStored:
-        """Blocks can be found from now on."""
+        """Blocks were added."""
 
     @builtins.property
     def removed(self) -> BlocksRemoved:
-        """Blocks are gone."""
+        """Blocks were removed."""
 
     @builtins.property
     def cleared(self) -> AllBlocksCleared:
-        """All blocks are gone."""
+        """All blocks were removed."""
 
     def __init__(
         self,
@@ -1780,8 +1789,8 @@ class KvEvent(message.Message):
 
 @typing.final
 class BlocksStored(message.Message):
-    """BlocksStored names blocks, each of which follows the one before. A hash covers
-    a block's tokens, all before them, and the adapter in its version.
+    """BlocksStored lists blocks, each of which follows the one before. A hash covers
+    a block's tokens, all tokens before them, and the adapter in its version.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1791,12 +1800,12 @@ class BlocksStored(message.Message):
     TOKEN_IDS_U32_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     parent_block_hash: builtins.int
-    """The block that the first one follows; unset: a prompt begins with it."""
+    """The block that the first one follows; unset: it starts a prompt."""
     token_ids_u32: builtins.bytes
-    """Of all the blocks, one after another."""
+    """Tokens of all blocks, concatenated."""
     @builtins.property
     def block_hashes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """One for each block."""
+        """One per block."""
 
     @builtins.property
     def adapter(self) -> types_pb2.Adapter:
@@ -1820,14 +1829,14 @@ class BlocksStored(message.Message):
 
 @typing.final
 class BlocksRemoved(message.Message):
-    """BlocksRemoved names blocks that were stored."""
+    """BlocksRemoved lists blocks that were stored."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     BLOCK_HASHES_FIELD_NUMBER: builtins.int
     @builtins.property
     def block_hashes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Each before the one that it follows."""
+        """Each before the block that it follows."""
 
     def __init__(
         self,
@@ -1857,13 +1866,13 @@ class AllBlocksCleared(message.Message):
 
 @typing.final
 class WatchKvEventsRequest(message.Message):
-    """WatchKvEventsRequest says whose caches to follow."""
+    """WatchKvEventsRequest selects the workers to follow."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
-    """Empty: those of all workers, also of those that attach later."""
+    """Empty: all workers, including those that attach later."""
     def __init__(
         self,
         *,
@@ -1877,10 +1886,10 @@ class WatchKvEventsRequest(message.Message):
 
 @typing.final
 class WatchKvEventsResponse(message.Message):
-    """WatchKvEventsResponse has events of one worker. The first ones of each begin
-    with AllBlocksCleared and go on with what is in its cache; so do those of a
-    worker that attaches. A worker that is lost has AllBlocksCleared for its last,
-    and one that was asked for by name and is not there for its first.
+    """WatchKvEventsResponse has events of one worker. For each worker, also for one
+    that attaches later, they begin with AllBlocksCleared and the contents of its
+    cache. AllBlocksCleared is the last event of a worker that is lost, and the
+    first one of a worker that was named but is not attached.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1888,10 +1897,10 @@ class WatchKvEventsResponse(message.Message):
     WORKER_ID_FIELD_NUMBER: builtins.int
     EVENTS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
-    """Whose."""
+    """Name of the worker."""
     @builtins.property
     def events(self) -> KvEvents:
-        """What has happened."""
+        """Its events."""
 
     def __init__(
         self,
@@ -1909,7 +1918,7 @@ class WatchKvEventsResponse(message.Message):
 class RegisterAdapterRequest(message.Message):
     """--- operators -------------------------------------------------------------
 
-    RegisterAdapterRequest names the adapter to make known.
+    RegisterAdapterRequest names the adapter to register.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1917,9 +1926,9 @@ class RegisterAdapterRequest(message.Message):
     ADAPTER_FIELD_NUMBER: builtins.int
     @builtins.property
     def adapter(self) -> types_pb2.Adapter:
-        """As in LoadAdapterRequest. Version 0: this scheduler decides. Otherwise another
-        one has decided, and this one takes the version over unless it knows a higher
-        one.
+        """As in LoadAdapterRequest. Version 0: this scheduler chooses the version.
+        Otherwise another one has, and this one adopts it unless it knows a higher
+        version.
         """
 
     def __init__(
@@ -1935,14 +1944,14 @@ class RegisterAdapterRequest(message.Message):
 
 @typing.final
 class RegisterAdapterResponse(message.Message):
-    """RegisterAdapterResponse says which version is known now."""
+    """RegisterAdapterResponse has the version known now."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     ADAPTER_FIELD_NUMBER: builtins.int
     @builtins.property
     def adapter(self) -> types_pb2.Adapter:
-        """The adapter; unset where it has been unloaded since."""
+        """The adapter; unset if it has been unloaded since."""
 
     def __init__(
         self,
@@ -1957,7 +1966,7 @@ class RegisterAdapterResponse(message.Message):
 
 @typing.final
 class UnregisterAdapterRequest(message.Message):
-    """UnregisterAdapterRequest names the adapter to forget."""
+    """UnregisterAdapterRequest names the adapter to unregister."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1966,7 +1975,7 @@ class UnregisterAdapterRequest(message.Message):
     adapter_id: builtins.str
     """Known to the scheduler."""
     version: builtins.int
-    """0: this scheduler decides. Otherwise another one has decided, as in
+    """0: this scheduler chooses the version. Otherwise another one has, as in
     RegisterAdapterRequest.
     """
     def __init__(
@@ -1983,13 +1992,13 @@ class UnregisterAdapterRequest(message.Message):
 
 @typing.final
 class UnregisterAdapterResponse(message.Message):
-    """UnregisterAdapterResponse says as what the unload is known."""
+    """UnregisterAdapterResponse has the version of the unload."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """Of the unload."""
+    """Version of the unload."""
     def __init__(
         self,
         *,
@@ -2003,16 +2012,16 @@ class UnregisterAdapterResponse(message.Message):
 
 @typing.final
 class GetStatusRequest(message.Message):
-    """GetStatusRequest says how much of the state is wanted."""
+    """GetStatusRequest selects parts of the state."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     ADAPTER_ID_FIELD_NUMBER: builtins.int
     NO_ADAPTERS_FIELD_NUMBER: builtins.int
     adapter_id: builtins.str
-    """Set: of the adapters this one alone, if it is known, and no workers."""
+    """If set: only this adapter, if it is known, and no workers."""
     no_adapters: builtins.bool
-    """Whether adapters are left out."""
+    """Whether to omit adapters."""
     def __init__(
         self,
         *,
@@ -2027,7 +2036,7 @@ class GetStatusRequest(message.Message):
 
 @typing.final
 class GetStatusResponse(message.Message):
-    """GetStatusResponse is the scheduler's state now."""
+    """GetStatusResponse is the scheduler's current state."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -2041,13 +2050,13 @@ class GetStatusResponse(message.Message):
     model: builtins.str
     """The base model's name."""
     time_scale: builtins.float
-    """Wall seconds in a device second: 2 is twice as slow."""
+    """Wall seconds per device second: 2 is half speed."""
     max_req_input_len: builtins.int
-    """Most tokens of a prompt."""
+    """Maximum tokens of a prompt."""
     max_req_total_len: builtins.int
-    """Most tokens of a prompt and its output together."""
+    """Maximum tokens of a prompt and its output together."""
     num_unplaced: builtins.int
-    """Requests that wait for a worker to attach."""
+    """Requests waiting for a worker to attach."""
     @builtins.property
     def adapters(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]:
         """Adapters that requests may name."""
@@ -2077,7 +2086,7 @@ class GetStatusResponse(message.Message):
 class ExpectNoWorkerRequest(message.Message):
     """--- workers that do not come ------------------------------------------------
 
-    ExpectNoWorkerRequest says that none is to come.
+    ExpectNoWorkerRequest announces that no worker will come.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -2093,7 +2102,7 @@ class ExpectNoWorkerRequest(message.Message):
 
 @typing.final
 class ExpectNoWorkerResponse(message.Message):
-    """ExpectNoWorkerResponse says that nobody waits for one."""
+    """ExpectNoWorkerResponse confirms that no request waits for one."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -2110,7 +2119,7 @@ class ExpectNoWorkerResponse(message.Message):
 class SetClusterFaultsRequest(message.Message):
     """--- faults on request -------------------------------------------------------
 
-    SetClusterFaultsRequest has faults of workers and loads.
+    SetClusterFaultsRequest lists faults of workers and loads to inject.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -2118,8 +2127,8 @@ class SetClusterFaultsRequest(message.Message):
     RULES_FIELD_NUMBER: builtins.int
     ADD_FIELD_NUMBER: builtins.int
     add: builtins.bool
-    """Whether those of the calls before go on, with their times and counts; one
-    that holds already stays as it is. Unset: these take their place.
+    """Whether faults of earlier calls stay, with their times and counts; a fault
+    that is already active stays as it is. Unset: these replace them.
     """
     @builtins.property
     def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -2139,7 +2148,7 @@ class SetClusterFaultsRequest(message.Message):
 
 @typing.final
 class SetClusterFaultsResponse(message.Message):
-    """SetClusterFaultsResponse says that they hold from now on."""
+    """SetClusterFaultsResponse confirms that they are active."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -2177,12 +2186,12 @@ class ClusterFault(message.Message):
     NUM_MET_FIELD_NUMBER: builtins.int
     WAITS_FOR_WORKER_FIELD_NUMBER: builtins.int
     rule: builtins.str
-    """As it was asked for."""
+    """The fault, as it was requested."""
     num_met: builtins.int
-    """Loads and workers of this scheduler that have met it."""
+    """Loads and workers of this scheduler affected so far."""
     waits_for_worker: builtins.bool
-    """It names a worker, has never been met here, and no worker of that name is
-    attached.
+    """Whether it names a worker, has affected nothing here, and no worker of that
+    name is attached.
     """
     def __init__(
         self,
@@ -2206,7 +2215,7 @@ class ListClusterFaultsResponse(message.Message):
     FAULTS_FIELD_NUMBER: builtins.int
     @builtins.property
     def faults(self) -> containers.RepeatedCompositeFieldContainer[ClusterFault]:
-        """Those of the settings, then the operator's, in their order."""
+        """Faults from the settings, then the operator's, in their order."""
 
     def __init__(
         self,
@@ -2223,14 +2232,14 @@ class ListClusterFaultsResponse(message.Message):
 class WatchFramesRequest(message.Message):
     """--- watchers ----------------------------------------------------------------
 
-    WatchFramesRequest says how often.
+    WatchFramesRequest sets the rate.
     """
 
     DESCRIPTOR: descriptor.Descriptor
 
     HZ_FIELD_NUMBER: builtins.int
     hz: builtins.float
-    """Frames a second, wall time, from 1 to 20; 0: 10."""
+    """Frames per second of wall time, from 1 to 20; 0: 10."""
     def __init__(
         self,
         *,
@@ -2251,7 +2260,7 @@ class WatchFramesResponse(message.Message):
     FRAME_FIELD_NUMBER: builtins.int
     TIME_SCALE_FIELD_NUMBER: builtins.int
     time_scale: builtins.float
-    """Wall seconds in a second of the device clock."""
+    """Wall seconds per second of the device clock."""
     @builtins.property
     def frame(self) -> frame_pb2.Frame:
         """The state."""

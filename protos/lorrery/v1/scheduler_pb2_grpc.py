@@ -26,13 +26,12 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub:
-    """SchedulerService is spoken inside the cluster, by routers and workers.
+    """SchedulerService is used inside the cluster, by routers and workers.
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
-    arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
-    one of these fields may mean, the one nearest to the reader's clock is meant.
-    Fields that mean durations do not wrap.
+    parallel arrays have equal lengths. Times end in _ps and are picoseconds of
+    the scheduler's device clock, modulo 2^64: of the times that a field can
+    denote, the one nearest to the reader's clock is meant. Durations do not wrap.
     """
 
     def __init__(self, channel):
@@ -99,19 +98,18 @@ class SchedulerServiceStub:
 
 
 class SchedulerServiceServicer:
-    """SchedulerService is spoken inside the cluster, by routers and workers.
+    """SchedulerService is used inside the cluster, by routers and workers.
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
-    arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
-    one of these fields may mean, the one nearest to the reader's clock is meant.
-    Fields that mean durations do not wrap.
+    parallel arrays have equal lengths. Times end in _ps and are picoseconds of
+    the scheduler's device clock, modulo 2^64: of the times that a field can
+    denote, the one nearest to the reader's clock is meant. Durations do not wrap.
     """
 
     def Route(self, request_iterator, context):
-        """Route is one router's stream: requests and cancels down, one message per
-        step up. It begins with RouterHello and is answered by SchedulerHello. When
-        it breaks, the scheduler cancels what it owned.
+        """Route is one router's stream: requests and cancellations down, one message
+        per step up. It begins with RouterHello and is answered by SchedulerHello.
+        When it breaks, the scheduler cancels the requests it owned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -127,8 +125,8 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetDemand(self, request, context):
-        """GetDemand says how much the scheduler needs workers, to one that looks for the
-        scheduler to attach to, or to move to. No errors of its own.
+        """GetDemand returns how much the scheduler needs workers, for a worker that
+        chooses a scheduler to attach or move to. No errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,8 +142,8 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterAdapter(self, request, context):
-        """UnregisterAdapter makes an adapter unknown to new requests; running ones go
-        on. NOT_FOUND: no such adapter.
+        """UnregisterAdapter makes an adapter unknown to new requests; running ones
+        continue. NOT_FOUND: no such adapter.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,8 +157,8 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExpectNoWorker(self, request, context):
-        """ExpectNoWorker says that no worker is to come: requests that wait for one are
-        refused at once, and so are later ones until one attaches all the same. No
+        """ExpectNoWorker announces that no worker will come: requests waiting for one
+        are refused at once, as are later ones until a worker attaches after all. No
         errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -168,9 +166,9 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetClusterFaults(self, request, context):
-        """SetClusterFaults lets faults of workers and loads happen from now on, in
-        place of those of the calls before or beside them. INVALID_ARGUMENT: one is
-        none, there are too many, or two do not go together.
+        """SetClusterFaults injects faults of workers and loads from now on, replacing
+        or extending those of earlier calls. INVALID_ARGUMENT: not a fault, too
+        many, or two that conflict.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,18 +183,19 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchKvEvents(self, request, context):
-        """WatchKvEvents follows the prefix caches of workers: first what each has, then
-        every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
-        prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
+        """WatchKvEvents follows the prefix caches of workers: first the contents of
+        each, then every change, until the caller ends it. FAILED_PRECONDITION: the
+        scheduler's prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads
+        too slowly.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchFrames(self, request, context):
-        """WatchFrames streams the scheduler's state, a frame so many times a second,
-        until the caller ends it. A caller that reads slowly misses frames, but nothing
-        that they bring of names and counts. INVALID_ARGUMENT: hz out of range.
+        """WatchFrames streams the scheduler's state at a given rate until the caller
+        ends it. A slow reader misses frames, but no names or counts.
+        INVALID_ARGUMENT: hz out of range.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -269,13 +268,12 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService:
-    """SchedulerService is spoken inside the cluster, by routers and workers.
+    """SchedulerService is used inside the cluster, by routers and workers.
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
-    arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
-    one of these fields may mean, the one nearest to the reader's clock is meant.
-    Fields that mean durations do not wrap.
+    parallel arrays have equal lengths. Times end in _ps and are picoseconds of
+    the scheduler's device clock, modulo 2^64: of the times that a field can
+    denote, the one nearest to the reader's clock is meant. Durations do not wrap.
     """
 
     @staticmethod

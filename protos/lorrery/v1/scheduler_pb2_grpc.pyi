@@ -27,13 +27,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SchedulerServiceStub:
-    """SchedulerService is spoken inside the cluster, by routers and workers.
+    """SchedulerService is used inside the cluster, by routers and workers.
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
-    arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
-    one of these fields may mean, the one nearest to the reader's clock is meant.
-    Fields that mean durations do not wrap.
+    parallel arrays have equal lengths. Times end in _ps and are picoseconds of
+    the scheduler's device clock, modulo 2^64: of the times that a field can
+    denote, the one nearest to the reader's clock is meant. Durations do not wrap.
     """
 
     @typing.overload
@@ -41,9 +40,9 @@ class SchedulerServiceStub:
     @typing.overload
     def __new__(cls, channel: aio.Channel) -> SchedulerServiceAsyncStub: ...
     Route: grpc.StreamStreamMultiCallable[scheduler_pb2.RouteRequest, scheduler_pb2.RouteResponse]
-    """Route is one router's stream: requests and cancels down, one message per
-    step up. It begins with RouterHello and is answered by SchedulerHello. When
-    it breaks, the scheduler cancels what it owned.
+    """Route is one router's stream: requests and cancellations down, one message
+    per step up. It begins with RouterHello and is answered by SchedulerHello.
+    When it breaks, the scheduler cancels the requests it owned.
     """
     Attach: grpc.StreamStreamMultiCallable[scheduler_pb2.AttachRequest, scheduler_pb2.AttachResponse]
     """Attach is one worker's stream, dialled by the worker. It begins with
@@ -51,8 +50,8 @@ class SchedulerServiceStub:
     lost. FAILED_PRECONDITION: the worker announces another base model.
     """
     GetDemand: grpc.UnaryUnaryMultiCallable[scheduler_pb2.GetDemandRequest, scheduler_pb2.GetDemandResponse]
-    """GetDemand says how much the scheduler needs workers, to one that looks for the
-    scheduler to attach to, or to move to. No errors of its own.
+    """GetDemand returns how much the scheduler needs workers, for a worker that
+    chooses a scheduler to attach or move to. No errors of its own.
     """
     RegisterAdapter: grpc.UnaryUnaryMultiCallable[scheduler_pb2.RegisterAdapterRequest, scheduler_pb2.RegisterAdapterResponse]
     """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
@@ -60,52 +59,52 @@ class SchedulerServiceStub:
     with another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
     """
     UnregisterAdapter: grpc.UnaryUnaryMultiCallable[scheduler_pb2.UnregisterAdapterRequest, scheduler_pb2.UnregisterAdapterResponse]
-    """UnregisterAdapter makes an adapter unknown to new requests; running ones go
-    on. NOT_FOUND: no such adapter.
+    """UnregisterAdapter makes an adapter unknown to new requests; running ones
+    continue. NOT_FOUND: no such adapter.
     """
     GetStatus: grpc.UnaryUnaryMultiCallable[scheduler_pb2.GetStatusRequest, scheduler_pb2.GetStatusResponse]
     """GetStatus returns limits, adapters and workers. No errors of its own."""
     ExpectNoWorker: grpc.UnaryUnaryMultiCallable[scheduler_pb2.ExpectNoWorkerRequest, scheduler_pb2.ExpectNoWorkerResponse]
-    """ExpectNoWorker says that no worker is to come: requests that wait for one are
-    refused at once, and so are later ones until one attaches all the same. No
+    """ExpectNoWorker announces that no worker will come: requests waiting for one
+    are refused at once, as are later ones until a worker attaches after all. No
     errors of its own.
     """
     SetClusterFaults: grpc.UnaryUnaryMultiCallable[scheduler_pb2.SetClusterFaultsRequest, scheduler_pb2.SetClusterFaultsResponse]
-    """SetClusterFaults lets faults of workers and loads happen from now on, in
-    place of those of the calls before or beside them. INVALID_ARGUMENT: one is
-    none, there are too many, or two do not go together.
+    """SetClusterFaults injects faults of workers and loads from now on, replacing
+    or extending those of earlier calls. INVALID_ARGUMENT: not a fault, too
+    many, or two that conflict.
     """
     ListClusterFaults: grpc.UnaryUnaryMultiCallable[scheduler_pb2.ListClusterFaultsRequest, scheduler_pb2.ListClusterFaultsResponse]
     """ListClusterFaults lists them, after those of the settings. No errors of its
     own.
     """
     WatchKvEvents: grpc.UnaryStreamMultiCallable[scheduler_pb2.WatchKvEventsRequest, scheduler_pb2.WatchKvEventsResponse]
-    """WatchKvEvents follows the prefix caches of workers: first what each has, then
-    every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
-    prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
+    """WatchKvEvents follows the prefix caches of workers: first the contents of
+    each, then every change, until the caller ends it. FAILED_PRECONDITION: the
+    scheduler's prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads
+    too slowly.
     """
     WatchFrames: grpc.UnaryStreamMultiCallable[scheduler_pb2.WatchFramesRequest, scheduler_pb2.WatchFramesResponse]
-    """WatchFrames streams the scheduler's state, a frame so many times a second,
-    until the caller ends it. A caller that reads slowly misses frames, but nothing
-    that they bring of names and counts. INVALID_ARGUMENT: hz out of range.
+    """WatchFrames streams the scheduler's state at a given rate until the caller
+    ends it. A slow reader misses frames, but no names or counts.
+    INVALID_ARGUMENT: hz out of range.
     """
 
 @typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
-    """SchedulerService is spoken inside the cluster, by routers and workers.
+    """SchedulerService is used inside the cluster, by routers and workers.
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
-    arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
-    one of these fields may mean, the one nearest to the reader's clock is meant.
-    Fields that mean durations do not wrap.
+    parallel arrays have equal lengths. Times end in _ps and are picoseconds of
+    the scheduler's device clock, modulo 2^64: of the times that a field can
+    denote, the one nearest to the reader's clock is meant. Durations do not wrap.
     """
 
     def __init__(self, channel: aio.Channel) -> None: ...
     Route: aio.StreamStreamMultiCallable[scheduler_pb2.RouteRequest, scheduler_pb2.RouteResponse]  # type: ignore[assignment]
-    """Route is one router's stream: requests and cancels down, one message per
-    step up. It begins with RouterHello and is answered by SchedulerHello. When
-    it breaks, the scheduler cancels what it owned.
+    """Route is one router's stream: requests and cancellations down, one message
+    per step up. It begins with RouterHello and is answered by SchedulerHello.
+    When it breaks, the scheduler cancels the requests it owned.
     """
     Attach: aio.StreamStreamMultiCallable[scheduler_pb2.AttachRequest, scheduler_pb2.AttachResponse]  # type: ignore[assignment]
     """Attach is one worker's stream, dialled by the worker. It begins with
@@ -113,8 +112,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     lost. FAILED_PRECONDITION: the worker announces another base model.
     """
     GetDemand: aio.UnaryUnaryMultiCallable[scheduler_pb2.GetDemandRequest, scheduler_pb2.GetDemandResponse]  # type: ignore[assignment]
-    """GetDemand says how much the scheduler needs workers, to one that looks for the
-    scheduler to attach to, or to move to. No errors of its own.
+    """GetDemand returns how much the scheduler needs workers, for a worker that
+    chooses a scheduler to attach or move to. No errors of its own.
     """
     RegisterAdapter: aio.UnaryUnaryMultiCallable[scheduler_pb2.RegisterAdapterRequest, scheduler_pb2.RegisterAdapterResponse]  # type: ignore[assignment]
     """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
@@ -122,44 +121,44 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     with another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
     """
     UnregisterAdapter: aio.UnaryUnaryMultiCallable[scheduler_pb2.UnregisterAdapterRequest, scheduler_pb2.UnregisterAdapterResponse]  # type: ignore[assignment]
-    """UnregisterAdapter makes an adapter unknown to new requests; running ones go
-    on. NOT_FOUND: no such adapter.
+    """UnregisterAdapter makes an adapter unknown to new requests; running ones
+    continue. NOT_FOUND: no such adapter.
     """
     GetStatus: aio.UnaryUnaryMultiCallable[scheduler_pb2.GetStatusRequest, scheduler_pb2.GetStatusResponse]  # type: ignore[assignment]
     """GetStatus returns limits, adapters and workers. No errors of its own."""
     ExpectNoWorker: aio.UnaryUnaryMultiCallable[scheduler_pb2.ExpectNoWorkerRequest, scheduler_pb2.ExpectNoWorkerResponse]  # type: ignore[assignment]
-    """ExpectNoWorker says that no worker is to come: requests that wait for one are
-    refused at once, and so are later ones until one attaches all the same. No
+    """ExpectNoWorker announces that no worker will come: requests waiting for one
+    are refused at once, as are later ones until a worker attaches after all. No
     errors of its own.
     """
     SetClusterFaults: aio.UnaryUnaryMultiCallable[scheduler_pb2.SetClusterFaultsRequest, scheduler_pb2.SetClusterFaultsResponse]  # type: ignore[assignment]
-    """SetClusterFaults lets faults of workers and loads happen from now on, in
-    place of those of the calls before or beside them. INVALID_ARGUMENT: one is
-    none, there are too many, or two do not go together.
+    """SetClusterFaults injects faults of workers and loads from now on, replacing
+    or extending those of earlier calls. INVALID_ARGUMENT: not a fault, too
+    many, or two that conflict.
     """
     ListClusterFaults: aio.UnaryUnaryMultiCallable[scheduler_pb2.ListClusterFaultsRequest, scheduler_pb2.ListClusterFaultsResponse]  # type: ignore[assignment]
     """ListClusterFaults lists them, after those of the settings. No errors of its
     own.
     """
     WatchKvEvents: aio.UnaryStreamMultiCallable[scheduler_pb2.WatchKvEventsRequest, scheduler_pb2.WatchKvEventsResponse]  # type: ignore[assignment]
-    """WatchKvEvents follows the prefix caches of workers: first what each has, then
-    every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
-    prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
+    """WatchKvEvents follows the prefix caches of workers: first the contents of
+    each, then every change, until the caller ends it. FAILED_PRECONDITION: the
+    scheduler's prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads
+    too slowly.
     """
     WatchFrames: aio.UnaryStreamMultiCallable[scheduler_pb2.WatchFramesRequest, scheduler_pb2.WatchFramesResponse]  # type: ignore[assignment]
-    """WatchFrames streams the scheduler's state, a frame so many times a second,
-    until the caller ends it. A caller that reads slowly misses frames, but nothing
-    that they bring of names and counts. INVALID_ARGUMENT: hz out of range.
+    """WatchFrames streams the scheduler's state at a given rate until the caller
+    ends it. A slow reader misses frames, but no names or counts.
+    INVALID_ARGUMENT: hz out of range.
     """
 
 class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
-    """SchedulerService is spoken inside the cluster, by routers and workers.
+    """SchedulerService is used inside the cluster, by routers and workers.
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
-    arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
-    one of these fields may mean, the one nearest to the reader's clock is meant.
-    Fields that mean durations do not wrap.
+    parallel arrays have equal lengths. Times end in _ps and are picoseconds of
+    the scheduler's device clock, modulo 2^64: of the times that a field can
+    denote, the one nearest to the reader's clock is meant. Durations do not wrap.
     """
 
     @abc_1.abstractmethod
@@ -168,9 +167,9 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[scheduler_pb2.RouteRequest],
         context: _ServicerContext,
     ) -> typing.Union[abc.Iterator[scheduler_pb2.RouteResponse], abc.AsyncIterator[scheduler_pb2.RouteResponse]]:
-        """Route is one router's stream: requests and cancels down, one message per
-        step up. It begins with RouterHello and is answered by SchedulerHello. When
-        it breaks, the scheduler cancels what it owned.
+        """Route is one router's stream: requests and cancellations down, one message
+        per step up. It begins with RouterHello and is answered by SchedulerHello.
+        When it breaks, the scheduler cancels the requests it owned.
         """
 
     @abc_1.abstractmethod
@@ -190,8 +189,8 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request: scheduler_pb2.GetDemandRequest,
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.GetDemandResponse, abc.Awaitable[scheduler_pb2.GetDemandResponse]]:
-        """GetDemand says how much the scheduler needs workers, to one that looks for the
-        scheduler to attach to, or to move to. No errors of its own.
+        """GetDemand returns how much the scheduler needs workers, for a worker that
+        chooses a scheduler to attach or move to. No errors of its own.
         """
 
     @abc_1.abstractmethod
@@ -211,8 +210,8 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request: scheduler_pb2.UnregisterAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.UnregisterAdapterResponse, abc.Awaitable[scheduler_pb2.UnregisterAdapterResponse]]:
-        """UnregisterAdapter makes an adapter unknown to new requests; running ones go
-        on. NOT_FOUND: no such adapter.
+        """UnregisterAdapter makes an adapter unknown to new requests; running ones
+        continue. NOT_FOUND: no such adapter.
         """
 
     @abc_1.abstractmethod
@@ -229,8 +228,8 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request: scheduler_pb2.ExpectNoWorkerRequest,
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.ExpectNoWorkerResponse, abc.Awaitable[scheduler_pb2.ExpectNoWorkerResponse]]:
-        """ExpectNoWorker says that no worker is to come: requests that wait for one are
-        refused at once, and so are later ones until one attaches all the same. No
+        """ExpectNoWorker announces that no worker will come: requests waiting for one
+        are refused at once, as are later ones until a worker attaches after all. No
         errors of its own.
         """
 
@@ -240,9 +239,9 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request: scheduler_pb2.SetClusterFaultsRequest,
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.SetClusterFaultsResponse, abc.Awaitable[scheduler_pb2.SetClusterFaultsResponse]]:
-        """SetClusterFaults lets faults of workers and loads happen from now on, in
-        place of those of the calls before or beside them. INVALID_ARGUMENT: one is
-        none, there are too many, or two do not go together.
+        """SetClusterFaults injects faults of workers and loads from now on, replacing
+        or extending those of earlier calls. INVALID_ARGUMENT: not a fault, too
+        many, or two that conflict.
         """
 
     @abc_1.abstractmethod
@@ -261,9 +260,10 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request: scheduler_pb2.WatchKvEventsRequest,
         context: _ServicerContext,
     ) -> typing.Union[abc.Iterator[scheduler_pb2.WatchKvEventsResponse], abc.AsyncIterator[scheduler_pb2.WatchKvEventsResponse]]:
-        """WatchKvEvents follows the prefix caches of workers: first what each has, then
-        every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
-        prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
+        """WatchKvEvents follows the prefix caches of workers: first the contents of
+        each, then every change, until the caller ends it. FAILED_PRECONDITION: the
+        scheduler's prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads
+        too slowly.
         """
 
     @abc_1.abstractmethod
@@ -272,9 +272,9 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request: scheduler_pb2.WatchFramesRequest,
         context: _ServicerContext,
     ) -> typing.Union[abc.Iterator[scheduler_pb2.WatchFramesResponse], abc.AsyncIterator[scheduler_pb2.WatchFramesResponse]]:
-        """WatchFrames streams the scheduler's state, a frame so many times a second,
-        until the caller ends it. A caller that reads slowly misses frames, but nothing
-        that they bring of names and counts. INVALID_ARGUMENT: hz out of range.
+        """WatchFrames streams the scheduler's state at a given rate until the caller
+        ends it. A slow reader misses frames, but no names or counts.
+        INVALID_ARGUMENT: hz out of range.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

@@ -20,7 +20,7 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class Observation(message.Message):
-    """Observation is what one sees of the cluster at a moment."""
+    """Observation is the observable state of the cluster at one moment."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -53,18 +53,18 @@ class Observation(message.Message):
     at_seconds: builtins.float
     """Device seconds since the start."""
     num_ready: builtins.int
-    """Worker processes that serve."""
+    """Worker processes in service."""
     num_starting: builtins.int
-    """Worker processes that load their weights."""
+    """Worker processes loading their weights."""
     num_draining: builtins.int
-    """Worker processes that end what they have, and then leave."""
+    """Worker processes draining."""
     done: builtins.bool
-    """Every request has ended, and none will come."""
+    """Whether every request has ended, and no more will arrive."""
     @builtins.property
     def metrics(self) -> containers.ScalarMap[builtins.str, builtins.float]:
-        """By name as in [autoscaler] of the settings: gauges and rates of the whole
-        cluster (of the KV cache the mean use), percentiles in seconds. Rates and
-        percentiles lack before anything has been seen twice.
+        """Metrics by name as in [autoscaler] of the settings: gauges and rates of the
+        whole cluster (for the KV cache the mean use), percentiles in seconds. Rates
+        and percentiles are missing until there are two samples.
         """
 
     def __init__(
@@ -85,13 +85,13 @@ class Observation(message.Message):
 
 @typing.final
 class ObserveRequest(message.Message):
-    """ObserveRequest asks what one sees."""
+    """ObserveRequest asks for an observation."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     WITH_PROMETHEUS_FIELD_NUMBER: builtins.int
     with_prometheus: builtins.bool
-    """Whether `prometheus` is wanted too."""
+    """Whether to fill `prometheus`."""
     def __init__(
         self,
         *,
@@ -105,17 +105,19 @@ class ObserveRequest(message.Message):
 
 @typing.final
 class ObserveResponse(message.Message):
-    """ObserveResponse is what one sees."""
+    """ObserveResponse has an observation."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     OBSERVATION_FIELD_NUMBER: builtins.int
     PROMETHEUS_FIELD_NUMBER: builtins.int
     prometheus: builtins.str
-    """The same as Prometheus' text, under vLLM's names; empty unless asked for."""
+    """The same in Prometheus' text format, under vLLM's names; empty unless
+    requested.
+    """
     @builtins.property
     def observation(self) -> Observation:
-        """What one sees now."""
+        """Current observation."""
 
     def __init__(
         self,
@@ -131,13 +133,13 @@ class ObserveResponse(message.Message):
 
 @typing.final
 class ScaleRequest(message.Message):
-    """ScaleRequest has the number of worker processes."""
+    """ScaleRequest sets the number of worker processes."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     NUM_REPLICAS_FIELD_NUMBER: builtins.int
     num_replicas: builtins.int
-    """That there are to be, those that start included."""
+    """Desired number, including those that are starting."""
     def __init__(
         self,
         *,
@@ -151,7 +153,7 @@ class ScaleRequest(message.Message):
 
 @typing.final
 class ScaleResponse(message.Message):
-    """ScaleResponse has no fields: they start, or drain."""
+    """ScaleResponse has no fields: processes start or drain."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -166,13 +168,13 @@ class ScaleResponse(message.Message):
 
 @typing.final
 class AdvanceRequest(message.Message):
-    """AdvanceRequest has a time."""
+    """AdvanceRequest sets the time to advance."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     SECONDS_FIELD_NUMBER: builtins.int
     seconds: builtins.float
-    """Device seconds that pass; more than 0."""
+    """Device seconds to advance; more than 0."""
     def __init__(
         self,
         *,
@@ -186,14 +188,14 @@ class AdvanceRequest(message.Message):
 
 @typing.final
 class AdvanceResponse(message.Message):
-    """AdvanceResponse is what one sees after it."""
+    """AdvanceResponse has the observation after the time has passed."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     OBSERVATION_FIELD_NUMBER: builtins.int
     @builtins.property
     def observation(self) -> Observation:
-        """What one sees then."""
+        """Observation after it."""
 
     def __init__(
         self,
@@ -223,7 +225,7 @@ class FinishRequest(message.Message):
 
 @typing.final
 class FinishResponse(message.Message):
-    """FinishResponse is what the run came to."""
+    """FinishResponse has the results of the run."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -236,15 +238,15 @@ class FinishResponse(message.Message):
     num_requests: builtins.int
     """Requests of the workload that were sent."""
     num_completed: builtins.int
-    """Of these, those that got all they asked for."""
+    """Requests that completed."""
     gpu_hours: builtins.float
-    """GPU hours from each worker's start until it has gone."""
+    """GPU hours, from each worker's start until it is gone."""
     replicas_mean: builtins.float
-    """Worker processes that served, over time."""
+    """Mean number of worker processes in service over time."""
     good_ratio: builtins.float
     """Share of requests within autoscaler.ttft_seconds and tpot_seconds."""
     num_scalings: builtins.int
-    """Times at which more workers were asked for, or fewer."""
+    """Number of scaling decisions up or down."""
     def __init__(
         self,
         *,

@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class SimulationServiceStub:
-    """SimulationService is a simulated cluster in lock step with its caller: an
-    autoscaler that looks at it, scales it, and lets virtual time pass. Between two
-    calls nothing happens. `lorrery simulate --serve HOST:PORT` serves one run.
+    """SimulationService is a simulated cluster in lockstep with its caller: an
+    autoscaler that observes it, scales it, and advances virtual time. Nothing
+    happens between two calls. `lorrery simulate --serve HOST:PORT` serves one
+    run.
 
     Errors of every call: FAILED_PRECONDITION once Finish has ended the run.
     """
@@ -62,40 +63,41 @@ class SimulationServiceStub:
 
 
 class SimulationServiceServicer:
-    """SimulationService is a simulated cluster in lock step with its caller: an
-    autoscaler that looks at it, scales it, and lets virtual time pass. Between two
-    calls nothing happens. `lorrery simulate --serve HOST:PORT` serves one run.
+    """SimulationService is a simulated cluster in lockstep with its caller: an
+    autoscaler that observes it, scales it, and advances virtual time. Nothing
+    happens between two calls. `lorrery simulate --serve HOST:PORT` serves one
+    run.
 
     Errors of every call: FAILED_PRECONDITION once Finish has ended the run.
     """
 
     def Observe(self, request, context):
-        """Observe returns what one sees now.
+        """Observe returns the current observation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Scale(self, request, context):
-        """Scale lets there be so many worker processes: more start, which takes its time,
-        or some drain. INVALID_ARGUMENT: a number that cannot be. FAILED_PRECONDITION:
-        every request has ended, and none will come.
+        """Scale sets the number of worker processes: more are started, which takes
+        time, or some drain. INVALID_ARGUMENT: an impossible number.
+        FAILED_PRECONDITION: every request has ended, and no more will arrive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Advance(self, request, context):
-        """Advance lets device time pass, and returns what one sees then.
-        INVALID_ARGUMENT: not a time, or none that passes.
+        """Advance advances device time, and returns the observation after it.
+        INVALID_ARGUMENT: not a positive time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Finish(self, request, context):
-        """Finish ends the run and returns what it came to; requests that are still open
-        count as interrupted. The server ends.
+        """Finish ends the run and returns its results; requests still open count as
+        interrupted. The server exits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -133,9 +135,10 @@ def add_SimulationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SimulationService:
-    """SimulationService is a simulated cluster in lock step with its caller: an
-    autoscaler that looks at it, scales it, and lets virtual time pass. Between two
-    calls nothing happens. `lorrery simulate --serve HOST:PORT` serves one run.
+    """SimulationService is a simulated cluster in lockstep with its caller: an
+    autoscaler that observes it, scales it, and advances virtual time. Nothing
+    happens between two calls. `lorrery simulate --serve HOST:PORT` serves one
+    run.
 
     Errors of every call: FAILED_PRECONDITION once Finish has ended the run.
     """

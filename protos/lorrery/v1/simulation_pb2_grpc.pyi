@@ -27,9 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SimulationServiceStub:
-    """SimulationService is a simulated cluster in lock step with its caller: an
-    autoscaler that looks at it, scales it, and lets virtual time pass. Between two
-    calls nothing happens. `lorrery simulate --serve HOST:PORT` serves one run.
+    """SimulationService is a simulated cluster in lockstep with its caller: an
+    autoscaler that observes it, scales it, and advances virtual time. Nothing
+    happens between two calls. `lorrery simulate --serve HOST:PORT` serves one
+    run.
 
     Errors of every call: FAILED_PRECONDITION once Finish has ended the run.
     """
@@ -39,51 +40,53 @@ class SimulationServiceStub:
     @typing.overload
     def __new__(cls, channel: aio.Channel) -> SimulationServiceAsyncStub: ...
     Observe: grpc.UnaryUnaryMultiCallable[simulation_pb2.ObserveRequest, simulation_pb2.ObserveResponse]
-    """Observe returns what one sees now."""
+    """Observe returns the current observation."""
     Scale: grpc.UnaryUnaryMultiCallable[simulation_pb2.ScaleRequest, simulation_pb2.ScaleResponse]
-    """Scale lets there be so many worker processes: more start, which takes its time,
-    or some drain. INVALID_ARGUMENT: a number that cannot be. FAILED_PRECONDITION:
-    every request has ended, and none will come.
+    """Scale sets the number of worker processes: more are started, which takes
+    time, or some drain. INVALID_ARGUMENT: an impossible number.
+    FAILED_PRECONDITION: every request has ended, and no more will arrive.
     """
     Advance: grpc.UnaryUnaryMultiCallable[simulation_pb2.AdvanceRequest, simulation_pb2.AdvanceResponse]
-    """Advance lets device time pass, and returns what one sees then.
-    INVALID_ARGUMENT: not a time, or none that passes.
+    """Advance advances device time, and returns the observation after it.
+    INVALID_ARGUMENT: not a positive time.
     """
     Finish: grpc.UnaryUnaryMultiCallable[simulation_pb2.FinishRequest, simulation_pb2.FinishResponse]
-    """Finish ends the run and returns what it came to; requests that are still open
-    count as interrupted. The server ends.
+    """Finish ends the run and returns its results; requests still open count as
+    interrupted. The server exits.
     """
 
 @typing.type_check_only
 class SimulationServiceAsyncStub(SimulationServiceStub):
-    """SimulationService is a simulated cluster in lock step with its caller: an
-    autoscaler that looks at it, scales it, and lets virtual time pass. Between two
-    calls nothing happens. `lorrery simulate --serve HOST:PORT` serves one run.
+    """SimulationService is a simulated cluster in lockstep with its caller: an
+    autoscaler that observes it, scales it, and advances virtual time. Nothing
+    happens between two calls. `lorrery simulate --serve HOST:PORT` serves one
+    run.
 
     Errors of every call: FAILED_PRECONDITION once Finish has ended the run.
     """
 
     def __init__(self, channel: aio.Channel) -> None: ...
     Observe: aio.UnaryUnaryMultiCallable[simulation_pb2.ObserveRequest, simulation_pb2.ObserveResponse]  # type: ignore[assignment]
-    """Observe returns what one sees now."""
+    """Observe returns the current observation."""
     Scale: aio.UnaryUnaryMultiCallable[simulation_pb2.ScaleRequest, simulation_pb2.ScaleResponse]  # type: ignore[assignment]
-    """Scale lets there be so many worker processes: more start, which takes its time,
-    or some drain. INVALID_ARGUMENT: a number that cannot be. FAILED_PRECONDITION:
-    every request has ended, and none will come.
+    """Scale sets the number of worker processes: more are started, which takes
+    time, or some drain. INVALID_ARGUMENT: an impossible number.
+    FAILED_PRECONDITION: every request has ended, and no more will arrive.
     """
     Advance: aio.UnaryUnaryMultiCallable[simulation_pb2.AdvanceRequest, simulation_pb2.AdvanceResponse]  # type: ignore[assignment]
-    """Advance lets device time pass, and returns what one sees then.
-    INVALID_ARGUMENT: not a time, or none that passes.
+    """Advance advances device time, and returns the observation after it.
+    INVALID_ARGUMENT: not a positive time.
     """
     Finish: aio.UnaryUnaryMultiCallable[simulation_pb2.FinishRequest, simulation_pb2.FinishResponse]  # type: ignore[assignment]
-    """Finish ends the run and returns what it came to; requests that are still open
-    count as interrupted. The server ends.
+    """Finish ends the run and returns its results; requests still open count as
+    interrupted. The server exits.
     """
 
 class SimulationServiceServicer(metaclass=abc_1.ABCMeta):
-    """SimulationService is a simulated cluster in lock step with its caller: an
-    autoscaler that looks at it, scales it, and lets virtual time pass. Between two
-    calls nothing happens. `lorrery simulate --serve HOST:PORT` serves one run.
+    """SimulationService is a simulated cluster in lockstep with its caller: an
+    autoscaler that observes it, scales it, and advances virtual time. Nothing
+    happens between two calls. `lorrery simulate --serve HOST:PORT` serves one
+    run.
 
     Errors of every call: FAILED_PRECONDITION once Finish has ended the run.
     """
@@ -94,7 +97,7 @@ class SimulationServiceServicer(metaclass=abc_1.ABCMeta):
         request: simulation_pb2.ObserveRequest,
         context: _ServicerContext,
     ) -> typing.Union[simulation_pb2.ObserveResponse, abc.Awaitable[simulation_pb2.ObserveResponse]]:
-        """Observe returns what one sees now."""
+        """Observe returns the current observation."""
 
     @abc_1.abstractmethod
     def Scale(
@@ -102,9 +105,9 @@ class SimulationServiceServicer(metaclass=abc_1.ABCMeta):
         request: simulation_pb2.ScaleRequest,
         context: _ServicerContext,
     ) -> typing.Union[simulation_pb2.ScaleResponse, abc.Awaitable[simulation_pb2.ScaleResponse]]:
-        """Scale lets there be so many worker processes: more start, which takes its time,
-        or some drain. INVALID_ARGUMENT: a number that cannot be. FAILED_PRECONDITION:
-        every request has ended, and none will come.
+        """Scale sets the number of worker processes: more are started, which takes
+        time, or some drain. INVALID_ARGUMENT: an impossible number.
+        FAILED_PRECONDITION: every request has ended, and no more will arrive.
         """
 
     @abc_1.abstractmethod
@@ -113,8 +116,8 @@ class SimulationServiceServicer(metaclass=abc_1.ABCMeta):
         request: simulation_pb2.AdvanceRequest,
         context: _ServicerContext,
     ) -> typing.Union[simulation_pb2.AdvanceResponse, abc.Awaitable[simulation_pb2.AdvanceResponse]]:
-        """Advance lets device time pass, and returns what one sees then.
-        INVALID_ARGUMENT: not a time, or none that passes.
+        """Advance advances device time, and returns the observation after it.
+        INVALID_ARGUMENT: not a positive time.
         """
 
     @abc_1.abstractmethod
@@ -123,8 +126,8 @@ class SimulationServiceServicer(metaclass=abc_1.ABCMeta):
         request: simulation_pb2.FinishRequest,
         context: _ServicerContext,
     ) -> typing.Union[simulation_pb2.FinishResponse, abc.Awaitable[simulation_pb2.FinishResponse]]:
-        """Finish ends the run and returns what it came to; requests that are still open
-        count as interrupted. The server ends.
+        """Finish ends the run and returns its results; requests still open count as
+        interrupted. The server exits.
         """
 
 def add_SimulationServiceServicer_to_server(servicer: SimulationServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

@@ -77,8 +77,8 @@ WORKER_STATE_DRAINING: WorkerState.ValueType  # 2
 
 @typing.final
 class SamplingParams(message.Message):
-    """SamplingParams are S-LoRA's nine, and what other clients know. Of the nine, an
-    unset field takes S-LoRA's default: do_sample false, both penalties 0,
+    """SamplingParams has S-LoRA's nine parameters, and those of other clients. Unset
+    fields of the nine take S-LoRA's defaults: do_sample false, both penalties 0,
     temperature 1, top_p 1, top_k -1 (all), ignore_eos false, max_new_tokens 16,
     no stop sequences.
     """
@@ -111,17 +111,17 @@ class SamplingParams(message.Message):
     top_k: builtins.int
     """At least 1, or -1 for all tokens."""
     ignore_eos: builtins.bool
-    """Go on to max_new_tokens whatever the model or true_output_tokens say."""
+    """Continue to max_new_tokens whatever the model or true_output_tokens say."""
     max_new_tokens: builtins.int
-    """Most output tokens, at least 1."""
+    """Maximum output tokens, at least 1."""
     min_new_tokens: builtins.int
-    """The model's own end and stop strings come after so many output tokens at the
-    earliest. At most max_new_tokens; 0 if unset.
+    """Minimum output tokens before the model's own end or stop strings can end the
+    output. At most max_new_tokens; 0 if unset.
     """
     include_stop_sequence: builtins.bool
-    """The text ends behind the stop string, not before it."""
+    """The text includes the stop string that ends it."""
     signed_penalties: builtins.bool
-    """Penalties have OpenAI's range, not S-LoRA's."""
+    """Penalties have OpenAI's range instead of S-LoRA's."""
     @builtins.property
     def stop_sequences(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The text ends before the first of these strings; token_ids have its tokens.
@@ -131,8 +131,8 @@ class SamplingParams(message.Message):
 
     @builtins.property
     def stop_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The output ends with the first of these tokens, whose text stays in it. At
-        most 64 (router.max_stop_strings).
+        """The output ends with the first of these tokens, whose text is kept. At most
+        64 (router.max_stop_strings).
         """
 
     def __init__(
@@ -204,9 +204,9 @@ class SamplingParams(message.Message):
 @typing.final
 class Usage(message.Message):
     """Usage is what one request consumed. Times are device seconds: wall seconds
-    divided by the cluster's time_scale. The four of queue, adapter load, prefill
-    and decode add up to its time in the scheduler; of a request that was resumed
-    elsewhere, to its time in the last one.
+    divided by the cluster's time_scale. The times of queue, adapter load, prefill
+    and decode sum to its time in the scheduler; for a request resumed elsewhere,
+    to its time in the last one.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -224,28 +224,30 @@ class Usage(message.Message):
     prompt_tokens: builtins.int
     """Tokens of the prompt as the client gave it."""
     completion_tokens: builtins.int
-    """Output tokens, an end-of-sequence token included."""
+    """Output tokens, including an end-of-sequence token."""
     cached_tokens: builtins.int
     """Prompt tokens that a prefix cache had already computed."""
     queue_seconds: builtins.float
-    """From arrival at the scheduler to first admission into a batch, less
+    """From arrival at the scheduler to first admission into a batch, minus
     adapter_load_seconds.
     """
     worker_id: builtins.str
     """The worker that ran the last step."""
     num_requeues: builtins.int
-    """How often the sequence was queued again after a loss or a preemption."""
+    """How often the sequence was requeued after a loss or a preemption."""
     adapter_load_seconds: builtins.float
-    """Before the first token: while the request lacked nothing but its adapter."""
+    """Before the first token: time during which only the request's adapter was
+    missing.
+    """
     prefill_seconds: builtins.float
-    """From first admission to first token, less adapter_load_seconds."""
+    """From first admission to first token, minus adapter_load_seconds."""
     decode_seconds: builtins.float
-    """From first token to end. Where the scheduler got the request with tokens, from
-    its admission there.
+    """From first token to end. If the scheduler received the request with tokens,
+    from its admission there.
     """
     waited_seconds: builtins.float
-    """From arrival at the scheduler to first admission into a batch, with what it
-    waited for its adapter meanwhile.
+    """From arrival at the scheduler to first admission into a batch, including
+    waits for its adapter.
     """
     def __init__(
         self,

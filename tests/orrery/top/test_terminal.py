@@ -90,7 +90,7 @@ def test_a_record_that_is_none_is_an_error_on_the_usual_screen(tmp_path: Path) -
     with closing(Terminal([str(tmp_path / "other.json")])) as one:
         code, written = one.end()
         assert (code, one.is_as_before()) == (1, True)
-        assert b"no record" in written
+        assert b"not a record" in written
         assert IN not in written
 
 
@@ -132,9 +132,9 @@ def test_a_reader_that_has_enough_is_no_error(record: Path) -> None:
     [
         (["--target", "127.0.0.1:1"], 1, "--target names the router of a cluster, and lorrery up starts one"),
         (["--target", "http://127.0.0.1:1"], 2, "try --target 127.0.0.1:1"),
-        (["--at", "3"], 2, "--at 3: a running cluster is shown as it is now; name a RECORD"),
+        (["--at", "3"], 2, "--at 3: this is for records; name a RECORD"),
         (["nowhere"], 1, "nowhere: no such file"),
-        (["RECORD", "--target", "127.0.0.1:1"], 2, "leave one of them out"),
+        (["RECORD", "--target", "127.0.0.1:1"], 2, "give either a record or a cluster"),
         (["RECORD", "--at", "99"], 2, "--at 99: the record ends at 20 s"),
         (["RECORD", "--view", "tenant"], 2, "--view tenant: there are workers, adapters, tenants"),
         (["RECORD", "--view", "tenants", "--sort", "kv"], 2, "--sort kv: no such column; tenants: tenant, run, wait"),
