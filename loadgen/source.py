@@ -86,12 +86,12 @@ def build_workload(
 
 def _no_requests(options: LoadOptions) -> str:
     if options.trace_file is None:
-        return "the workload has no requests; look at --num-requests, --duration and --rate"
+        return "the workload has no requests; check --num-requests, --duration and --rate"
     if options.workload == "sharegpt":
-        why = "vLLM's rules for lengths leave out all its conversations, or --num-requests and --duration do"
+        why = "vLLM's length rules, --num-requests or --duration exclude every conversation"
     else:
-        why = "look at --num-requests and --duration"
-    return f"the workload has no requests: of {options.trace_file} none is left; {why}"
+        why = "check --num-requests and --duration"
+    return f"the workload has no requests: none of {options.trace_file} is left; {why}"
 
 
 def admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:

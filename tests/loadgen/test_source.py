@@ -187,10 +187,10 @@ def test_a_trace_without_requests_is_named(workload, tmp_path):
 def test_a_trace_of_which_no_request_is_left_is_named(tmp_path):
     trace = tmp_path / "short.json"
     trace.write_text('[{"conversations": [{"value": "a"}, {"value": "b"}]}]')
-    with pytest.raises(SettingsError, match=r"of \S*short\.json none is left; vLLM's rules"):
+    with pytest.raises(SettingsError, match=r"none of \S*short\.json is left; vLLM's length rules"):
         build(workload="sharegpt", trace=trace)
     trace.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1}')
-    with pytest.raises(SettingsError, match=r"of \S*short\.json none is left; look at --num-requests and --duration"):
+    with pytest.raises(SettingsError, match=r"none of \S*short\.json is left; check --num-requests and --duration"):
         build(workload="mooncake", trace=trace, duration=0.0)
 
 
