@@ -80,16 +80,15 @@ def read_sweep(folder: Path, name: str) -> Sweep:
     table = folder / SWEEP_FILE
     if table.exists():
         keys, points = _read_table(table)
-        own = _points_of(points, point_files)
-        first = own[0] if own else None
+        context, told = _of_files(points, point_files)
     else:
         read = [content for path in point_files if (content := _read_point(path)) is not None]
         if not read:
             raise FormatError(f"{folder}: no {SWEEP_FILE}, and no finished point in {POINTS_FOLDER}/; {_REPLACEMENT}")
-        first = read[0]
-        keys = list(first["point"])
+        keys = list(read[0]["point"])
         own = [content for content in read if list(content["point"]) == keys]
         points = [_point_of(content) for content in own]
+        context, told = read[0].get("determined_by"), [one for content in own for one in _told(content)]
         warnings.append(f"{SWEEP_FILE} is missing, so only finished points are shown; {_REPLACEMENT}")
         if len(own) < len(read):
             warnings.append(f"{len(read) - len(own)} points of another sweep are in {POINTS_FOLDER}/ and left out")
@@ -102,8 +101,7 @@ def read_sweep(folder: Path, name: str) -> Sweep:
             example = next((point.error for point in points if point.status == status and point.error), "")
             warnings.append(f"{count:,} of {len(points):,} points {text}{f', such as: {example}' if example else ''}")
     warnings += unmoved(keys, [(point.values, point.figures) for point in points if point.status == DONE])
-    warnings += warned(len(points), [told for content in own for told in _told(content)])
-    context = first.get("determined_by") if first is not None else None
+    warnings += warned(len(points), told)
     return Sweep(name, folder, axes, points, context if isinstance(context, Mapping) else {}, warnings)
 
 
@@ -146,20 +144,27 @@ def warned(num_points: int, told: Iterable[tuple[str, str]]) -> list[str]:
     ]
 
 
-def _points_of(points: Sequence[Point], files: Iterable[Path]) -> list[dict[str, Any]]:
-    """Return the files of these rows of a table, in their order; others may be in the folder too.
+def _of_files(points: Sequence[Point], files: Iterable[Path]) -> tuple[object, list[tuple[str, str]]]:
+    """Return what the files of a table's rows add: the inputs of the first row, and all warnings, in order of the rows.
 
-    CPU time tells whose a row is, since it is another each time. A file without one counts as of the sweep.
+    Files of other sweeps may be in the folder too. CPU time, which never repeats, identifies the row of a file; a file
+    without one counts as the sweep's, after the others.
     """
     rows = {point.figure(CPU_SECONDS): number for number, point in reversed(list(enumerate(points)))}
-    found: list[tuple[int, dict[str, Any]]] = []
-    for content in map(_read_point, files):
-        if content is not None:
-            seconds = _cpu_seconds(content)
-            number = len(points) if seconds is None else rows.get(seconds)
-            if number is not None:
-                found.append((number, content))
-    return [content for _, content in sorted(found, key=lambda one: one[0])]
+    context, first, found = None, len(points) + 1, list[tuple[int, str, str]]()
+    for path in files:
+        content = _read_point(path)
+        if content is None:
+            continue
+        seconds = _cpu_seconds(content)
+        number = len(points) if seconds is None else rows.get(seconds)
+        if number is None:
+            continue
+        if number < first:
+            context, first = content.get("determined_by"), number
+        found += [(number, title, text) for title, text in _told(content)]
+    found.sort(key=lambda one: one[0])
+    return context, [(title, text) for _, title, text in found]
 
 
 def _told(content: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -99,13 +99,13 @@ class ReplicaBatchContext(BatchContext):
                 dropped = self._queue.admit(admission, running, at_ps)
             else:
                 dropped = dropped_by(self._queue, admission, running, at_ps)
+            if self.given is not None:
+                self.given.check(admission.admitted, at_ps)
+                for sequence in dropped:
+                    self.given.dropped(sequence)
             if dropped:
                 # Strict S-LoRA also drops cancelled sequences, whose end was reported at the cancel.
                 self.events += [Dropped(sequence) for sequence in taken_out(dropped)]
-            if self.given is not None:
-                for sequence in dropped:
-                    self.given.forget(sequence.handle)
-                self.given.check(admission.admitted, at_ps)
         except Exception as error:
             self._take_back(admission.admitted)
             if self.given is not None and (changed := self.given.put_back()):

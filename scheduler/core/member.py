@@ -366,6 +366,8 @@ class Member:
                 raised_alone = not failing
             replica.give_up(failing, self._describe(cause), cause)
             failed.update(sequence.handle for sequence in failing)
+            if len(failed) == len(self.sequences):
+                replica.all_ended()
             try:
                 return replica.plan(at_ps)
             except Exception as again:

@@ -115,6 +115,11 @@ class Planner:
             self._count_wait(self._waits, until_ps, next_ps, at_ps)
         return Idle(_earlier(until_ps, next_ps))
 
+    def all_ended(self) -> None:
+        """Note that an error of a policy has ended all sequences."""
+        if self._waits is not None:
+            self._waits.all_ended()
+
     def _count_wait(self, waits: Waits, until_ps: int | None, next_ps: int | None, at_ps: int) -> None:
         """Count a decision to run nothing until a time named by the way to batch, or by the queue if that is earlier.
 

@@ -27,9 +27,11 @@ LOST = f"the queue has lost requests: they neither run nor wait, or its len() le
 CANCELS_ANOTHER = f"`cancel` answered another request than the one it was asked for; {CHECK_IT}"
 HAS_ENDED = f"the queue still has requests that have ended; {CHECK_IT}"
 WAITS_ON: Final = 10_000
-WAITS_ON_PS: Final = PS_PER_SECOND
-"""So many times in a row a policy may name the time of the next decision, if the waits together are shorter than that.
-On average they are then below 100 microseconds, about what one decision takes live."""
+FEWEST_WAITS_ON: Final = 100
+MEAN_WAIT_PS: Final = PS_PER_SECOND // WAITS_ON
+"""A policy may name the time of the next decision `WAITS_ON` times in a row if the waits are shorter than this on
+average, which is about what one decision takes live. Whenever that has ended all requests of its worker, a tenth as
+often from then on, down to `FEWEST_WAITS_ON` times."""
 ADMITTED_UNKNOWN = f"`admit` admitted a request that does not wait in this queue; {CHECK_IT}"
 ADMITTED_BY_HAND = f"`admit` changed `admission.admitted`; requests enter it by `admission.admit` alone; {CHECK_IT}"
 DROPPED_UNKNOWN = f"`admit` dropped a request that it does not have; {CHECK_IT}"
@@ -131,6 +133,20 @@ class Given:
         """Note a sequence before the queue gets it."""
         self._given[sequence.handle] = (sequence, _fields_of(sequence))
 
+    def dropped(self, sequence: Sequence) -> None:
+        """Forget a sequence that the queue has dropped.
+
+        Raises:
+            ValueError: the queue has changed its handle.
+        """
+        given = self._given.get(sequence.handle)
+        if (given is None or given[0] is not sequence) and self._knows(sequence):
+            raise ValueError(changed_fields(["handle"]))
+        self._given.pop(sequence.handle, None)
+
+    def _knows(self, sequence: Sequence) -> bool:
+        return any(one is sequence for one, _ in self._given.values())
+
     def forget(self, handle: int) -> None:
         """Forget a sequence that has left the queue in another way than by `admit`."""
         self._given.pop(handle, None)
@@ -149,8 +165,7 @@ class Given:
         for sequence in admitted:
             given = self._given.get(sequence.handle)
             if given is None or given[0] is not sequence:
-                is_known = any(one is sequence for one, _ in self._given.values())
-                raise ValueError(changed_fields(["handle"]) if is_known else ADMITTED_UNKNOWN)
+                raise ValueError(changed_fields(["handle"]) if self._knows(sequence) else ADMITTED_UNKNOWN)
             if sequence.admitted_ps != at_ps:
                 raise ValueError(ADMITTED_BY_HAND)
             if changed := _differences(sequence, given[1]):
@@ -169,10 +184,13 @@ class Given:
 
 
 def _differences(sequence: Sequence, fields: tuple[object, ...]) -> list[str]:
+    """Return the names of the changed fields; `==` of a value of another type is not called."""
     now = _fields_of(sequence)
-    if now == fields:
-        return []
-    return [name for name, new, old in zip(FIELDS, now, fields, strict=True) if new != old]
+    return [
+        name
+        for name, new, old in zip(FIELDS, now, fields, strict=True)
+        if new is not old and (type(new) is not type(old) or new != old)
+    ]
 
 
 def changed_fields(names: list[str]) -> str:
@@ -185,18 +203,25 @@ class Waits:
 
     A policy that names the next picosecond and admits no sequence would keep a simulation, or a scheduler, busy for
     ever. The waits are counted as answered, not as they pass: live and simulated, the same decision is the one too
-    many. Each further one is too, until something runs or a sequence leaves the queue.
+    many. Each further one is too, until something runs, a sequence leaves the queue, or all have been ended.
     """
 
-    __slots__ = ("_num", "_total_ps")
+    __slots__ = ("_allowed", "_num", "_total_ps")
 
     def __init__(self) -> None:
+        self._allowed = WAITS_ON
         self._num = 0
         self._total_ps = 0
 
     def end(self) -> None:
         """Forget the decisions so far: something runs, or a sequence has left the queue."""
         self._num = self._total_ps = 0
+
+    def all_ended(self) -> None:
+        """Forget the decisions so far, since an error has ended all sequences; allow fewer if this was the error."""
+        if self._num >= self._allowed:
+            self._allowed = max(FEWEST_WAITS_ON, self._allowed // 10)
+        self.end()
 
     def add(self, wait_ps: int, *, is_of_queue: bool) -> None:
         """Count a decision.
@@ -209,16 +234,17 @@ class Waits:
             ValueError: it is one too many.
         """
         self._num += 1
-        self._total_ps += min(wait_ps, WAITS_ON_PS)
-        if self._num < WAITS_ON:
+        self._total_ps += min(wait_ps, PS_PER_SECOND)
+        if self._num < self._allowed:
             return
-        if self._total_ps >= WAITS_ON_PS:
+        mean_ps = self._total_ps // self._num
+        if mean_ps >= MEAN_WAIT_PS:
             self.end()
             return
-        raise ValueError(_waits_on(self._total_ps // self._num, is_of_queue=is_of_queue))
+        raise ValueError(_waits_on(self._allowed, mean_ps, is_of_queue=is_of_queue))
 
 
-def _waits_on(mean_ps: int, *, is_of_queue: bool) -> str:
+def _waits_on(num: int, mean_ps: int, *, is_of_queue: bool) -> str:
     """Name the mean as a power of ten above it, so that there are few such messages."""
     at_most_ps = 1
     while at_most_ps < mean_ps:
@@ -230,7 +256,7 @@ def _waits_on(mean_ps: int, *, is_of_queue: bool) -> str:
         else "wait until the time from which it chooses a Step, or until None: it is called when something arrives"
     )
     return (
-        f"{answers} {WAITS_ON:,} times in a row, on average at most {at_most_ps:,} ps later, and nothing ran and no"
+        f"{answers} {num:,} times in a row, on average at most {at_most_ps:,} ps later, and nothing ran and no"
         f" request was admitted or dropped; {cure}; {CHECK_IT}"
     )
 

@@ -439,6 +439,10 @@ class Replica:
             events.append(Failed(sequence, message))
         self._context.admitted.clear()
 
+    def all_ended(self) -> None:
+        """Note that errors of a policy have ended all sequences."""
+        self._planner.all_ended()
+
     def idle(self) -> Idle:
         """Return a decision to run nothing before the next event, without calling any policy."""
         idle = Idle(self._inbox.next_ps, self._batch.leaves, self.adapters.take_evicted(), self._context.events)

@@ -265,7 +265,7 @@ def test_the_timeline_is_written_beside_the_report(tmp_path: Path):
     ("overrides", "given", "words"),
     [
         (("autoscaler.min_replicas=9",), {}, "min_replicas is 9, max_replicas 6"),
-        (("autoscaler.min_replicas=0", "autoscaler.metric=num_requests_running"), {}, "only num_requests_waiting shows"),
+        (("autoscaler.min_replicas=0", "autoscaler.metric=num_requests_running"), {}, "only num_requests_waiting"),
         (("autoscaler.metric=cpu",), {}, "none of num_requests_waiting"),
         (
             ("autoscaler.sync_period_seconds=1e-13",),
