@@ -74,7 +74,7 @@ class StepAccounts:
             self.due = True
 
     def count(self) -> None:
-        """Count the steps that have been noted, and what is on the device now."""
+        """Count all recorded steps, and set the gauges to what is on the device now."""
         self.due = False
         records, self._records = self._records, []
         for run in _runs(records):
@@ -84,7 +84,7 @@ class StepAccounts:
         self._metrics.hold(len(self._gpu), self._gpu.kv_tokens)
 
     def _count_run(self, run: Sequence[StepRecord]) -> bool:
-        """Count a run of steps, if they take evenly longer; return whether they do."""
+        """Count a run of steps at once if their durations grow evenly; return whether they do."""
         batch, num_steps = run[0].batch, len(run)
         first, last = self._gpu.step_cost(batch), self._gpu.step_cost(run[-1].batch)
         modelled_ps = [record.end_ps - record.start_ps for record in run]
@@ -125,7 +125,7 @@ class StepAccounts:
 
 
 def _runs(records: Sequence[StepRecord]) -> Iterator[Sequence[StepRecord]]:
-    """Divide steps into those that do nothing but decode the same sequences."""
+    """Split steps into runs that only decode the same sequences; any other step is alone."""
     first = 0
     for index in range(1, len(records) + 1):
         if index == len(records) or not _go_on(records[index - 1], records[index]):
@@ -134,7 +134,7 @@ def _runs(records: Sequence[StepRecord]) -> Iterator[Sequence[StepRecord]]:
 
 
 def _go_on(one: StepRecord, other: StepRecord) -> bool:
-    """Tell whether a step decodes the sequences of the one before, all of which get a token in both."""
+    """Return whether a step decodes exactly the sequences of the step before, and each gets a token in both."""
     before, after, num = one.batch, other.batch, other.batch.num_decodes
     return (
         before.num_decodes == num == len(one.outcome.handles) == len(other.outcome.handles)

@@ -175,15 +175,15 @@ class WorkerMetrics:
         gaps_ps: Sequence[int],
         lag_seconds: Sequence[float],
     ) -> None:
-        """Note consecutive steps that decoded the same sequences, and gave each a token; see `step_done`.
+        """Count consecutive steps that decoded the same sequences, each of which got a token; see `step_done`.
 
         Args:
-            num_decodes: in each step.
-            cost: where the time of all of them goes.
-            modelled_ps: of each step.
-            actual_ps: of each.
-            gaps_ps: of each.
-            lag_seconds: of each.
+            num_decodes: sequences in each step.
+            cost: duration of all steps together, by part.
+            modelled_ps: duration of each step by the model.
+            actual_ps: duration of each step by the wall clock.
+            gaps_ps: time before each step in which nothing ran.
+            lag_seconds: wall seconds between the end of each step and the moment the worker noticed it.
         """
         num_steps = len(modelled_ps)
         self._steps["decode"].inc(num_steps)
