@@ -8,7 +8,6 @@ The compiled core converts what a typed call returns, and would refuse a wrong t
 policy from outside is called as `Any`, and gets the same message whether or not the core is compiled.
 """
 
-from operator import attrgetter
 from typing import Any, Final
 
 from lorrery.scheduler.core.admission import CHECK_IT, AdmissionPass
@@ -17,6 +16,7 @@ from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 WAITS_FOR_THE_PAST = f"`choose` answered a Wait until now or before; it must be until later, or until None; {CHECK_IT}"
@@ -114,7 +114,55 @@ FIELDS: Final = (
 )  # fmt: skip
 """Fields of a request that do not change while it waits."""
 
-_fields_of = attrgetter(*FIELDS)
+
+@mypyc_attr(acyclic=True)
+class _AsGiven:
+    """The `FIELDS` of a sequence as they were when its queue got it."""
+
+    __slots__ = ("sequence", *FIELDS)
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.handle = sequence.handle
+        self.prompt_tokens = sequence.prompt_tokens
+        self.max_new_tokens = sequence.max_new_tokens
+        self.arrived_ps = sequence.arrived_ps
+        self.adapter = sequence.adapter
+        self.tenant_id = sequence.tenant_id
+        self.produced_tokens = sequence.produced_tokens
+        self.input_tokens = sequence.input_tokens
+        self.budget_tokens = sequence.budget_tokens
+
+    def is_unchanged(self) -> bool:
+        """Return whether the sequence is as it was; written out, since it is called for every admission."""
+        now = self.sequence
+        return (
+            now.handle == self.handle
+            and now.prompt_tokens == self.prompt_tokens
+            and now.max_new_tokens == self.max_new_tokens
+            and now.arrived_ps == self.arrived_ps
+            and now.adapter is self.adapter
+            and now.tenant_id == self.tenant_id
+            and now.produced_tokens == self.produced_tokens
+            and now.input_tokens == self.input_tokens
+            and now.budget_tokens == self.budget_tokens
+        )
+
+    def differences(self) -> list[str]:
+        """Return the names of the changed fields; `==` of a value of another type is not called."""
+        found: list[str] = []
+        for name in FIELDS:
+            new, old = getattr(self.sequence, name), getattr(self, name)
+            if new is not old and (type(new) is not type(old) or new != old):
+                found.append(name)
+        return found
+
+    def put_back(self) -> list[str]:
+        """Undo the changes, and return the names of the changed fields."""
+        found = self.differences()
+        for name in found:
+            setattr(self.sequence, name, getattr(self, name))
+        return found
 
 
 class Given:
@@ -127,11 +175,11 @@ class Given:
     __slots__ = ("_given",)
 
     def __init__(self) -> None:
-        self._given: dict[int, tuple[Sequence, tuple[object, ...]]] = {}
+        self._given: dict[int, _AsGiven] = {}
 
     def add(self, sequence: Sequence) -> None:
         """Note a sequence before the queue gets it."""
-        self._given[sequence.handle] = (sequence, _fields_of(sequence))
+        self._given[sequence.handle] = _AsGiven(sequence)
 
     def dropped(self, sequence: Sequence) -> None:
         """Forget a sequence that the queue has dropped.
@@ -140,12 +188,12 @@ class Given:
             ValueError: the queue has changed its handle.
         """
         given = self._given.get(sequence.handle)
-        if (given is None or given[0] is not sequence) and self._knows(sequence):
+        if (given is None or given.sequence is not sequence) and self._knows(sequence):
             raise ValueError(changed_fields(["handle"]))
         self._given.pop(sequence.handle, None)
 
     def _knows(self, sequence: Sequence) -> bool:
-        return any(one is sequence for one, _ in self._given.values())
+        return any(one.sequence is sequence for one in self._given.values())
 
     def forget(self, handle: int) -> None:
         """Forget a sequence that has left the queue in another way than by `admit`."""
@@ -161,36 +209,26 @@ class Given:
 
         Raises:
             ValueError: one has changed, is not of this queue, or was not admitted by the pass.
+            Exception: of a value that cannot be compared, which is a change too.
         """
         for sequence in admitted:
             given = self._given.get(sequence.handle)
-            if given is None or given[0] is not sequence:
+            if given is None or given.sequence is not sequence:
                 raise ValueError(changed_fields(["handle"]) if self._knows(sequence) else ADMITTED_UNKNOWN)
             if sequence.admitted_ps != at_ps:
                 raise ValueError(ADMITTED_BY_HAND)
-            if changed := _differences(sequence, given[1]):
-                raise ValueError(changed_fields(changed))
+            if not given.is_unchanged():
+                raise ValueError(changed_fields(given.differences()))
         for sequence in admitted:
             del self._given[sequence.handle]
 
     def put_back(self) -> list[str]:
         """Undo what the queue has changed, so that the sequences can be ended by their handles; return which fields."""
         found: dict[str, None] = {}
-        for sequence, fields in self._given.values():
-            for name in _differences(sequence, fields):
-                setattr(sequence, name, fields[FIELDS.index(name)])
+        for one in self._given.values():
+            for name in one.put_back():
                 found[name] = None
         return list(found)
-
-
-def _differences(sequence: Sequence, fields: tuple[object, ...]) -> list[str]:
-    """Return the names of the changed fields; `==` of a value of another type is not called."""
-    now = _fields_of(sequence)
-    return [
-        name
-        for name, new, old in zip(FIELDS, now, fields, strict=True)
-        if new is not old and (type(new) is not type(old) or new != old)
-    ]
 
 
 def changed_fields(names: list[str]) -> str:
