@@ -37,9 +37,12 @@ ADMITTED_BY_HAND = f"`admit` changed `admission.admitted`; requests enter it by 
 DROPPED_UNKNOWN = f"`admit` dropped a request that it does not have; {CHECK_IT}"
 
 
+_OURS: Final = ("lorrery.scheduler.core.", "lorrery.validation.padded_fifo")
+
+
 def is_ours(policy: object) -> bool:
     """Return whether a policy is of the tree: its limits are constant, and its results need no checks."""
-    return type(policy).__module__.startswith("lorrery.scheduler.core.")
+    return type(policy).__module__.startswith(_OURS)
 
 
 def dropped_by(queue: Queue, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
