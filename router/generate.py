@@ -75,6 +75,11 @@ class Call(Protocol):
         """Return the seconds until the call's deadline; None: it has none."""
         ...
 
+    @property
+    def deadline_has_passed(self) -> bool:
+        """Whether a call that ends now does so because of its deadline."""
+        ...
+
 
 class Generation:
     """Answers `Generate` calls.

@@ -14,6 +14,13 @@ from lorrery.v1 import router_pb2
 FAREWELL_SECONDS = 5.0
 """How long a handler waits for a slow reader to receive the final status."""
 
+ROUNDED_UP = 0.01
+"""By how much of its timeout a call's deadline lies later here than at its client, at most: gRPC sends the timeout, not
+the deadline, and its C core rounds that up to a whole 10 ms from 1 s on, 100 ms from 10 s, 1 s from 100 s."""
+
+ON_THE_WAY_SECONDS = 0.02
+"""How much later than that it may lie: for as long as the call was on its way."""
+
 
 class GrpcCall:
     """The `generate.Call` of a gRPC call.
@@ -23,13 +30,14 @@ class GrpcCall:
         write: takes each message, and begins the stream; None: the call's own `write`.
     """
 
-    __slots__ = ("_context", "aborted", "complete", "write")
+    __slots__ = ("_context", "_deadline_slack", "aborted", "complete", "write")
     write_now = None
 
     def __init__(
         self, context: status.Context, write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] | None = None
     ) -> None:
         self._context = context
+        self._deadline_slack = ROUNDED_UP * (context.time_remaining() or 0.0) + ON_THE_WAY_SECONDS
         self.aborted = self.complete = False
         self.write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] = write or self._write_first
 
@@ -50,6 +58,12 @@ class GrpcCall:
     def time_remaining(self) -> float | None:
         """See `Call`."""
         return self._context.time_remaining()
+
+    @property
+    def deadline_has_passed(self) -> bool:
+        """See `Call`; by the client's clock, which resets the call before the deadline is here."""
+        remaining = self._context.time_remaining()
+        return remaining is not None and remaining <= self._deadline_slack
 
 
 async def begin_stream(context: status.Context) -> None:

@@ -391,8 +391,7 @@ def _cancelled(call: Call) -> str:
         return "aborted"
     if call.complete:
         return "ok"
-    remaining = call.time_remaining()
-    return "deadline" if remaining is not None and remaining <= 0 else "cancelled"
+    return "deadline" if call.deadline_has_passed else "cancelled"
 
 
 def _outcome(error: RequestError) -> str:

@@ -117,7 +117,7 @@ class ChoiceCall:
         logprobs: of its tokens, if requested.
     """
 
-    aborted = complete = False
+    aborted = complete = deadline_has_passed = False  # HTTP has no deadlines
     logprobs: OutputLogprobs | None = None
 
     def __init__(

@@ -5,7 +5,7 @@ import random
 
 import grpc
 
-from lorrery.v1 import types_pb2
+from lorrery.v1 import router_pb2, types_pb2
 from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, everything, failure, next_submit
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
@@ -27,7 +27,8 @@ async def test_a_cancel_reaches_the_scheduler_and_leaves_nothing(start_router: S
 async def test_a_deadline_reaches_the_scheduler(start_router: StartRouter) -> None:
     router = await start_router()
     route = await router.route()
-    call = router.generate(timeout=4.0)  # which the scheduler hears of in time
+    # A deadline that only the router knows of: the client would reset the call at its own, which comes first.
+    call = router.stub.Generate(router_pb2.GenerateRequest(text=" about"), metadata=(("grpc-timeout", "4S"),))
     handle = (await next_submit(route)).handle
     assert (await failure(call)).code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await router.until(lambda: route.cancelled == [handle])
