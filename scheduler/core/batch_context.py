@@ -6,9 +6,10 @@ from collections.abc import Sequence as Many
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, taken_out
 from lorrery.scheduler.core.batching.base import BatchContext
+from lorrery.scheduler.core.given import Given, changed_fields
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
-from lorrery.scheduler.core.policy_answers import Given, changed_fields, dropped_by, is_ours, steps_held
+from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_held
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.running import Running

@@ -15,20 +15,14 @@ from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Step, decodes_on
 from lorrery.scheduler.core.inbox import Inbox
 from lorrery.scheduler.core.plan import Chunk, Failed, Idle, Plan, Raised
-from lorrery.scheduler.core.policy_answers import (
-    WAITS_WITH_ADMITTED,
-    Waits,
-    check_step,
-    end_of,
-    is_ours,
-    wake_of,
-)
+from lorrery.scheduler.core.policy_answers import WAITS_WITH_ADMITTED, check_step, end_of, is_ours, wake_of
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.base import goes_by_arrival, is_asked_every_step
 from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.waits import Waits
 
 
 class Planner:

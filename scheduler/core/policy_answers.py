@@ -3,6 +3,8 @@
 A senseless result would surface far from the policy, in a device that knows nothing of it, or not at all: a queue that
 wakes at the present time would be called for ever. So it is an error of the policy, as if it had raised. The messages
 name no request, so that each is logged once. The tree's own policies are not checked: tests and types do it.
+`core.given` checks what a queue does to the requests that it was given, and `core.waits` how often a policy waits in
+vain.
 
 The compiled core converts what a typed call returns, and would refuse a wrong type with a message of its own. So a
 policy from outside is called as `Any`, and gets the same message whether or not the core is compiled.
@@ -16,8 +18,6 @@ from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.vocabulary.compiling import mypyc_attr
-from lorrery.vocabulary.units import PS_PER_SECOND
 
 WAITS_FOR_THE_PAST = f"`choose` answered a Wait until now or before; it must be until later, or until None; {CHECK_IT}"
 WAITS_WITH_ADMITTED = f"`choose` admitted requests and answered a Wait; one that is admitted has to run; {CHECK_IT}"
@@ -26,14 +26,6 @@ HOLDS_FOR_NOTHING = f"`holds_for` answered less than 1; it must be from 1 to its
 LOST = f"the queue has lost requests: they neither run nor wait, or its len() leaves them out; {CHECK_IT}"
 CANCELS_ANOTHER = f"`cancel` answered another request than the one it was asked for; {CHECK_IT}"
 HAS_ENDED = f"the queue still has requests that have ended; {CHECK_IT}"
-WAITS_ON: Final = 10_000
-FEWEST_WAITS_ON: Final = 100
-MEAN_WAIT_PS: Final = PS_PER_SECOND // WAITS_ON
-"""A policy may name the time of the next decision `WAITS_ON` times in a row if the waits are shorter than this on
-average, which is about what one decision takes live. Whenever that has ended all requests of its worker, a tenth as
-often from then on, down to `FEWEST_WAITS_ON` times."""
-ADMITTED_UNKNOWN = f"`admit` admitted a request that does not wait in this queue; {CHECK_IT}"
-ADMITTED_BY_HAND = f"`admit` changed `admission.admitted`; requests enter it by `admission.admit` alone; {CHECK_IT}"
 DROPPED_UNKNOWN = f"`admit` dropped a request that it does not have; {CHECK_IT}"
 
 
@@ -109,197 +101,6 @@ def end_of(choice: object, running: Running, queue: Queue, at_ps: int) -> int | 
         raise ValueError(WAITS_FOR_THE_PAST)
     policy: Any = queue
     return choice.until_ps if running.num or len(policy) else None
-
-
-FIELDS: Final = (
-    "handle", "prompt_tokens", "max_new_tokens", "arrived_ps", "adapter", "tenant_id", "produced_tokens",
-    "input_tokens", "budget_tokens",
-)  # fmt: skip
-"""Fields of a request that do not change while it waits."""
-
-
-@mypyc_attr(acyclic=True)
-class _AsGiven:
-    """The `FIELDS` of a sequence as they were when its queue got it."""
-
-    __slots__ = ("sequence", *FIELDS)
-
-    def __init__(self, sequence: Sequence) -> None:
-        self.sequence = sequence
-        self.handle = sequence.handle
-        self.prompt_tokens = sequence.prompt_tokens
-        self.max_new_tokens = sequence.max_new_tokens
-        self.arrived_ps = sequence.arrived_ps
-        self.adapter = sequence.adapter
-        self.tenant_id = sequence.tenant_id
-        self.produced_tokens = sequence.produced_tokens
-        self.input_tokens = sequence.input_tokens
-        self.budget_tokens = sequence.budget_tokens
-
-    def is_unchanged(self) -> bool:
-        """Return whether the sequence is as it was; written out, since it is called for every admission."""
-        now = self.sequence
-        return (
-            now.handle == self.handle
-            and now.prompt_tokens == self.prompt_tokens
-            and now.max_new_tokens == self.max_new_tokens
-            and now.arrived_ps == self.arrived_ps
-            and now.adapter is self.adapter
-            and now.tenant_id == self.tenant_id
-            and now.produced_tokens == self.produced_tokens
-            and now.input_tokens == self.input_tokens
-            and now.budget_tokens == self.budget_tokens
-        )
-
-    def differences(self) -> list[str]:
-        """Return the names of the changed fields; `==` of a value of another type is not called."""
-        found: list[str] = []
-        for name in FIELDS:
-            new, old = getattr(self.sequence, name), getattr(self, name)
-            if new is not old and (type(new) is not type(old) or new != old):
-                found.append(name)
-        return found
-
-    def put_back(self) -> list[str]:
-        """Undo the changes, and return the names of the changed fields."""
-        found = self.differences()
-        for name in found:
-            setattr(self.sequence, name, getattr(self, name))
-        return found
-
-
-class Given:
-    """Requests that were given to a queue from outside the tree, as they were then.
-
-    It gets the core's own objects and may only read them: a changed length would surface in the device, as an error
-    that names no policy. So each is compared when it is admitted. What had changed in any of them is then put back.
-    """
-
-    __slots__ = ("_given",)
-
-    def __init__(self) -> None:
-        self._given: dict[int, _AsGiven] = {}
-
-    def add(self, sequence: Sequence) -> None:
-        """Note a sequence before the queue gets it."""
-        self._given[sequence.handle] = _AsGiven(sequence)
-
-    def dropped(self, sequence: Sequence) -> None:
-        """Forget a sequence that the queue has dropped.
-
-        Raises:
-            ValueError: the queue has changed its handle.
-        """
-        given = self._given.get(sequence.handle)
-        if (given is None or given.sequence is not sequence) and self._knows(sequence):
-            raise ValueError(changed_fields(["handle"]))
-        self._given.pop(sequence.handle, None)
-
-    def _knows(self, sequence: Sequence) -> bool:
-        return any(one.sequence is sequence for one in self._given.values())
-
-    def forget(self, handle: int) -> None:
-        """Forget a sequence that has left the queue in another way than by `admit`."""
-        self._given.pop(handle, None)
-
-    def forget_all(self) -> None:
-        """Forget all, since the queue is emptied, and put back what it has changed in them."""
-        self.put_back()
-        self._given.clear()
-
-    def check(self, admitted: list[Sequence], at_ps: int) -> None:
-        """Check the sequences that a pass has admitted, and forget them.
-
-        Raises:
-            ValueError: one has changed, is not of this queue, or was not admitted by the pass.
-            Exception: of a value that cannot be compared, which is a change too.
-        """
-        for sequence in admitted:
-            given = self._given.get(sequence.handle)
-            if given is None or given.sequence is not sequence:
-                raise ValueError(changed_fields(["handle"]) if self._knows(sequence) else ADMITTED_UNKNOWN)
-            if sequence.admitted_ps != at_ps:
-                raise ValueError(ADMITTED_BY_HAND)
-            if not given.is_unchanged():
-                raise ValueError(changed_fields(given.differences()))
-        for sequence in admitted:
-            del self._given[sequence.handle]
-
-    def put_back(self) -> list[str]:
-        """Undo what the queue has changed, so that the sequences can be ended by their handles; return which fields."""
-        found: dict[str, None] = {}
-        for one in self._given.values():
-            for name in one.put_back():
-                found[name] = None
-        return list(found)
-
-
-def changed_fields(names: list[str]) -> str:
-    """Return the error of a queue that has changed these fields."""
-    return f"the queue changed {', '.join(names)} of a request; it may only read requests; {CHECK_IT}"
-
-
-class Waits:
-    """Consecutive decisions to run nothing until a time that a policy from outside named.
-
-    A policy that names the next picosecond and admits no sequence would keep a simulation, or a scheduler, busy for
-    ever. The waits are counted as answered, not as they pass: live and simulated, the same decision is the one too
-    many. Each further one is too, until something runs, a sequence leaves the queue, or all have been ended.
-    """
-
-    __slots__ = ("_allowed", "_num", "_total_ps")
-
-    def __init__(self) -> None:
-        self._allowed = WAITS_ON
-        self._num = 0
-        self._total_ps = 0
-
-    def end(self) -> None:
-        """Forget the decisions so far: something runs, or a sequence has left the queue."""
-        self._num = self._total_ps = 0
-
-    def all_ended(self) -> None:
-        """Forget the decisions so far, since an error has ended all sequences; allow fewer if this was the error."""
-        if self._num >= self._allowed:
-            self._allowed = max(FEWEST_WAITS_ON, self._allowed // 10)
-        self.end()
-
-    def add(self, wait_ps: int, *, is_of_queue: bool) -> None:
-        """Count a decision.
-
-        Args:
-            wait_ps: until the time that was named.
-            is_of_queue: whether the queue named it; otherwise the way to batch.
-
-        Raises:
-            ValueError: it is one too many.
-        """
-        self._num += 1
-        self._total_ps += min(wait_ps, PS_PER_SECOND)
-        if self._num < self._allowed:
-            return
-        mean_ps = self._total_ps // self._num
-        if mean_ps >= MEAN_WAIT_PS:
-            self.end()
-            return
-        raise ValueError(_waits_on(self._allowed, mean_ps, is_of_queue=is_of_queue))
-
-
-def _waits_on(num: int, mean_ps: int, *, is_of_queue: bool) -> str:
-    """Name the mean as a power of ten above it, so that there are few such messages."""
-    at_most_ps = 1
-    while at_most_ps < mean_ps:
-        at_most_ps *= 10
-    answers = "`wakes_at_ps` answered a time" if is_of_queue else "`choose` answered a Wait"
-    cure = (
-        "answer the time from which `admit` decides otherwise, or None: it is called when something arrives"
-        if is_of_queue
-        else "wait until the time from which it chooses a Step, or until None: it is called when something arrives"
-    )
-    return (
-        f"{answers} {num:,} times in a row, on average at most {at_most_ps:,} ps later, and nothing ran and no"
-        f" request was admitted or dropped; {cure}; {CHECK_IT}"
-    )
 
 
 def _a(answer: object) -> str:

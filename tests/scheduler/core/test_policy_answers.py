@@ -2,394 +2,82 @@
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 import pytest
 
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.admission import CHECK_IT, AdmissionPass, BatchLimits
-from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, whole
+from lorrery.scheduler.core.admission import CHECK_IT, BatchLimits
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.plan import Chunk, Idle, Plan, Raised, Ran
+from lorrery.scheduler.core.plan import Idle, Plan, Raised, Ran
 from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.queues.base import ListedQueue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
-from lorrery.scheduler.core.running import Running
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.llm_mock import LlmMock
+from tests.scheduler.core.wrong_batchings import (
+    Batch,
+    ChunksInFloats,
+    ChunksOfAnother,
+    ChunksOfNothing,
+    ChunksOn,
+    ChunksOnce,
+    ChunksTooLong,
+    ChunksTwice,
+    ChunksWithoutSample,
+    ForgetsOne,
+    Polls,
+    PrefetchesAName,
+    RunsNoStep,
+    RunsNothing,
+    WaitsForNan,
+    WaitsForNow,
+    WaitsOn,
+    WaitsWithAdmitted,
+)
+from tests.scheduler.core.wrong_queues import (
+    AdmitsAStranger,
+    AdmitsATuple,
+    AdmitsByHand,
+    AdmitsNone,
+    CancelsTheFirst,
+    ClaimsToBeEmpty,
+    ClaimsToHaveLess,
+    DropsAStranger,
+    DropsOneAtATime,
+    DropsTheCancelled,
+    Forgets,
+    HoldsBack,
+    HoldsBackForLong,
+    HoldsForNan,
+    HoldsForNothing,
+    KeepsTheAdmitted,
+    LetsNobodyIn,
+    LetsNobodyInFor90Microseconds,
+    NeverAdmits,
+    Queue,
+    RaisesHalfACharacter,
+    RaisesSpeechless,
+    WakesAtNan,
+    WakesBefore,
+    WakesInWords,
+    WakesLater,
+    WakesNow,
+    WritesAdapter,
+    WritesHandle,
+    WritesHandleAfterwards,
+    WritesInput,
+    WritesInputAfterwards,
+    WritesProduced,
+)
 
 NUM_REQUESTS = 6
-
-
-class Queue(ListedQueue):
-    """First come first served."""
-
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        for sequence in self:
-            if not admission.admit(sequence):
-                break
-        self._waiting.remove_all(admission.admitted)
-        return []
-
-    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        return limit
-
-
-class WakesNow(Queue):
-    def wakes_at_ps(self, at_ps: int) -> int | None:
-        return at_ps
-
-
-class WakesBefore(Queue):
-    def wakes_at_ps(self, at_ps: int) -> int | None:
-        return at_ps - 5
-
-
-class WakesInWords(Queue):
-    def wakes_at_ps(self, at_ps: int) -> Any:
-        return "soon"
-
-
-class HoldsForNothing(Queue):
-    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        return 0
-
-
-class WakesLater(Queue):
-    """A rule that looks every so often, whoever waits."""
-
-    def wakes_at_ps(self, at_ps: int) -> int | None:
-        assert len(self), "asked though nobody waits"
-        return at_ps + 10**9
-
-
-class LetsNobodyIn(Queue):
-    """Names one time after another, and admits nobody."""
-
-    ahead_ps = 1
-
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        return []
-
-    def wakes_at_ps(self, at_ps: int) -> int | None:
-        return at_ps + self.ahead_ps
-
-
-class LetsNobodyInFor90Microseconds(LetsNobodyIn):
-    ahead_ps = 90 * 10**6
-
-
-class NeverAdmits(ListedQueue):
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        return []
-
-
-class HoldsBack(Queue):
-    """Waits a few microseconds a few thousand times, and then admits."""
-
-    num_times = 9_000
-    ahead_ps = 5 * 10**6
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times_left = self.num_times
-
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        if self.times_left > 0:
-            self.times_left -= 1
-            return []
-        self.times_left = self.num_times
-        return super().admit(admission, running, at_ps)
-
-    def wakes_at_ps(self, at_ps: int) -> int | None:
-        return at_ps + self.ahead_ps
-
-
-class HoldsBackForLong(HoldsBack):
-    num_times = 11_000
-    ahead_ps = 100 * 10**6
-
-
-class DropsOneAtATime(Queue):
-    """Admits nobody; each time that it named is the end of one request."""
-
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        first = self.cancel(next(iter(self)).handle)
-        return [] if first is None else [first]
-
-    def wakes_at_ps(self, at_ps: int) -> int | None:
-        return at_ps + 1
-
-
-class WakesAtNan(Queue):
-    def wakes_at_ps(self, at_ps: int) -> Any:
-        return float("nan")
-
-
-class HoldsForNan(Queue):
-    def holds_for(self, running: Running, memory: Memory, limit: int) -> Any:
-        return float("nan")
-
-
-class AdmitsNone(Queue):
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> Any:
-        super().admit(admission, running, at_ps)
-
-
-class AdmitsATuple(Queue):
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> Any:
-        return tuple(super().admit(admission, running, at_ps))
-
-
-class ClaimsToBeEmpty(Queue):
-    """Lets nobody in at first, and says that nobody waits."""
-
-    def __len__(self) -> int:
-        return 0
-
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        return super().admit(admission, running, at_ps) if at_ps else []
-
-
-class ClaimsToHaveLess(ListedQueue):
-    def __len__(self) -> int:
-        return len(self._waiting) - 5
-
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        return []
-
-
-class SpeechlessError(Exception):
-    def __str__(self) -> str:
-        raise KeyError("message")
-
-
-class RaisesSpeechless(Queue):
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        raise SpeechlessError
-
-
-class RaisesHalfACharacter(Queue):
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        raise ValueError("\ud800")
-
-
-class DropsTheCancelled(Queue):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cancelled: list[Sequence] = []
-
-    def cancel(self, handle: int) -> Sequence | None:
-        found = super().cancel(handle)
-        self.cancelled += [] if found is None else [found]
-        return found
-
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        super().admit(admission, running, at_ps)
-        dropped, self.cancelled = self.cancelled, []
-        return dropped
-
-
-class CancelsTheFirst(Queue):
-    def cancel(self, handle: int) -> Sequence | None:
-        return super().cancel(next(iter(self)).handle)
-
-
-class KeepsTheAdmitted(Queue):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tried: set[int] = set()
-
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        for sequence in self:
-            if sequence.handle not in self.tried and admission.admit(sequence):
-                self.tried.add(sequence.handle)
-        return []
-
-
-class DropsAStranger(Queue):
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        return [Sequence(99, 5, 5, 0)]
-
-
-class Writes(Queue):
-    """Changes a field of each request that waits, before the pass or after it."""
-
-    field: str
-    value: Any
-    afterwards = False
-
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        waiting = list(self)
-        dropped = super().admit(admission, running, at_ps) if self.afterwards else []
-        for sequence in waiting:
-            setattr(sequence, self.field, self.value)
-        return dropped if self.afterwards else super().admit(admission, running, at_ps)
-
-
-class WritesInput(Writes):
-    field, value = "input_tokens", 7
-
-
-class WritesInputAfterwards(WritesInput):
-    afterwards = True
-
-
-class WritesHandleAfterwards(Writes):
-    field, value, afterwards = "handle", 7, True
-
-
-class WritesHandle(Writes):
-    field, value = "handle", 7
-
-
-class WritesProduced(Writes):
-    field, value = "produced_tokens", 3
-
-
-class WritesAdapter(Writes):
-    field, value = "adapter", Adapter("other", 8)
-
-
-class AdmitsAStranger(Queue):
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        admission.admit(Sequence(99, 5, 5, 0))
-        return []
-
-
-class AdmitsByHand(Queue):
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        admission.admitted.extend(self.clear())
-        return []
-
-
-class Forgets(Queue):
-    def append(self, sequence: Sequence, at_ps: int) -> None:
-        if sequence.handle % 2:
-            super().append(sequence, at_ps)
-
-
-class Batch:
-    """Prompts alone, then decodes, a step at a time."""
-
-    def __init__(self, limits: BatchLimits) -> None:
-        self.limits = limits
-
-    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
-        admitted = context.admit(self.limits, at_ps)
-        if admitted:
-            return self.prefill(admitted)
-        return Step(decode=True) if len(context.running) else Wait()
-
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step(whole(admitted))
-
-    def advanced(self, num_decode_steps: int) -> None:
-        pass
-
-    def emptied(self, at_ps: int) -> None:
-        pass
-
-    def arrivals_matter(self, context: BatchContext) -> bool:
-        return True
-
-
-class WaitsForNow(Batch):
-    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
-        return Wait(at_ps)
-
-
-class Polls(Batch):
-    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
-        choice = super().choose(context, at_ps)
-        return Wait(at_ps + 10**9) if isinstance(choice, Wait) else choice
-
-
-class WaitsOn(Batch):
-    """Runs prompts, and then nothing any more."""
-
-    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
-        return Wait(at_ps + 1) if len(context.running) else super().choose(context, at_ps)
-
-
-class WaitsForNan(Batch):
-    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
-        return Wait(float("nan"))  # type: ignore[arg-type]
-
-
-class ChunksOnce(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step(iter(whole(admitted)))  # type: ignore[arg-type]
-
-
-class ChunksOfNothing(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step([Chunk(one, 0, 0, samples=False) for one in admitted])
-
-
-class PrefetchesAName(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step(whole(admitted), prefetch=("adapter-0",))  # type: ignore[arg-type]
-
-
-class ChunksInFloats(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step([Chunk(one, float(one.input_tokens), 0, samples=True) for one in admitted])  # type: ignore[arg-type]
-
-
-class WaitsWithAdmitted(Batch):
-    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
-        super().choose(context, at_ps)
-        return Wait()
-
-
-class RunsNothing(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step()
-
-
-class RunsNoStep(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step(whole(admitted), max_steps=0)
-
-
-class ForgetsOne(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step(whole(admitted[:1]))
-
-
-class ChunksTwice(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step(whole(admitted) * 2)
-
-
-class ChunksTooLong(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step([Chunk(one, one.input_tokens + 5, 0, samples=True) for one in admitted])
-
-
-class ChunksWithoutSample(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step([Chunk(one, one.input_tokens, 0, samples=False) for one in admitted])
-
-
-class ChunksOfAnother(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step(whole([Sequence(99, 5, 5)]))
-
-
-class ChunksOn(Batch):
-    def prefill(self, admitted: list[Sequence]) -> Step:
-        return Step(whole(admitted), chunk_steps=3)
 
 
 def run(
@@ -449,7 +137,7 @@ def test_a_queue_whose_answer_makes_no_sense_has_raised(queue: type[Queue], answ
     failed = [request for request in ended if request.outcome == "failed"]
     assert failed
     for request in failed:
-        assert f"policy {__name__}:{queue.__qualname__} under " in request.detail
+        assert f"policy {queue.__module__}:{queue.__qualname__} under " in request.detail
         assert answer in request.detail
         assert request.detail.endswith(CHECK_IT)
 
@@ -461,7 +149,7 @@ def test_a_queue_that_names_one_time_after_another_in_vain_has_raised(queue: typ
     ended = run(lambda _: queue())
     assert [request.outcome for request in ended] == ["failed"] * NUM_REQUESTS
     for request in ended:
-        assert f"policy {__name__}:{queue.__qualname__} under " in request.detail
+        assert f"policy {queue.__module__}:{queue.__qualname__} under " in request.detail
         assert re.search(f"a time (10,000|1,000|100) times in a row, on average at most {ahead}", request.detail)
         assert request.detail.endswith(CHECK_IT)
 
@@ -509,7 +197,10 @@ def test_a_way_to_batch_that_waits_on_though_requests_run_ends_them() -> None:
     ended = of(WaitsOn)
     assert [request.outcome for request in ended] == ["failed"] * NUM_REQUESTS
     for request in ended:
-        assert f"under {__name__}:WaitsOn raised ValueError: `choose` answered a Wait 10,000 times" in request.detail
+        assert (
+            f"under {WaitsOn.__module__}:WaitsOn raised ValueError: `choose` answered a Wait 10,000 times"
+            in request.detail
+        )
 
 
 def test_strict_slora_polls_a_queue_that_lets_nobody_in_for_as_long_as_it_likes() -> None:
@@ -648,7 +339,7 @@ def test_a_way_to_batch_whose_answer_makes_no_sense_has_raised(batch: type[Batch
     failed = [request for request in ended if request.outcome == "failed"]
     assert failed
     for request in failed:
-        assert f"under {__name__}:{batch.__qualname__} raised " in request.detail
+        assert f"under {batch.__module__}:{batch.__qualname__} raised " in request.detail
         assert answer in request.detail
         # A Wait is refused where it is made; so is a Chunk if the core is compiled.
         assert request.detail.endswith(CHECK_IT) or batch in (WaitsForNan, ChunksInFloats)
