@@ -36,6 +36,7 @@ class ReplicaBatchContext(BatchContext):
             limit counts only if nothing was admitted: otherwise the next step has the full prompt budget again. So the
             value holds until a sequence enters.
         at_rest: the queue has said that it is, and nothing has arrived since.
+        adapters_awaited: whether a sequence with an adapter has ever waited.
         given: what a queue from outside the tree has got; None: it is of the tree.
     """
 
@@ -68,6 +69,7 @@ class ReplicaBatchContext(BatchContext):
         self._tried = False
         self._passed_over = False
         self.at_rest = False
+        self.adapters_awaited = False
 
     def enqueue(self, sequence: Sequence, at_ps: int) -> None:
         """Put a sequence into the queue."""
@@ -75,6 +77,8 @@ class ReplicaBatchContext(BatchContext):
             self.given.add(sequence)
         self._queue.append(sequence, at_ps)
         self.at_rest = False
+        if sequence.adapter is not None:
+            self.adapters_awaited = True
 
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
         """Admit waiting sequences within these limits; they are then in prefill. See `BatchContext.admit`."""

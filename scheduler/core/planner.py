@@ -95,7 +95,7 @@ class Planner:
         ):
             return self._decode_on(at_ps)
         choice = self._batching.choose(context, at_ps)
-        if self._look_ahead and self._adapters.has_free_load:
+        if self._look_ahead and context.adapters_awaited and self._adapters.has_free_load:
             self._load_ahead(at_ps)
         if isinstance(choice, Step):
             if not self._batching_is_ours:

@@ -83,7 +83,7 @@ class AttentionKernels:
         decode = engine.decode_factor if heads.kv_type == SIXTEEN else engine.fp8_decode_factor
         prefill = engine.prefill_factor
         self._heads, self._rows, self._start = heads.query, constants.tile, constants.tile_start
-        self._overlap = constants.overlap
+        self._overlap, self._root = constants.overlap, 1 / constants.overlap if constants.overlap else 0.0
         self.reads_decode_lengths = self._unified and not self._overlap
         self.decode_kernel_ps = round(layers * constants.decode_us * 1e6 * decode)
         self._prefill_kernel_ps = round(layers * constants.prefill_us * 1e6 * prefill)
@@ -118,17 +118,32 @@ class AttentionKernels:
         """Return the duration of attention, given a batch's fields."""
         if not chunks:
             return self.decode_ps(num_decodes, kv_tokens, longest) if num_decodes else 0
-        if not self._unified or not num_decodes:
-            tiles_ps = self._tiles_ps(chunks) if self._overlap else self._wave_ps(chunks, ())
-            if num_decodes:
-                tiles_ps += self.decode_ps(num_decodes, kv_tokens, longest)
-            return tiles_ps + self._prefill_kernel_ps
-        kernel_ps = max(self._prefill_kernel_ps, self.decode_kernel_ps)
         if self._overlap:
-            decode_ps = self.decode_ps(num_decodes, kv_tokens, longest) - self.decode_kernel_ps
-            return max(self._tiles_ps(chunks), decode_ps) + kernel_ps
+            return self._beside(self._tiles_ps(chunks), num_decodes, kv_tokens, longest)
+        if not self._unified or not num_decodes:
+            decode_ps = self.decode_ps(num_decodes, kv_tokens, longest) if num_decodes else 0
+            return self._wave_ps(chunks, ()) + decode_ps + self._prefill_kernel_ps
         tiles_ps = self._wave_ps(chunks, lengths or (longest,) * num_decodes)
+        kernel_ps = max(self._prefill_kernel_ps, self.decode_kernel_ps)
         return max(tiles_ps, kv_tokens * self.kv_token_ps) + kernel_ps
+
+    def piece_ps(self, new_tokens: int, past_tokens: int, num_decodes: int, kv_tokens: int, longest: int) -> int:
+        """Return `step_ps` of a single chunk; a long prompt has many of them."""
+        if not self._overlap:
+            return self.step_ps((PrefillChunk(new_tokens, past_tokens, False),), num_decodes, kv_tokens, longest)
+        total = -(-new_tokens // self._rows) * (past_tokens + new_tokens / 2 + self._start)
+        tiles_ps = self._shared_out_ps(total, past_tokens + new_tokens, new_tokens)
+        return self._beside(tiles_ps, num_decodes, kv_tokens, longest)
+
+    def _beside(self, tiles_ps: int, num_decodes: int, kv_tokens: int, longest: int) -> int:
+        """Return the time of tiles that SMs share, and of the decodes of the same step."""
+        if not num_decodes:
+            return tiles_ps + self._prefill_kernel_ps
+        decode_ps = self.decode_ps(num_decodes, kv_tokens, longest)
+        if not self._unified:
+            return tiles_ps + decode_ps + self._prefill_kernel_ps
+        kernel_ps = max(self._prefill_kernel_ps, self.decode_kernel_ps)
+        return max(tiles_ps, decode_ps - self.decode_kernel_ps) + kernel_ps
 
     def prefill_ps(self, chunks: Sequence[PrefillChunk]) -> int:
         """Return the attention time of prompt chunks alone."""
@@ -148,13 +163,14 @@ class AttentionKernels:
             total += -(-new // rows) * (past + new / 2 + start)
             longest = max(longest, past + new)
             new_tokens += new
-        if not new_tokens:
-            return 0
-        total *= self._heads / self._num_sms
-        power = self._overlap
-        # `math.pow` of floats is one call of C's when compiled; `**` would make an object of each.
-        tokens = math.pow(math.pow(total, power) + math.pow(longest + start, power), 1 / power)
-        return round(self._tile_token_ps * tokens) + new_tokens * self._store_token_ps
+        return self._shared_out_ps(total, longest, new_tokens) if new_tokens else 0
+
+    def _shared_out_ps(self, total: float, longest: int, new_tokens: int) -> int:
+        """Return the time for the sum of one head's tiles, the longest of which has this many KV tokens."""
+        # In compiled code `math.pow` and `math.floor` are calls of C's; `**` and `round` would make objects.
+        all_tiles = math.pow(total * (self._heads / self._num_sms), self._overlap)
+        tokens = math.pow(all_tiles + math.pow(longest + self._start, self._overlap), self._root)
+        return math.floor(self._tile_token_ps * tokens + 0.5) + new_tokens * self._store_token_ps
 
     def _wave_ps(self, chunks: Sequence[PrefillChunk], decodes: Sequence[int]) -> int:
         """Return the time of tiles that run in whole waves."""

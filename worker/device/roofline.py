@@ -17,7 +17,7 @@ from typing import Final
 from lorrery.vocabulary.units import PS_PER_SECOND, picoseconds
 from lorrery.worker.device.architecture import Shard
 from lorrery.worker.device.attention import AttentionKernels, Heads
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk, Segment
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.kernels import LinearKernels
@@ -82,15 +82,15 @@ class Roofline:
         attention, num_decodes = self._attention, first.num_decodes
         grown = 1 if num_decodes else 0
         kv_tokens, longest = first.decode_kv_tokens, first.max_decode_kv_tokens
-        piece = PrefillChunk(first.prefills[0].new_tokens, first.prefills[0].past_tokens, False)
-        pieces = (piece,)
+        piece = first.prefills[0]
+        new_tokens, past_tokens = piece.new_tokens, piece.past_tokens
         ends_ps: list[int] = []
         end_ps = 0
         while len(ends_ps) < max_steps and (duration_ps is None or not ends_ps or end_ps < duration_ps):
-            gpu_ps = alike_ps + attention.step_ps(pieces, num_decodes, kv_tokens, longest)
+            gpu_ps = alike_ps + attention.piece_ps(new_tokens, past_tokens, num_decodes, kv_tokens, longest)
             end_ps += max(gpu_ps, floor_ps) + host_ps
             ends_ps.append(end_ps)
-            piece.past_tokens += piece.new_tokens
+            past_tokens += new_tokens
             kv_tokens += num_decodes
             longest += grown
         return ends_ps
