@@ -135,7 +135,7 @@ class AdmissionPass:
                 Check(sequence, check.peak_tokens, check.adapter_slots, check.num_sequences, check.fits and few_enough)
             )
         prompt_tokens = sequence.input_tokens
-        if not limits.cached_count:
+        if few_enough and check.fits and not limits.cached_count:
             prompt_tokens -= self._cached_tokens(sequence)
         if not few_enough:
             blocked = Blocked.COUNT

@@ -62,6 +62,10 @@ class ReplicaBatchContext(BatchContext):
         self._prefix_cache = prefix_cache
         self._min_computed_tokens = min_computed_tokens
         self._adapters = adapters
+        # What a pass calls is bound once, since a pass begins at most boundaries.
+        self._count_cached = self._cached_tokens
+        self._require_adapter = None if adapters is None else self._has_adapter
+        self._on_take = None if prefix_cache is None else self._pin_prefix
         self._on_check = on_check
         self._max_overtakes = max_overtakes
         self._at_ps = 0
@@ -91,10 +95,10 @@ class ReplicaBatchContext(BatchContext):
         admission = AdmissionPass(
             self._memory.trial(running),
             limits,
-            self._cached_tokens,
-            None if self._adapters is None else self._has_adapter,
+            self._count_cached,
+            self._require_adapter,
             on_check=self._on_check,
-            on_take=None if self._prefix_cache is None else self._pin_prefix,
+            on_take=self._on_take,
             max_prompt_tokens=max_prompt_tokens,
             max_overtakes=self._max_overtakes,
             at_ps=at_ps,
