@@ -153,7 +153,7 @@ def _missing(gpu: Gpu, fits: Sequence[PartFit]) -> list[str]:
     names = [f"gemm.{name}" for name in WEIGHT_TYPES if name == WEIGHT_TYPES[0] or gpu.fp8_tflops is not None]
     names += [f"attention.{name}" for name in KV_TYPES]
     names += [f"moe.{name}" for name in gpu.modern_fit.moe]
-    names += ["lora", "all_reduce", "modern_all_reduce"]
+    names += ["lora", "lora_segmented", "all_reduce", "modern_all_reduce"]
     missing = [name for name in names if name not in {one.part.name for one in fits}]
     return [f"no rows: {', '.join([*missing, 'elementwise'])}; kept as they were"]
 

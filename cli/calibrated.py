@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 
 from lorrery.worker.device.catalogue import FORMAT
-from lorrery.worker.device.hardware import AllReduce, AttentionFit, GemmFit, Gpu, KernelFit, LoraFit, MoeFit
+from lorrery.worker.device.hardware import (
+    AllReduce,
+    AttentionFit,
+    GemmFit,
+    Gpu,
+    KernelFit,
+    LoraFit,
+    MoeFit,
+    SegmentedLoraFit,
+)
 
 _SHEET = (
     "tflops", "memory_gb", "usable_memory_gb", "gb_per_second", "num_sms", "pcie_gb_per_second", "fp8_tflops",
@@ -71,12 +80,13 @@ def _fit(name: str, fit: KernelFit, gpu: Gpu, source: str) -> list[str]:
     lines += [f"elementwise_us = {figure(fit.elementwise_us)}"]
     for part, types in (("gemm", fit.gemm), ("attention", fit.attention), ("moe", fit.moe)):
         lines += [f"{part}.{type_name} = {_inline(constants)}" for type_name, constants in types.items()]
-    if fit.lora is not None:
-        lines.append(f"lora = {_inline(fit.lora)}")
+    for part, kernels in (("lora", fit.lora), ("lora_segmented", fit.lora_segmented)):
+        if kernels is not None:
+            lines.append(f"{part} = {_inline(kernels)}")
     return lines
 
 
-def _inline(constants: GemmFit | AttentionFit | MoeFit | LoraFit) -> str:
+def _inline(constants: GemmFit | AttentionFit | MoeFit | LoraFit | SegmentedLoraFit) -> str:
     inner = ", ".join(f"{key} = {figure(value)}" for key, value in asdict(constants).items())
     return f"{{ {inner} }}"
 

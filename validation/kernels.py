@@ -16,7 +16,7 @@ from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
 from lorrery.chassis.text_files import DAMAGED, GZIP, damage, open_text
 from lorrery.validation.errors import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
-from lorrery.validation.published import MEASURED_KERNELS, MEASURED_LORA
+from lorrery.validation.published import MEASURED_KERNELS, MEASURED_LORA, MEASURED_SEGMENTED_LORA
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.kernel_prediction import KernelPredictions, Prediction
 from lorrery.worker.device.kernel_rows import (
@@ -93,7 +93,7 @@ def read_file(path: Path) -> KernelFile:
 
 def read_published() -> KernelFile:
     """Read the shipped kernels; the columns are those of all files."""
-    files = [read_file(path) for path in (MEASURED_KERNELS, MEASURED_LORA)]
+    files = [read_file(path) for path in (MEASURED_KERNELS, MEASURED_LORA, MEASURED_SEGMENTED_LORA)]
     columns = list(dict.fromkeys(name for file in files for name in file.columns))
     rows = []
     for file in files:

@@ -30,6 +30,7 @@ from lorrery.worker.device.memory import MemoryUse
 from lorrery.worker.device.output import LengthModel, LlmMockLength, LognormalLength
 from lorrery.worker.device.pace import Pace, pace_of
 from lorrery.worker.device.profile import ProfileError, ProfileRow, read_profile
+from lorrery.worker.device.segmented_lora import graph_slots
 from lorrery.worker.device.slow import Spells
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
 from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
@@ -269,4 +270,19 @@ def _memory(settings: Settings, engine: Engine) -> MemoryUse:
 def _lora(settings: Settings) -> LoraKernels:
     lora, adapters = settings.worker.lora, settings.adapters
     padding = adapters.max_lora_rank if lora.padding == "max_lora_rank" else lora.padding
-    return LoraKernels(adapters.target_modules, padding, lora.launch_us, lora.sharded, lora.kernels, adapters.max_loras)
+    decode_slots = prefill_slots = 0
+    if lora.kernels == "segmented" and lora.graph_sequences is not None:
+        decode_slots = lora.graph_sequences
+        if (most := settings.scheduler.max_num_batched_tokens) is not None:
+            prefill_slots = graph_slots(most, adapters.max_loras or 0)
+    return LoraKernels(
+        adapters.target_modules,
+        padding,
+        lora.launch_us,
+        lora.sharded,
+        lora.kernels,
+        adapters.max_loras,
+        adapters.max_lora_rank if lora.kernels == "segmented" else 0,
+        decode_slots,
+        prefill_slots,
+    )

@@ -75,10 +75,16 @@ class LoraSettings(Section):
         description="rank at which kernels run: none: each adapter's own; batch: the largest in the batch;"
         " max_lora_rank: the deployment's maximum",
     )
-    kernels: Literal["roofline", "grouped"] = Field(
+    kernels: Literal["roofline", "grouped", "segmented"] = Field(
         default="roofline",
         description="how kernel times are modelled: roofline: from memory traffic, arithmetic and launches; grouped:"
-        " from measurements of vLLM's kernels",
+        " from measurements of vLLM's kernels; segmented: of SGLang's",
+    )
+    graph_sequences: Count | None = Field(
+        default=None,
+        description="segmented: sequences of the largest CUDA graph (SGLang's cuda-graph-max-bs), for which the grids"
+        " of every decode step have room, as those of prefills for max_num_batched_tokens; unset: each step has grids"
+        " of its own size",
     )
     launch_us: Annotated[float, Field(ge=0, le=1e6)] = Field(
         default=5.0,

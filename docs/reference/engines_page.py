@@ -57,6 +57,8 @@ NOT_MODELLED = """
   as if it were set, since longer prompts would not run at all.
 * The overlap of a step with the scheduling of the next one is part of the host time, not of the order of events: a
   request leaves the batch in its last step.
+* SGLang's largest CUDA graph is that of less than 4 GPUs per worker. From 4 on it is of 512 sequences, and of 160 below
+  60 GB: `--set worker.lora.graph_sequences=512`.
 * MAX_UTILIZATION of TensorRT-LLM is `--set scheduler.memory=paged`.
 """
 

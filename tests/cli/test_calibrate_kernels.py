@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.calibrate import app
 from lorrery.cli.validate import app as validate
-from lorrery.validation.published import MEASURED_KERNELS
+from lorrery.validation.published import MEASURED_KERNELS, MEASURED_SEGMENTED_LORA
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.attention import Heads
 from lorrery.worker.device.basis import no_measurement
@@ -147,6 +147,18 @@ def test_the_published_rows_give_a_fit_as_good_as_the_shipped_one(tmp_path):
         mape[name] = {one["group"]["op"]: one["judged"]["mape"] for one in groups}
     for op in ("gemm", "attention_decode", "attention_prefill"):
         assert mape["own"][op] < mape["shipped"][op] * 1.15 + 1, mape
+
+
+def test_the_kernels_of_adapters_are_fitted_by_engine(tmp_path):
+    out, rows = tmp_path / "h100.toml", tmp_path / "rows.csv"
+    header, *lines = MEASURED_SEGMENTED_LORA.read_text().splitlines()
+    rows.write_text("\n".join([header, *(line for line in lines[::7] if line.startswith("H100-SXM,"))]))
+    told = calibrate(rows, "--out", out)
+    assert "not determined" not in told
+    old, new = CATALOGUE.gpu("H100-SXM").modern_fit, read_catalogue([out]).gpu("H100-SXM").modern_fit
+    assert new.lora == old.lora
+    for constant in ("step_us", "expand_ns", "token_ns", "idle_ns"):
+        assert getattr(new.segmented_lora, constant) == pytest.approx(getattr(old.segmented_lora, constant), rel=0.1)
 
 
 def test_what_cannot_be_fitted_is_refused(tmp_path):

@@ -80,6 +80,17 @@ def test_limits_of_vllm_depend_on_the_gpu_as_they_do_there():
     }
 
 
+def test_sglangs_kernels_of_adapters_have_room_for_its_largest_graph():
+    of = {
+        gpu: (own.kernels, own.graph_sequences)
+        for gpu in ("H100-SXM", "L40S", "A10G", "B200")
+        for own in (load(None, ["engine=sglang", f"worker.gpu={gpu}"]).worker.lora,)
+    }
+    assert of == {gpu: ("segmented", n) for gpu, n in (("H100-SXM", 256), ("L40S", 32), ("A10G", 48), ("B200", 512))}
+    changed_back = changed(load(None, [*H100, "engine=sglang"]), {"engine": "vllm"}).worker.lora
+    assert (changed_back.kernels, changed_back.graph_sequences) == ("grouped", None)
+
+
 def test_each_layer_wins_over_the_presets_of_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "cluster.toml"
     path.write_text('engine = "trtllm"\n[scheduler]\nmax_num_seqs = 7\nblock_size = 64\nmax_waiting_requests = 5\n')

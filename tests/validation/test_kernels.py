@@ -250,9 +250,36 @@ def test_adapters_that_no_kernel_runs_are_refused(tmp_path, changed, says):
         kernels(path)
 
 
-def test_the_published_kernels_are_those_of_both_files():
+SEGMENTED = {
+    "gpu": "H100-SXM", "op": "lora_segmented", "tokens": 64, "inner": 4096, "outer": 6144, "slices": 3,
+    "segments": 8, "slots": 256, "rank": 16, "latency_us": 28.99,
+}  # fmt: skip
+SEGMENTED_HEADER = ",".join(SEGMENTED)
+
+
+def test_adapters_are_predicted_by_the_segmented_kernels(tmp_path):
+    path = written(tmp_path / "l.csv", ",".join(map(str, SEGMENTED.values())), header=SEGMENTED_HEADER)
+    (found,) = in_json(path)["rows"]
+    assert found["predicted_us"] == pytest.approx(28.99, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"segments": 3}, "segments is 3; 64 tokens make from 4 to 64 segments of at most 16"),
+        ({"segments": 65}, "segments is 65; 64 tokens make from 4 to 64"),
+        ({"slots": 7}, "segments is 8; it must be at most slots, 7"),
+        ({"slots": ""}, "slots is empty; op lora_segmented needs tokens, inner, outer, slices, segments, slots, rank"),
+    ],
+)
+def test_segments_that_no_kernel_runs_are_refused(tmp_path, changed, says):
+    path = written(tmp_path / "l.csv", ",".join(map(str, {**SEGMENTED, **changed}.values())), header=SEGMENTED_HEADER)
+    with pytest.raises(FormatError, match=says):
+        kernels(path)
+
+
+def test_the_published_kernels_are_those_of_all_files():
     code, output = kernels("--group", "op")
     assert code == 0
-    assert "lora" in output
-    assert "moe" in output
-    assert "4,805" in output
+    for text in ("moe", "lora", "4,805", "lora_segmented", "5,686"):
+        assert text in output

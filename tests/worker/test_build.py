@@ -48,6 +48,17 @@ def test_every_way_to_compute_adapters_can_be_set():
     assert deployment.lora == LoraKernels("all-linear", 128, 1.5, sharded=True, kernels="grouped", places=8)
 
 
+def test_segmented_kernels_have_room_for_graphs_of_decodes_and_of_prefills():
+    own = ["worker.lora.kernels=segmented", "adapters.max_lora_rank=32", "adapters.max_loras=8"]
+    assert deployment_of(settings(*own)).lora == LoraKernels(kernels="segmented", places=8, pool_rank=32)
+    graphs = [*own, "worker.lora.graph_sequences=256"]
+    assert deployment_of(settings(*graphs)).lora == LoraKernels(
+        kernels="segmented", places=8, pool_rank=32, decode_slots=256
+    )
+    chunks = deployment_of(settings(*graphs, "scheduler.max_num_batched_tokens=8192")).lora
+    assert (chunks.decode_slots, chunks.prefill_slots) == (256, 520)
+
+
 def test_a_profile_serves_the_rows_of_this_deployment(tmp_path: Path):
     path = tmp_path / "profile.csv"
     path.write_text(PROFILE)

@@ -15,6 +15,8 @@ _WORDS = {
     "fp8_experts", "most_sequences",
 }  # fmt: skip
 """Fields of an engine that are not figures."""
+_LORA_PARTS = {"grouped": "lora", "segmented": "lora_segmented"}
+"""Measured kernels of adapters -> their part of a fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def kernel_ground(gpu: Gpu, part: str, type_: str, *, modern: bool = True) -> Gr
 
     Args:
         gpu: that runs it.
-        part: `gemm`, `attention`, `moe`, `lora` or `elementwise`.
+        part: `gemm`, `attention`, `moe`, `lora`, `lora_segmented` or `elementwise`.
         type_: of the weights, or the integer type if they are unpacked; for attention, of the KV cache.
         modern: whether it is a present-day engine's kernel or an older one's.
     """
@@ -58,7 +60,7 @@ def kernel_ground(gpu: Gpu, part: str, type_: str, *, modern: bool = True) -> Gr
     by_type: dict[str, Mapping[str, object]] = {"gemm": fit.gemm, "attention": fit.attention, "moe": fit.moe}
     if part == "moe" and not fit.moe:
         return Ground(part, "assumed", "no measurement of experts: computed as matrix products")
-    if part == "lora" and fit.lora is None:
+    if (part == "lora" and fit.lora is None) or (part == "lora_segmented" and fit.lora_segmented is None):
         return Ground(part, "assumed", f"no measurement of adapters' kernels on {gpu.name}: those of H100 and H200")
     if type_ not in by_type.get(part, {type_: None}):
         return Ground(part, "assumed", f"no measurement of {type_}: the constants of {SIXTEEN}")
@@ -106,8 +108,8 @@ def _of_kernels(deployment: Deployment) -> list[Ground]:
     found = [kernel_ground(gpu, part, type_, modern=modern) for part, type_ in types]
     if deployment.model.num_experts > 1:
         found.append(_of_experts(deployment, weights))
-    if deployment.lora.kernels == "grouped":
-        found.append(kernel_ground(gpu, "lora", SIXTEEN))
+    if deployment.lora.kernels != "roofline":
+        found.append(kernel_ground(gpu, _LORA_PARTS[deployment.lora.kernels], SIXTEEN))
     if deployment.model.caveat:
         found.append(Ground("model", "assumed", deployment.model.caveat))
     if deployment.tensor_parallel > 1:

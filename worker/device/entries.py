@@ -19,6 +19,7 @@ from lorrery.worker.device.hardware import (
     KernelFit,
     LoraFit,
     MoeFit,
+    SegmentedLoraFit,
 )
 
 Table = Mapping[str, Any]
@@ -56,7 +57,9 @@ _ENGINE_CHOICES = {
     "memory_share_of": ("all", "rest"),
 }
 
-_Record = TypeVar("_Record", KernelFit, GemmFit, AttentionFit, MoeFit, LoraFit, AllReduce, Gpu, Model, Engine)
+_Record = TypeVar(
+    "_Record", KernelFit, GemmFit, AttentionFit, MoeFit, LoraFit, SegmentedLoraFit, AllReduce, Gpu, Model, Engine
+)
 
 
 def build(record: type[_Record], entry: Table, at: str, **given: Any) -> _Record:  # noqa: ANN401  a field's type
@@ -178,7 +181,7 @@ def _rule(name: str, kind: object, value: object, *, is_figure: bool) -> str:
 def build_fit(entry: Table, at: str) -> KernelFit:
     """Build a fit: `gemm.TYPE` and `attention.TYPE` are tables, or their constants are given for all types at once.
 
-    `moe.TYPE` and `lora` are tables, which may be missing.
+    `moe.TYPE`, `lora` and `lora_segmented` are tables, which may be missing.
 
     Raises:
         CatalogueError: as `build`.
@@ -203,14 +206,16 @@ def build_fit(entry: Table, at: str) -> KernelFit:
         if SIXTEEN not in tables[part] and part != "moe":
             _all_there(flat[part], part, at)
             tables[part][SIXTEEN] = flat[part]
-    lora = figures.pop("lora", None)
-    if lora is not None and not isinstance(lora, Mapping):
-        raise CatalogueError(f"{at}: lora cannot be {shown(lora)}; its constants are a table")
+    lora, segmented = (figures.pop(key, None) for key in ("lora", "lora_segmented"))
+    for key, table in (("lora", lora), ("lora_segmented", segmented)):
+        if table is not None and not isinstance(table, Mapping):
+            raise CatalogueError(f"{at}: {key} cannot be {shown(table)}; its constants are a table")
     return build(
         KernelFit,
         figures,
         at,
         lora=None if lora is None else build(LoraFit, lora, f"{at}.lora"),
+        lora_segmented=None if segmented is None else build(SegmentedLoraFit, segmented, f"{at}.lora_segmented"),
         gemm={name: build(GemmFit, table, f"{at}.gemm.{name}") for name, table in tables["gemm"].items()},
         attention={
             name: build(AttentionFit, table, f"{at}.attention.{name}") for name, table in tables["attention"].items()

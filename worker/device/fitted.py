@@ -228,12 +228,12 @@ class Fitted:
         if not batch.prefills and not batch.num_decodes:
             return 0
         batch_ps = self._batch_ps(batch)
-        return batch_ps + self._lora_ps(batch.lora) if batch.lora.num_adapters else batch_ps
+        return batch_ps + self._lora_ps(batch.lora, bool(batch.prefills)) if batch.lora.num_adapters else batch_ps
 
     def step_cost(self, batch: Batch) -> StepCost:
         """Return the step's duration: adapters, and the rest, which a log does not divide."""
         whole_ps = self.step_ps(batch)
-        lora_ps = self._lora_ps(batch.lora) if whole_ps else 0
+        lora_ps = self._lora_ps(batch.lora, bool(batch.prefills)) if whole_ps else 0
         return StepCost(whole=whole_ps - lora_ps, lora=lora_ps)
 
     def decode_segment(
@@ -245,11 +245,11 @@ class Fitted:
         self._seen_kv.see(kv_tokens)
         base_ps = self._decode_ps(num_decodes) + kv_tokens * self._kv_token_ps
         if lora.num_adapters:
-            base_ps += self._lora_ps(lora)
+            base_ps += self._lora_ps(lora, False)
         return Segment(base_ps, num_decodes * self._kv_token_ps)
 
-    def _lora_ps(self, lora: LoraWork) -> int:
-        return picoseconds(self._lora.step(lora)[0])
+    def _lora_ps(self, lora: LoraWork, prefills: bool) -> int:
+        return picoseconds(self._lora.step(lora, prefills)[0])
 
     def _batch_ps(self, batch: Batch) -> int:
         kv_ps = batch.decode_kv_tokens * self._kv_token_ps

@@ -121,8 +121,33 @@ class LoraFit:
     slice_ns: float
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentedLoraFit:
+    """Segmented LoRA kernels; see `segmented_lora` for the formula.
+
+    Attributes:
+        us: constant per pair of launches.
+        step_us: for each step of a shrink program, one after another.
+        shrink_ns: for each step of each shrink program.
+        expand_ns: for each block of each expand program.
+        token_ns: for each token and tile of the output.
+        idle_ns: for each program without work.
+    """
+
+    us: float
+    step_us: float
+    shrink_ns: float
+    expand_ns: float
+    token_ns: float
+    idle_ns: float
+
+
 _HOPPER_LORA = LoraFit(us=2.45, step_us=0.706, shrink_ns=0.277, expand_ns=10.8, idle_ns=0.631, slice_ns=6.1)
 """Of H100 and H200, which have similar ones: assumed for any other GPU."""
+_HOPPER_SEGMENTED = SegmentedLoraFit(
+    us=6.13, step_us=0.539, shrink_ns=1.37, expand_ns=2.21, token_ns=0.351, idle_ns=0.546
+)
+"""Likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +161,12 @@ class KernelFit:
         attention: attention by type of the KV cache; 16 bits are always present.
         moe: experts by type of the weights; empty if unknown: they are then computed as products.
         lora: grouped LoRA kernels, in 16 bits; None if unknown.
+        lora_segmented: segmented ones, likewise.
         basis: of the constants.
         source: of the constants.
         gpus: names of the measured GPUs; on others the constants are assumed to hold.
-        assumed: parts without a measurement all the same: `gemm`, `attention`, `elementwise`, `moe`, `lora`.
+        assumed: parts without a measurement all the same: `gemm`, `attention`, `elementwise`, `moe`, `lora`,
+            `lora_segmented`.
     """
 
     elementwise_bandwidth: float
@@ -148,6 +175,7 @@ class KernelFit:
     attention: Mapping[str, AttentionFit] = field(hash=False)
     moe: Mapping[str, MoeFit] = field(default_factory=dict, hash=False)
     lora: LoraFit | None = None
+    lora_segmented: SegmentedLoraFit | None = None
     basis: Basis = "fitted"
     source: str = ""
     gpus: tuple[str, ...] = ()
@@ -169,6 +197,11 @@ class KernelFit:
     def grouped_lora(self) -> LoraFit:
         """The constants of grouped LoRA kernels: those of Hopper GPUs if it has none."""
         return self.lora or _HOPPER_LORA
+
+    @property
+    def segmented_lora(self) -> SegmentedLoraFit:
+        """The constants of segmented LoRA kernels: those of Hopper GPUs if it has none."""
+        return self.lora_segmented or _HOPPER_SEGMENTED
 
     @classmethod
     def of_constants(cls, constants: Mapping[str, float], basis: Basis = "fitted", source: str = "") -> "KernelFit":

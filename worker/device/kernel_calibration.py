@@ -17,7 +17,7 @@ import numpy as np
 
 from lorrery.worker.device.basis import no_measurement
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import AttentionFit, GemmFit, Gpu, KernelFit, LoraFit, MoeFit
+from lorrery.worker.device.hardware import AttentionFit, GemmFit, Gpu, KernelFit, LoraFit, MoeFit, SegmentedLoraFit
 from lorrery.worker.device.kernel_prediction import OneGpu, is_library, kv_type, weight_type, why_not
 from lorrery.worker.device.kernel_rows import (
     AllReduceShape,
@@ -26,11 +26,12 @@ from lorrery.worker.device.kernel_rows import (
     KernelRow,
     LoraShape,
     MoeShape,
+    SegmentedLoraShape,
 )
 from lorrery.worker.device.least_squares import Floats, least_squares, slopes
 
-LORA = "lora"
-"""The part of adapters' kernels, which are of one type."""
+LORA: Mapping[str, str] = {"lora": "grouped_lora", "lora_segmented": "segmented_lora"}
+"""The parts of adapters' kernels, which are of one type -> the fit's property with their constants."""
 PULL = 0.03
 MOST_ROWS = 900
 """Most rows fitted per part, evenly chosen: more change no significant digit."""
@@ -61,7 +62,8 @@ class Part:
     """Constants that are fitted together, and the rows that determine them.
 
     Attributes:
-        name: as in a catalogue: `gemm.bf16`, `attention.fp8`, `lora`, `all_reduce`, `modern_all_reduce`.
+        name: as in a catalogue: `gemm.bf16`, `attention.fp8`, `lora`, `lora_segmented`, `all_reduce`,
+            `modern_all_reduce`.
         rows: measured.
         start: name -> value; all constants of the part.
         choices: name -> values to try in turn, for discrete constants.
@@ -220,7 +222,9 @@ def _part_name(row: KernelRow) -> str:
         case MoeShape():
             return f"moe.{weight_type(row)}"
         case LoraShape():
-            return LORA
+            return "lora"
+        case SegmentedLoraShape():
+            return "lora_segmented"
         case AllReduceShape() if is_library(row):
             return "all_reduce"
         case AllReduceShape() if "graph" in row.kernel:  # the eager kernel's time includes the launch
@@ -232,7 +236,7 @@ def _part_name(row: KernelRow) -> str:
 def _part(gpu: Gpu, name: str, rows: Sequence[KernelRow]) -> Part:
     kind, _, type_name = name.partition(".")
     start: dict[str, float] = {}
-    if type_name or name == LORA:
+    if type_name or name in LORA:
         record = _record(gpu.modern_fit, kind, type_name)
         start = {one.name: getattr(record, one.name) for one in fields(record)}
     else:
@@ -246,10 +250,11 @@ def _part(gpu: Gpu, name: str, rows: Sequence[KernelRow]) -> Part:
     return Part(name, rows, start, choices, lambda values: _applied(gpu, name, values))
 
 
-def _record(fit: KernelFit, kind: str, type_name: str) -> GemmFit | AttentionFit | MoeFit | LoraFit:
+def _record(fit: KernelFit, kind: str, type_name: str) -> GemmFit | AttentionFit | MoeFit | LoraFit | SegmentedLoraFit:
     """Return a type's constants: another type's where it has none of its own."""
-    if kind == LORA:
-        return fit.grouped_lora
+    if kind in LORA:
+        record: LoraFit | SegmentedLoraFit = getattr(fit, LORA[kind])
+        return record
     if kind == "gemm":
         return fit.gemm_of(type_name)
     if kind == "attention":
@@ -265,8 +270,9 @@ def _applied(gpu: Gpu, name: str, values: Values, source: str = "") -> Gpu:
     """Return a GPU with a part's constants."""
     kind, _, type_name = name.partition(".")
     fit = gpu.modern_fit
-    if name == LORA:
-        return replace(gpu, modern_fit=replace(fit, lora=replace(fit.grouped_lora, **values)))
+    if name in LORA:
+        changed: dict[str, Any] = {name: replace(getattr(fit, LORA[name]), **values)}
+        return replace(gpu, modern_fit=replace(fit, **changed))
     if type_name:
         whole: dict[str, Any] = {key: int(value) if key in CHOICES else value for key, value in values.items()}
         record = replace(_record(fit, kind, type_name), **whole)

@@ -25,6 +25,7 @@ from lorrery.worker.device.kernel_rows import (
     KernelRow,
     LoraShape,
     MoeShape,
+    SegmentedLoraShape,
 )
 from lorrery.worker.device.moe import Experts
 from lorrery.worker.device.single import SingleKernels
@@ -119,6 +120,8 @@ class OneGpu:
                 return self._experts(row.shape, weight_type(row))
             case LoraShape(tokens, inner, outer, widest, slices, adapters, max_loras, rank):
                 return self._kernels.lora(Slices(inner, outer, widest, slices), tokens, adapters, max_loras, rank)
+            case SegmentedLoraShape(tokens, inner, outer, slices, segments, slots, rank):
+                return self._kernels.segmented_lora(Slices(inner, outer, outer, slices), tokens, segments, slots, rank)
             case None:
                 raise AssertionError(row)
 
@@ -150,6 +153,8 @@ class OneGpu:
                 return kernel_ground(gpu, "moe", weight_type(row)).basis
             case LoraShape():
                 return kernel_ground(gpu, "lora", SIXTEEN).basis
+            case SegmentedLoraShape():
+                return kernel_ground(gpu, "lora_segmented", SIXTEEN).basis
             case _:
                 return kernel_ground(gpu, "attention", kv_type(row)).basis
 
@@ -161,7 +166,7 @@ def why_not(row: KernelRow) -> str | None:
             return f"op {row.op!r} is not known; known: {', '.join(OPS)}"
         case GemmShape() | MoeShape() if weight_type(row) not in WEIGHT_TYPES:
             return f"dtype {row.dtype!r} is not known; known: bfloat16, float16, {', '.join(WEIGHT_TYPES[1:])}"
-        case LoraShape() if weight_type(row) != SIXTEEN:
+        case LoraShape() | SegmentedLoraShape() if weight_type(row) != SIXTEEN:
             return f"dtype {row.dtype!r} of adapters is not known; known: bfloat16, float16"
         case AttentionShape() if kv_type(row) not in KV_TYPES:
             return f"kv_dtype {row.kv_dtype!r} is not known; known: bfloat16, float16, {', '.join(KV_TYPES[1:])}"

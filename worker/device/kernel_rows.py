@@ -7,6 +7,7 @@ Columns (others are kept and ignored): `op`, the kind of kernel; `latency_us`; t
     all_reduce                             message_bytes, num_gpus
     moe                                    tokens, hidden, ffn, top_k, num_experts, moe_tp, moe_ep, distribution
     lora                                   tokens, inner, outer, widest, slices, adapters, max_loras, rank
+    lora_segmented                         tokens, inner, outer, slices, segments, slots, rank
 
 A prefill is of `batch` prompts of `tokens` tokens, none cached; a decode of `batch` sequences of one new token each
 after `tokens` cached ones; heads, experts and columns are those of one GPU's share; empty `moe_tp` and `moe_ep` mean 1,
@@ -24,6 +25,8 @@ from functools import lru_cache
 from math import ceil, isfinite
 from zlib import crc32
 
+from lorrery.worker.device.segmented_lora import SEGMENT_TOKENS
+
 __all__ = [
     "COUNTS",
     "OPS",
@@ -34,6 +37,7 @@ __all__ = [
     "KernelRowError",
     "LoraShape",
     "MoeShape",
+    "SegmentedLoraShape",
     "is_fitted",
     "is_kernel_header",
     "read_kernel_rows",
@@ -134,7 +138,25 @@ class LoraShape:
         return f"lora {self.inner} {self.outer} {self.slices}"
 
 
-Shape = GemmShape | AttentionShape | AllReduceShape | MoeShape | LoraShape
+@dataclass(frozen=True, slots=True)
+class SegmentedLoraShape:
+    """The adapters of such a layer by segmented kernels: `segments` of tokens, in grids with room for `slots`."""
+
+    tokens: int
+    inner: int
+    outer: int
+    slices: int
+    segments: int
+    slots: int
+    rank: int
+
+    @property
+    def family(self) -> str:
+        """Unit of fitting and judging: the layer, on the same side as for `LoraShape`."""
+        return f"lora {self.inner} {self.outer} {self.slices}"
+
+
+Shape = GemmShape | AttentionShape | AllReduceShape | MoeShape | LoraShape | SegmentedLoraShape
 
 OPS: Mapping[str, type[Shape]] = {
     "gemm": GemmShape,
@@ -143,6 +165,7 @@ OPS: Mapping[str, type[Shape]] = {
     "all_reduce": AllReduceShape,
     "moe": MoeShape,
     "lora": LoraShape,
+    "lora_segmented": SegmentedLoraShape,
 }
 """Op -> the record of its shape, with fields named as the columns."""
 
@@ -301,6 +324,8 @@ def _checked(shape: Shape) -> Shape:
         raise ValueError(f"q_heads is {shape.q_heads}; it must be a multiple of kv_heads, {shape.kv_heads}")
     if isinstance(shape, LoraShape):
         _check_lora(shape)
+    if isinstance(shape, SegmentedLoraShape):
+        _check_segmented(shape)
     if isinstance(shape, MoeShape) and shape.top_k > shape.num_experts:
         raise ValueError(f"top_k is {shape.top_k}; it must be at most num_experts, {shape.num_experts}")
     if isinstance(shape, MoeShape) and shape.moe_ep > shape.num_experts:
@@ -319,6 +344,17 @@ def _check_lora(shape: LoraShape) -> None:
             f"widest is {shape.widest}; the widest of {shape.slices} slices of {shape.outer} in all is from"
             f" {ceil(shape.outer / shape.slices)} to {most}"
         )
+
+
+def _check_segmented(shape: SegmentedLoraShape) -> None:
+    tokens, segments = shape.tokens, shape.segments
+    if not ceil(tokens / SEGMENT_TOKENS) <= segments <= tokens:
+        raise ValueError(
+            f"segments is {segments}; {tokens} tokens make from {ceil(tokens / SEGMENT_TOKENS)} to {tokens} segments of"
+            f" at most {SEGMENT_TOKENS}"
+        )
+    if segments > shape.slots:
+        raise ValueError(f"segments is {segments}; it must be at most slots, {shape.slots}")
 
 
 def _count(column: str, text: str) -> int:

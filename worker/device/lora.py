@@ -11,8 +11,9 @@ Kernels that pad replace every r_a by the largest rank: of the batch (S-LoRA's b
 max_lora_rank). Tensor parallelism follows the base layer: a column-parallel projection cuts B, a row-parallel one A,
 and the partial sums join the base layer's own all-reduce; `sharded` cuts both, and sums the rank-sized product.
 
-These are the bounds by memory and arithmetic. vLLM's kernels take several times as long, bounded by neither; their
-formula is in `grouped_lora`.
+These are the bounds by memory and arithmetic. vLLM's and SGLang's kernels take several times as long, bounded by
+neither; their formulas are in `grouped_lora` and `segmented_lora`. With tensor parallelism SGLang sums a row-parallel
+projection's rank-sized product in an all-reduce of its own.
 
 Loading an adapter, with k copies of `bytes` in total, from host memory, and from disk first if needed, takes:
 
@@ -36,8 +37,10 @@ from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
 from lorrery.worker.device.hardware import AllReduce, Gpu
 from lorrery.worker.device.memory import SIXTEEN_BITS, kv_bytes_per_token
+from lorrery.worker.device.segmented_lora import num_segments, segmented_seconds
 
 Targets = Literal["qkvo", "all-linear"]
+Kernels = Literal["roofline", "grouped", "segmented"]
 
 FLOPS_SHARE = 0.25
 """Share of peak FLOPS in a shrink or expand kernel, unless an engine says otherwise: small ranks fill few tensor cores.
@@ -57,17 +60,24 @@ class LoraKernels:
         padding: "none": each adapter at its rank; "batch": at the largest of the batch; a number: at this rank.
         launch_us: per kernel, two kernels per projection. 5 launched one by one, 1 to 2 in a CUDA graph.
         sharded: whether tensor parallelism cuts both matrices.
-        kernels: "roofline": time from memory, arithmetic and launches; "grouped": vLLM's, see `grouped_lora`, which
-            ignores `launch_us`.
+        kernels: "roofline": time from memory, arithmetic and launches; "grouped": vLLM's, see `grouped_lora`;
+            "segmented": SGLang's, see `segmented_lora`. Both ignore `launch_us`.
         places: for adapters on the GPU, which size the grids of grouped kernels; None: as many as a step has adapters.
+        pool_rank: for which the pool of adapters has room, at which segmented kernels shrink; at least a step's.
+        decode_slots: segments for which segmented kernels' grids have room in a step of decodes alone; 0: none to
+            spare.
+        prefill_slots: likewise in other steps.
     """
 
     targets: Targets = "qkvo"
     padding: Literal["none", "batch"] | int = "none"
     launch_us: float = 5.0
     sharded: bool = False
-    kernels: Literal["roofline", "grouped"] = "roofline"
+    kernels: Kernels = "roofline"
     places: int | None = None
+    pool_rank: int = 0
+    decode_slots: int = 0
+    prefill_slots: int = 0
 
 
 REAL_RANKS = LoraKernels()
@@ -155,7 +165,17 @@ def load_ps(
 
 
 class LoraCost:
-    """The formulas above for one model on one GPU of a replica."""
+    """The formulas above for one model on one GPU of a replica.
+
+    Args:
+        gpu: of the replica.
+        model: whose projections are adapted.
+        tensor_parallel: the replica's GPUs.
+        kernels: of the engine.
+        flops_share: of the roofline.
+        link: between the GPUs; None: the GPU's own.
+        expert_parallel: groups among which experts are distributed.
+    """
 
     def __init__(
         self,
@@ -173,8 +193,9 @@ class LoraCost:
         self._flops_per_second = gpu.tflops * 1e12 * flops_share
         self._bytes_per_second = gpu.gb_per_second * 1e9 * BANDWIDTH_SHARE
         self._link = link or gpu.link(tensor_parallel)
-        self._fit = gpu.modern_fit.grouped_lora
+        self._fit, self._segmented_fit = gpu.modern_fit.grouped_lora, gpu.modern_fit.segmented_lora
         self._grouped_seconds = lru_cache(maxsize=4096)(self._compute_grouped_seconds)
+        self._segmented_seconds = lru_cache(maxsize=4096)(self._compute_segmented_seconds)
         whole = projections(model, kernels.targets)
         self._shapes = [self._cut(p) for p in whole]
         self._slices = [
@@ -182,6 +203,7 @@ class LoraCost:
             for _, side_by_side in groupby(whole, key=lambda p: p.column_parallel)
             if (cut := [self._cut(p) for p in side_by_side])
         ]
+        self._num_row_parallel = sum(not p.column_parallel for p in whole)
 
     def _cut(self, whole: Projection) -> tuple[int, int, int]:
         """Return one GPU's (elements in, elements out, elements of A and B per rank)."""
@@ -194,18 +216,28 @@ class LoraCost:
             held = inner + (outer // degree if self._kernels.sharded else outer)
         return inner, outer, held
 
-    def step(self, work: LoraWork) -> tuple[float, float, float]:
-        """Return the step's (seconds, FLOP, bytes); all zero without adapters."""
+    def step(self, work: LoraWork, prefills: bool = False) -> tuple[float, float, float]:
+        """Return the step's (seconds, FLOP, bytes); all zero without adapters.
+
+        Args:
+            work: of the step.
+            prefills: whether it has any.
+        """
         if not work.num_adapters:
             return 0.0, 0.0, 0.0
         rank_sum, rank_tokens = self._padded(work)
-        grouped = self._kernels.kernels == "grouped"
-        seconds = self._grouped_seconds(work.num_tokens, work.num_adapters, work.max_rank) if grouped else 0.0
-        flops = num_bytes = 0.0
+        kernels = self._kernels.kernels
+        seconds = flops = num_bytes = 0.0
+        if kernels == "grouped":
+            seconds = self._grouped_seconds(work.num_tokens, work.num_adapters, work.max_rank)
+        elif kernels == "segmented":
+            mean_rank = -(-rank_tokens // max(work.num_tokens, 1))
+            slots = self._kernels.prefill_slots if prefills else self._kernels.decode_slots
+            seconds = self._segmented_seconds(work.num_tokens, work.num_adapters, work.max_rank, mean_rank, slots)
         for inner, outer, held in self._shapes:
             kernel_bytes = 2 * rank_sum * held + 2 * (work.num_tokens * (inner + outer) + 2 * rank_tokens)
             kernel_flops = 2 * rank_tokens * held
-            if not grouped:
+            if kernels == "roofline":
                 kernel_seconds = max(kernel_flops / self._flops_per_second, kernel_bytes / self._bytes_per_second)
                 seconds += kernel_seconds + 2 * self._kernels.launch_us * 1e-6
             flops += kernel_flops
@@ -222,6 +254,19 @@ class LoraCost:
             grouped_seconds(self._fit, slices, num_tokens, num_adapters, places or num_adapters, rank)
             for slices in self._slices
         )
+
+    def _compute_segmented_seconds(
+        self, num_tokens: int, num_adapters: int, max_rank: int, mean_rank: int, slots: int
+    ) -> float:
+        """Return the seconds of one layer, and of the all-reduces that it needs; mean_rank: over tokens, rounded up."""
+        rank, segments = max(self._kernels.pool_rank, max_rank), num_segments(num_tokens, num_adapters)
+        seconds = sum(
+            segmented_seconds(self._segmented_fit, slices, num_tokens, segments, slots, rank, mean_rank)
+            for slices in self._slices
+        )
+        if self._degree > 1 and not self._kernels.sharded:
+            seconds += self._num_row_parallel * self._link.seconds(num_tokens * rank * 2, self._degree)
+        return seconds
 
     def _padded(self, work: LoraWork) -> tuple[int, int]:
         """Return the sums of ranks over adapters and over tokens, as the kernels see them."""

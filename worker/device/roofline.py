@@ -195,7 +195,7 @@ class Roofline:
         )
 
     def _lora_ps(self, lora: LoraWork, prefills: bool) -> int:
-        return picoseconds((self._prefill_lora if prefills else self._lora).step(lora)[0])
+        return picoseconds((self._prefill_lora if prefills else self._lora).step(lora, prefills)[0])
 
 
 def _sizes(batch: Batch) -> tuple[int, int]:

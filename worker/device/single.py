@@ -7,6 +7,7 @@ from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
 from lorrery.worker.device.hardware import SIXTEEN, Gpu
 from lorrery.worker.device.kernels import KernelTimes, Products, compute_type
 from lorrery.worker.device.moe import SERVED, ExpertKernels, Experts
+from lorrery.worker.device.segmented_lora import segmented_seconds
 
 _LAYERS = 100
 """Attention is computed for this many layers and divided: a coefficient of one layer would lose digits to rounding."""
@@ -88,6 +89,10 @@ class SingleKernels:
     def lora(self, slices: Slices, tokens: int, adapters: int, places: int, rank: int) -> float:
         """Return the seconds of one layer's adapters in vLLM's kernels; see `grouped_lora.grouped_seconds`."""
         return grouped_seconds(self._fit.grouped_lora, slices, tokens, adapters, places, rank)
+
+    def segmented_lora(self, slices: Slices, tokens: int, segments: int, slots: int, rank: int) -> float:
+        """Return the seconds of one layer's adapters in SGLang's kernels; see `segmented_lora.segmented_seconds`."""
+        return segmented_seconds(self._fit.segmented_lora, slices, tokens, segments, slots, rank, rank)
 
     def all_reduce(self, num_bytes: int, num_gpus: int, *, graph: bool = True) -> float:
         """Return the seconds of one sum over the GPUs: by the engine in a CUDA graph, or by the vendor's library."""

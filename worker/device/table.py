@@ -109,11 +109,11 @@ class ProfileTable:
 
     def step_ps(self, batch: Batch) -> int:
         """Return the step's duration; an empty batch takes the shortest step, a decode with nothing cached."""
-        return round(self._batch_ms(batch) * _PS_PER_MS) + self._lora_ps(batch.lora)
+        return round(self._batch_ms(batch) * _PS_PER_MS) + self._lora_ps(batch)
 
     def step_cost(self, batch: Batch) -> StepCost:
         """Return the step's duration: adapters, and the rest, which a profile does not divide."""
-        lora_ps = self._lora_ps(batch.lora)
+        lora_ps = self._lora_ps(batch)
         return StepCost(whole=self.step_ps(batch) - lora_ps, lora=lora_ps)
 
     def decode_segment(
@@ -139,5 +139,5 @@ class ProfileTable:
         mean_kv = batch.decode_kv_tokens / batch.num_decodes
         return self._mixed * (ms + self._decode(batch.num_decodes, mean_kv) - self._decode(batch.num_decodes, 0))
 
-    def _lora_ps(self, lora: LoraWork) -> int:
-        return round(self._lora.step(lora)[0] * PS_PER_SECOND)
+    def _lora_ps(self, batch: Batch) -> int:
+        return round(self._lora.step(batch.lora, bool(batch.prefills))[0] * PS_PER_SECOND)
