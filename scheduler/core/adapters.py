@@ -118,7 +118,7 @@ class Residency:
             self.gpu[name] = self.gpu.pop(name)
             self.use.asked_for(name)
             return True
-        if name not in self.loading:
+        if name not in self.loading and name not in self._waiting:
             if not self._make_place(adapter, at_ps, admitted):
                 return False
             self._begin(adapter, at_ps)
@@ -225,9 +225,9 @@ class Residency:
         return now_ps - at_ps
 
     def has_place(self, adapter: Adapter, pinned: Collection[str]) -> bool:
-        """Return whether `require` would find the adapter or a place for it with these in use. Changes nothing."""
+        """Return whether `require` would find the adapter, its load or a place with these in use. Changes nothing."""
         options = self.options
-        if adapter.key in self.gpu or adapter.key in self.loading:
+        if self.has_asked_for(adapter):
             return True
         stay = {*pinned, *self.loading, *self._waiting}
         if options.max_loras is not None:

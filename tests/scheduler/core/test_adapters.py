@@ -70,6 +70,30 @@ def test_the_least_recently_used_unpinned_adapter_makes_room_and_comes_back_fast
     assert (held.next_event_ps, held.take_evicted()) == (2_020, ("c",))
 
 
+@pytest.mark.parametrize("options", [AdapterOptions(max_loras=4), AdapterOptions(max_slots=40)])
+def test_asking_again_for_an_adapter_whose_load_waits_evicts_none(options: AdapterOptions) -> None:
+    a, b, c, d = (Adapter(name, 1, 10) for name in "abcd")
+    held = residency(replace(options, max_concurrent_loads=1))
+    for at_ps, adapter in ((0, a), (1_000, b), (2_000, c)):
+        held.advance(at_ps)
+        held.require(adapter, at_ps)
+    for at_ps in range(2_000, 2_005):
+        assert not held.require(d, at_ps)  # after c
+    assert held.has_place(d, ["a", "b"])
+    held.advance(3_000)
+    assert (list(held.gpu), held.num_loads, held.take_evicted()) == (["a", "b", "c", "d"], 4, ())
+
+
+def test_asking_again_for_an_adapter_whose_load_waits_takes_no_more_slots() -> None:
+    a, b, c, d = (Adapter(name, 1, 10) for name in "abcd")
+    held = residency(AdapterOptions(max_slots=40, max_concurrent_loads=1))
+    for at_ps, adapter in ((0, a), (0, b), (0, b), (1_000, c), (1_000, d), (1_000, d)):
+        held.advance(at_ps)
+        held.require(adapter, at_ps)
+    held.advance(2_000)
+    assert (list(held.gpu), held.take_evicted()) == (["a", "b", "c", "d"], ())
+
+
 def test_loads_beyond_the_limit_wait_for_one_to_end() -> None:
     held = residency(AdapterOptions(max_concurrent_loads=1))
     for adapter in (C, A):
