@@ -139,13 +139,17 @@ class ReplicaBatchContext(BatchContext):
         return admitted
 
     def steps_blocked(self, limit: int) -> int:
-        """Return for how many decode steps `admit`, which has just admitted nothing, would still admit nothing."""
+        """Return for how many decode steps `admit`, which has just admitted nothing, would still admit nothing.
+
+        Sequences that were passed over wait for a load's end, or for one that leaves: a plan ends at both. If memory
+        fills up meanwhile, the pass would end at one of them, and admit nothing either.
+        """
         if not self._tried:
             return limit
-        if self._passed_over:
-            return 1
         if self._queue_is_ours:
             return self._queue.holds_for(self.running, self._memory, limit)
+        if self._passed_over:  # `holds_for` of a queue from outside may only know of the sequence that ended the pass
+            return 1
         return steps_held(self._queue, self.running, self._memory, limit)
 
     def has_no_candidates(self) -> bool:
