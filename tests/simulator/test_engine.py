@@ -133,6 +133,32 @@ def test_a_long_prompt_is_planned_as_often_as_others_come(batching: str) -> None
     assert num_plans < 20
 
 
+@pytest.mark.parametrize("policy", ["req_queue", "fcfs", "vtc_fair"])
+def test_requests_that_wait_for_a_place_for_their_adapter_cost_no_decision_at_each_step(policy: str) -> None:
+    replica = ReplicaSettings(
+        policy, 200_000, 1_000, "chunked", "paged", max_num_seqs=64, max_num_batched_tokens=512, max_loras=1
+    )
+    names = [*ADAPTERS]
+    workload = [WorkloadRequest(n, n / 100, 50, 200, names[n // 5 % len(names)]) for n in range(100)]
+
+    def simulate(*, one_step: bool) -> tuple[list[tuple[int, int | None, int | None]], int, int]:
+        (worker,) = build_workers(
+            1,
+            replica,
+            STEP_TIMES["roofline"],
+            lambda s: build_replica(s, load_ps=lambda adapter, tier: adapter.rank * 10**9),
+        )
+        simulation = Simulation([worker], PLACEMENTS["least_loaded"](np.random.default_rng(1)), one_step=one_step)
+        ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))
+        times = [(request.handle, request.first_token_ps, request.finished_ps) for request in ended]
+        return times, worker.totals.num_steps, worker.totals.num_plans
+
+    (stepped, num_steps, _), (jumped, num_jumped, num_plans) = simulate(one_step=True), simulate(one_step=False)
+    assert jumped == stepped
+    assert num_jumped == num_steps > 1_000
+    assert num_plans < 500
+
+
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("batching", ["chunked", "prefill_first", "mixed"])
 def test_who_looks_between_two_steps_finds_no_block_that_the_running_step_takes(batching: str, share: bool) -> None:
