@@ -4,8 +4,10 @@ Most of a worker's finish (`core.forecast.finish_ps`) is the time of the decode 
 request in the same way at every worker of one pace. So each worker has a *rate*, a lower bound on the time of a further
 output token there (in picoseconds, times `ONE`), from figures of the worker alone:
 
-    rate   = (base + sequence x (running + waiting + 1) + kv_token x (KV tokens + waiting tokens))
-             / (1 - prompts) x least slowdown
+    rate   = ((base + sequence x (running + waiting + 1) + kv_token x (KV tokens + waiting tokens)) / (1 - prompts)
+              + blocked) x least slowdown
+    blocked = (waiting + 1) x (base + sequence x running + kv_token x KV tokens) / running
+              of a worker whose waiting sequences could not start, else 0
     finish >= ((output - 1) x rate + (base + prompt_token x computed input + (output - 1) x kv_token x own tokens)
               x least slowdown) / ONE
 
@@ -18,7 +20,8 @@ A bound holds while the worker's batch and queue stay the same: KV tokens then o
 that counts lies between the last and the usual one, of which the bound takes the smaller. All other changes are
 reported to `ManyWorkers` (`touch`); the rate is recomputed then, and when an evaluation finds that the tokens have
 grown. What the bound leaves out costs evaluations, not exactness: mainly the wait for prompts. The load time of the
-adapter and the cached part of the prompt are counted per worker, for those whose rate is low enough.
+adapter, as far as it exceeds the wait of a blocked worker, and the cached part of the prompt are counted per worker,
+for those whose rate is low enough.
 
 Cost, for n workers: O(log n), and moves of n / 2 words, for each rate that changes; few evaluations if rates differ by
 more than what is left out, and all n for a request with one output token.
@@ -89,9 +92,11 @@ class FinishOrder:
 
     Attributes:
         groups: the workers by pace.
+        blocked_ps: by number, a blocked worker's part of the rate: how long a request waits there for each of its
+            output tokens.
     """
 
-    __slots__ = ("_candidates", "_group_of", "_kv_tokens", "_rates", "_slowdowns", "_workers", "groups")
+    __slots__ = ("_candidates", "_group_of", "_kv_tokens", "_rates", "_slowdowns", "_workers", "blocked_ps", "groups")
 
     def __init__(self, candidates: tuple[ReplicaCandidate, ...]) -> None:
         self._candidates = candidates
@@ -100,6 +105,7 @@ class FinishOrder:
         self._rates: list[i64] = []
         self._workers: list[i64] = []  # as in the group
         self._kv_tokens: list[i64] = []  # those counted in the rate
+        self.blocked_ps: list[int] = [0] * len(candidates)
         self._slowdowns = _Least(len(candidates))
         for number, candidate in enumerate(candidates):
             pace = candidate.forecast.pace
@@ -135,9 +141,16 @@ class FinishOrder:
         slowdown = max(min(forecast.slowdown, forecast.usual_slowdown, _MOST_SLOWDOWN), 1)
         self._slowdowns.note(number, slowdown)
         base_ps, sequence_ps, kv_token_ps, _ = forecast.pace
-        step_ps = base_ps + (candidate.load + 1) * sequence_ps
+        num_running, num_waiting = candidate.num_running, candidate.num_waiting
+        step_ps = base_ps + (num_running + num_waiting + 1) * sequence_ps
         step_ps += product(kv_tokens + forecast.waiting_tokens, kv_token_ps)
         decoding_ps = product(step_ps, ONE) // max(ONE - forecast.prompt_share, LEAST_DECODING)
+        blocked_ps = 0
+        if num_waiting and num_running and candidate.is_blocked:
+            running_ps = base_ps + num_running * sequence_ps + product(kv_tokens, kv_token_ps)
+            blocked_ps = product(num_waiting + 1, running_ps) // num_running
+            decoding_ps += blocked_ps
+        self.blocked_ps[number] = blocked_ps
         rate, worker = min(product(decoding_ps, slowdown), _MOST_RATE), slowdown << NUMBER_BITS | number
         self._kv_tokens[number] = kv_tokens
         if rate != self._rates[number] or worker != self._workers[number]:

@@ -61,7 +61,10 @@ def first_of_many(
             place += 1
             candidate: ReplicaCandidate = candidates[number]
             if way or adapter is not None:
-                more_ps = 0 if adapter is None else candidate.load_ps(adapter)
+                more_ps = 0
+                if adapter is not None:
+                    # A blocked worker's load ends while the request waits; that wait is in the rate.
+                    more_ps = max(0, candidate.load_ps(adapter) - product(further_tokens, order.blocked_ps[number]))
                 if way:
                     more_ps += product(way[-1][0] - _held_tokens(way, number), prompt_token_ps)
                 own_bound_ps = (rate_ps + product(alike_ps + more_ps, slowdown)) // ONE
