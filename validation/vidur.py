@@ -206,6 +206,15 @@ class RecordedSteps:
         """Return the step's duration undivided."""
         return StepCost(whole=self.step_ps(batch))
 
-    def decode_segment(self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA) -> None:
+    def decode_segment(
+        self,
+        num_decodes: int,
+        kv_tokens: int,
+        max_kv_tokens: int,
+        lora: LoraWork = NO_LORA,
+        *,
+        num_held: int = 0,
+        longest_grows: bool = True,
+    ) -> None:
         """Return None: every step has its own time."""
-        del num_decodes, kv_tokens, max_kv_tokens, lora
+        del num_decodes, kv_tokens, max_kv_tokens, lora, num_held, longest_grows

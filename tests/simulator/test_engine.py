@@ -133,6 +133,26 @@ def test_a_long_prompt_is_planned_as_often_as_others_come(batching: str) -> None
     assert num_plans < 20
 
 
+@pytest.mark.parametrize("step_time", STEP_TIMES)
+def test_a_static_batch_is_planned_as_often_as_its_sequences_end(step_time: str) -> None:
+    replica = ReplicaSettings("fcfs", 20_000, 2_000, "static", max_num_seqs=4, max_num_batched_tokens=2_000)
+    # The longest prompt ends first; another sequence grows past it, and one ends before it does.
+    lengths = [(700, 5), (50, 900), (300, 100), (20, 650)] * 2
+    workload = [WorkloadRequest(n, 0.0, prompt, output, f"a{n % 3}") for n, (prompt, output) in enumerate(lengths)]
+
+    def simulate(*, one_step: bool) -> tuple[list[tuple[int, int | None, int | None]], int, int]:
+        (worker,) = build_workers(1, replica, STEP_TIMES[step_time])
+        simulation = Simulation([worker], PLACEMENTS["least_loaded"](np.random.default_rng(1)), one_step=one_step)
+        ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))
+        times = [(request.handle, request.first_token_ps, request.finished_ps) for request in ended]
+        return times, worker.totals.num_steps, worker.totals.num_plans
+
+    (stepped, num_steps, _), (jumped, num_jumped, num_plans) = simulate(one_step=True), simulate(one_step=False)
+    assert jumped == stepped
+    assert num_jumped == num_steps > 1_500
+    assert num_plans < 30
+
+
 @pytest.mark.parametrize("policy", ["req_queue", "fcfs", "vtc_fair"])
 def test_requests_that_wait_for_a_place_for_their_adapter_cost_no_decision_at_each_step(policy: str) -> None:
     replica = ReplicaSettings(

@@ -61,10 +61,17 @@ class ConstantSteps:
         return StepCost(whole=self.step_ps(batch))
 
     def decode_segment(
-        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+        self,
+        num_decodes: int,
+        kv_tokens: int,
+        max_kv_tokens: int,
+        lora: LoraWork = NO_LORA,
+        *,
+        num_held: int = 0,
+        longest_grows: bool = True,
     ) -> Segment | None:
         """Return the times of consecutive decode steps: all are equal."""
-        del num_decodes, kv_tokens, max_kv_tokens, lora
+        del num_decodes, kv_tokens, max_kv_tokens, lora, num_held, longest_grows
         return Segment(self._step_ps, 0)
 
 

@@ -237,16 +237,23 @@ class Fitted:
         return StepCost(whole=whole_ps - lora_ps, lora=lora_ps)
 
     def decode_segment(
-        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+        self,
+        num_decodes: int,
+        kv_tokens: int,
+        max_kv_tokens: int,
+        lora: LoraWork = NO_LORA,
+        *,
+        num_held: int = 0,
+        longest_grows: bool = True,
     ) -> Segment | None:
         """Return the times of consecutive decode steps: always a straight line."""
-        del max_kv_tokens
+        del max_kv_tokens, longest_grows
         self._seen_decodes.see(num_decodes)
         self._seen_kv.see(kv_tokens)
         base_ps = self._decode_ps(num_decodes) + kv_tokens * self._kv_token_ps
         if lora.num_adapters:
             base_ps += self._lora_ps(lora, False)
-        return Segment(base_ps, num_decodes * self._kv_token_ps)
+        return Segment(base_ps, (num_decodes - num_held) * self._kv_token_ps)
 
     def _lora_ps(self, lora: LoraWork, prefills: bool) -> int:
         return picoseconds(self._lora.step(lora, prefills)[0])

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.machine_ints import product
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.adapters import DecodingAdapters
 from lorrery.worker.device.batch import Batch, steps_to_cover
 from lorrery.worker.device.chunk_run import ChunkRun
@@ -50,6 +51,7 @@ class MockGpu:
         # The next decode steps, if they have a closed form: duration of the first, and increase per further step.
         self._closed = False
         self._next_ps = self._slope_ps = 0
+        self._steps_alike = NEVER  # how many of them have it, if sequences are held
         self._prefills: tuple[PrefillWork, ...] = ()
         self._chunk_run: ChunkRun | None = None  # of the prompt whose chunk is the only one in `_prefills`
         self._decode = False
@@ -190,6 +192,8 @@ class MockGpu:
             steps_to_end = self._decoding.steps_to_end
             if steps_to_end < max_steps:
                 max_steps = steps_to_end
+            if self._held and self._steps_alike < max_steps:
+                max_steps = self._steps_alike
         total_ps = product(max_steps, self._next_ps) + product(self._slope_ps, max_steps * (max_steps - 1) // 2)
         if duration_ps is None or max_steps == 1 or total_ps <= duration_ps:
             return max_steps, total_ps
@@ -315,12 +319,23 @@ class MockGpu:
         if self._known:
             return self._closed
         self._known = True
-        segment = None
-        # Held sequences do not grow, so steps with them have no closed form in the batch's sums.
+        decoding = self._decoding
         if self._held:
-            pass
-        elif self._decode and self._decoding.num:
-            decoding = self._decoding
+            segment = None
+            if self._decode and decoding.num:
+                num, kv_tokens, longest = self._decode_sums()
+                # The longest stays the same until another one, which grows, is as long.
+                grows = longest == decoding.longest
+                self._steps_alike = NEVER if grows else longest - decoding.longest
+                segment = self._step_time.decode_segment(
+                    num,
+                    kv_tokens,
+                    longest,
+                    self._adapters.work,
+                    num_held=num - decoding.num,
+                    longest_grows=grows,
+                )
+        elif self._decode and decoding.num:
             segment = self._step_time.decode_segment(
                 decoding.num, decoding.kv_tokens, decoding.longest, self._adapters.work
             )
@@ -334,11 +349,15 @@ class MockGpu:
     def _count_decode_steps(self, num_steps: int) -> None:
         if self._decode and self._decoding.num:
             if self._saw_kv_tokens is not None:
-                self._saw_kv_tokens(self._decoding.kv_tokens + (num_steps - 1) * self._decoding.num)
+                kv_tokens = self._decode_sums()[1] if self._held else self._decoding.kv_tokens
+                self._saw_kv_tokens(kv_tokens + (num_steps - 1) * self._decoding.num)
             self._decoding.steps += num_steps
             self._next_ps += self._slope_ps * num_steps
             if not self._closed:
                 self._known = False
+            elif self._held:
+                self._steps_alike -= num_steps
+                self._known = self._steps_alike > 0
 
     def _decode_tokens(self) -> tuple[NDArray[np.uint32], TokenIds, NDArray[np.int64]]:
         """Return (handles, tokens, orders) of the decoding rows in this step, without regard to their ends."""

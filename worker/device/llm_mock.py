@@ -40,10 +40,18 @@ class LlmMock:
         return StepCost(host=OVERHEAD_PS, whole=self.step_ps(batch) - OVERHEAD_PS)
 
     def decode_segment(
-        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+        self,
+        num_decodes: int,
+        kv_tokens: int,
+        max_kv_tokens: int,
+        lora: LoraWork = NO_LORA,
+        *,
+        num_held: int = 0,
+        longest_grows: bool = True,
     ) -> Segment | None:
         """Return the times of consecutive decode steps: the longest sequence grows by one token a step."""
-        del kv_tokens, lora  # only the longest sequence counts, and adapters cost nothing
+        del kv_tokens, lora, num_held  # only the longest sequence counts, and adapters cost nothing
         if num_decodes == 0:
             return Segment(OVERHEAD_PS, 0)
-        return Segment(num_decodes * (max_kv_tokens + 1) * UNIT_PS + OVERHEAD_PS, num_decodes * UNIT_PS)
+        slope_ps = num_decodes * UNIT_PS if longest_grows else 0
+        return Segment(num_decodes * (max_kv_tokens + 1) * UNIT_PS + OVERHEAD_PS, slope_ps)

@@ -71,12 +71,21 @@ class NaiveRoofline:
         )
 
     def decode_segment(
-        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+        self,
+        num_decodes: int,
+        kv_tokens: int,
+        max_kv_tokens: int,
+        lora: LoraWork = NO_LORA,
+        *,
+        num_held: int = 0,
+        longest_grows: bool = True,
     ) -> Segment | None:
         """Return the times of consecutive decode steps; None if the bound may change between them."""
+        del longest_grows
         compute_ps, memory_ps = self._both_ps(Batch((), num_decodes, kv_tokens, max_kv_tokens, lora))
-        compute_slope = num_decodes * 2 * self._half_pair_ps
-        memory_slope = num_decodes * self._kv_token_ps
+        num_growing = num_decodes - num_held
+        compute_slope = num_growing * 2 * self._half_pair_ps
+        memory_slope = num_growing * self._kv_token_ps
         if compute_ps >= memory_ps and compute_slope >= memory_slope:
             return Segment(compute_ps, compute_slope)
         if memory_ps >= compute_ps and memory_slope >= compute_slope:

@@ -138,7 +138,14 @@ class Roofline:
         )
 
     def decode_segment(
-        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+        self,
+        num_decodes: int,
+        kv_tokens: int,
+        max_kv_tokens: int,
+        lora: LoraWork = NO_LORA,
+        *,
+        num_held: int = 0,
+        longest_grows: bool = True,
     ) -> Segment | None:
         """Return the times of consecutive decode steps; None if kernel launches bound the first of them."""
         if not num_decodes:
@@ -149,9 +156,8 @@ class Roofline:
             gpu_ps += self._lora_ps(lora, False)
         if gpu_ps < self._floor_ps(lora):
             return None  # there is a kink ahead, where the GPU becomes the slower one
-        return Segment(
-            gpu_ps + self._host_step_ps + self._host_sequence_ps * num_decodes, num_decodes * token_ps + longest_ps
-        )
+        slope_ps = (num_decodes - num_held) * token_ps + (longest_ps if longest_grows else 0)
+        return Segment(gpu_ps + self._host_step_ps + self._host_sequence_ps * num_decodes, slope_ps)
 
     def linear_seconds(self, num_tokens: int) -> float:
         """Return the time of all layers without attention and all-reduce."""

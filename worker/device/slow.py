@@ -36,10 +36,19 @@ class Slowed:
         return StepCost(whole=self.step_ps(batch))
 
     def decode_segment(
-        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+        self,
+        num_decodes: int,
+        kv_tokens: int,
+        max_kv_tokens: int,
+        lora: LoraWork = NO_LORA,
+        *,
+        num_held: int = 0,
+        longest_grows: bool = True,
     ) -> Segment | None:
         """Return the stretched times, if they are whole picoseconds in each step; otherwise None."""
-        segment = self._step_time.decode_segment(num_decodes, kv_tokens, max_kv_tokens, lora)
+        segment = self._step_time.decode_segment(
+            num_decodes, kv_tokens, max_kv_tokens, lora, num_held=num_held, longest_grows=longest_grows
+        )
         below = self._factor.denominator
         if segment is None or segment.base_ps % below or segment.slope_ps % below:
             return None

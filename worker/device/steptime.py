@@ -42,17 +42,27 @@ class StepTimeModel(Protocol):
         ...
 
     def decode_segment(
-        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+        self,
+        num_decodes: int,
+        kv_tokens: int,
+        max_kv_tokens: int,
+        lora: LoraWork = NO_LORA,
+        *,
+        num_held: int = 0,
+        longest_grows: bool = True,
     ) -> Segment | None:
         """Return the times of the steps of a batch of decodes without joins and leaves.
 
-        Step i equals `step_ps(Batch((), num_decodes, kv_tokens + i * num_decodes, max_kv_tokens + i, lora))` exactly.
+        Step i equals, exactly, `step_ps(Batch((), num_decodes, kv_tokens + i * (num_decodes - num_held), m, lora))`
+        with m = `max_kv_tokens` + i, or, if the longest does not grow, m = `max_kv_tokens`.
 
         Args:
             num_decodes: sequences in the batch.
             kv_tokens: sum of their cached tokens before step 0.
             max_kv_tokens: the largest term of that sum.
             lora: their adapters' work in each step.
+            num_held: those of them that have ended and do not grow (static batching).
+            longest_grows: whether the longest is none of those.
 
         Returns:
             None if the times have no such form: call `step_ps` step by step.

@@ -117,10 +117,17 @@ class ProfileTable:
         return StepCost(whole=self.step_ps(batch) - lora_ps, lora=lora_ps)
 
     def decode_segment(
-        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+        self,
+        num_decodes: int,
+        kv_tokens: int,
+        max_kv_tokens: int,
+        lora: LoraWork = NO_LORA,
+        *,
+        num_held: int = 0,
+        longest_grows: bool = True,
     ) -> Segment | None:
         """Return None: times are linear between two cells, but not across one."""
-        del num_decodes, kv_tokens, max_kv_tokens, lora
+        del num_decodes, kv_tokens, max_kv_tokens, lora, num_held, longest_grows
         return None
 
     def _batch_ms(self, batch: Batch) -> float:

@@ -82,6 +82,30 @@ def test_segment_is_the_step_time_bit_for_bit(kv, steps, adapters):
 
 
 @settings(deadline=None)
+@given(
+    kv=st.lists(tokens, min_size=1, max_size=100),
+    held=st.lists(tokens, min_size=1, max_size=100),
+    steps=st.integers(0, 2000),
+    adapters=adapters,
+)
+def test_segment_with_held_sequences_is_the_step_time_while_one_of_them_is_the_longest_or_none(
+    kv, held, steps, adapters
+):
+    num, total, lora = len(kv) + len(held), sum(kv) + sum(held), LoraWork.of(adapters)
+    grows = max(kv) >= max(held)
+    longest = max(*kv, *held)
+    if not grows:
+        steps = min(steps, longest - max(kv) - 1)
+    later = Batch((), num, total + steps * len(kv), longest + steps * grows, lora)
+    for model in [*CLOSED, FITTED, *SOMETIMES_CLOSED]:
+        segment = model.decode_segment(num, total, longest, lora, num_held=len(held), longest_grows=grows)
+        if segment is None:
+            assert model in SOMETIMES_CLOSED, model
+        else:
+            assert segment.step_ps(steps) == model.step_ps(later), model
+
+
+@settings(deadline=None)
 @given(kv=st.lists(tokens, min_size=1, max_size=500), steps=st.integers(0, 2000), adapters=adapters)
 def test_a_segment_that_is_given_is_exact(kv, steps, adapters):
     num, total, longest, lora = len(kv), sum(kv), max(kv), LoraWork.of(adapters)
