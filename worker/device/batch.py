@@ -14,6 +14,7 @@ from typing import Final
 
 from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.machine_ints import product
+from lorrery.vocabulary.units import NEVER
 
 
 @mypyc_attr(acyclic=True)
@@ -131,14 +132,19 @@ class Batch:
 @mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Segment:
-    """Times of consecutive decode steps of one batch: step i (from 0) takes `base_ps + i * slope_ps`."""
+    """Times of consecutive decode steps of one batch: step i takes `base_ps + i * slope_ps`.
+
+    That holds from step 0 to before `num_steps`, where something else begins to bound the step's time.
+    """
 
     base_ps: int
     slope_ps: int
+    num_steps: int
 
-    def __init__(self, base_ps: int, slope_ps: int) -> None:
+    def __init__(self, base_ps: int, slope_ps: int, num_steps: int = NEVER) -> None:
         self.base_ps = base_ps
         self.slope_ps = slope_ps
+        self.num_steps = num_steps
 
     def step_ps(self, index: int) -> int:
         """Return the duration of step `index`."""

@@ -51,7 +51,7 @@ class MockGpu:
         # The next decode steps, if they have a closed form: duration of the first, and increase per further step.
         self._closed = False
         self._next_ps = self._slope_ps = 0
-        self._steps_alike = NEVER  # how many of them have it, if sequences are held
+        self._steps_alike = NEVER  # how many of them have it
         self._prefills: tuple[PrefillWork, ...] = ()
         self._chunk_run: ChunkRun | None = None  # of the prompt whose chunk is the only one in `_prefills`
         self._decode = False
@@ -192,7 +192,7 @@ class MockGpu:
             steps_to_end = self._decoding.steps_to_end
             if steps_to_end < max_steps:
                 max_steps = steps_to_end
-            if self._held and self._steps_alike < max_steps:
+            if self._steps_alike < max_steps:
                 max_steps = self._steps_alike
         total_ps = product(max_steps, self._next_ps) + product(self._slope_ps, max_steps * (max_steps - 1) // 2)
         if duration_ps is None or max_steps == 1 or total_ps <= duration_ps:
@@ -319,14 +319,14 @@ class MockGpu:
         if self._known:
             return self._closed
         self._known = True
-        decoding = self._decoding
+        decoding, steps_alike = self._decoding, NEVER
         if self._held:
             segment = None
             if self._decode and decoding.num:
                 num, kv_tokens, longest = self._decode_sums()
-                # The longest stays the same until another one, which grows, is as long.
                 grows = longest == decoding.longest
-                self._steps_alike = NEVER if grows else longest - decoding.longest
+                if not grows:  # the longest stays the same until another one, which grows, is as long
+                    steps_alike = longest - decoding.longest
                 segment = self._step_time.decode_segment(
                     num,
                     kv_tokens,
@@ -344,6 +344,7 @@ class MockGpu:
         self._closed = segment is not None
         if segment is not None:
             self._next_ps, self._slope_ps = segment.base_ps, segment.slope_ps
+            self._steps_alike = min(steps_alike, segment.num_steps)
         return self._closed
 
     def _count_decode_steps(self, num_steps: int) -> None:
@@ -353,11 +354,9 @@ class MockGpu:
                 self._saw_kv_tokens(kv_tokens + (num_steps - 1) * self._decoding.num)
             self._decoding.steps += num_steps
             self._next_ps += self._slope_ps * num_steps
-            if not self._closed:
+            self._steps_alike -= num_steps
+            if not self._closed or self._steps_alike <= 0:
                 self._known = False
-            elif self._held:
-                self._steps_alike -= num_steps
-                self._known = self._steps_alike > 0
 
     def _decode_tokens(self) -> tuple[NDArray[np.uint32], TokenIds, NDArray[np.int64]]:
         """Return (handles, tokens, orders) of the decoding rows in this step, without regard to their ends."""

@@ -14,7 +14,7 @@ attention, for a token of KV cache, and for a batch's adapters.
 
 from functools import lru_cache
 
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.device.architecture import check_split
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
@@ -80,17 +80,15 @@ class NaiveRoofline:
         num_held: int = 0,
         longest_grows: bool = True,
     ) -> Segment | None:
-        """Return the times of consecutive decode steps; None if the bound may change between them."""
+        """Return the times of consecutive decode steps, to the last before the bound changes."""
         del longest_grows
         compute_ps, memory_ps = self._both_ps(Batch((), num_decodes, kv_tokens, max_kv_tokens, lora))
         num_growing = num_decodes - num_held
         compute_slope = num_growing * 2 * self._half_pair_ps
         memory_slope = num_growing * self._kv_token_ps
-        if compute_ps >= memory_ps and compute_slope >= memory_slope:
-            return Segment(compute_ps, compute_slope)
-        if memory_ps >= compute_ps and memory_slope >= compute_slope:
-            return Segment(memory_ps, memory_slope)
-        return None
+        if compute_ps > memory_ps or (compute_ps == memory_ps and compute_slope >= memory_slope):
+            return _until_overtaken(compute_ps, compute_slope, memory_ps, memory_slope)
+        return _until_overtaken(memory_ps, memory_slope, compute_ps, compute_slope)
 
     def linear_seconds(self, num_tokens: int) -> float:
         """Return the time of all layers without attention."""
@@ -151,3 +149,9 @@ def _sizes(batch: Batch) -> tuple[int, int, int, int]:
 
 def _ps(seconds: float) -> int:
     return round(seconds * PS_PER_SECOND)
+
+
+def _until_overtaken(base_ps: int, slope_ps: int, other_ps: int, other_slope: int) -> Segment:
+    """Return the segment of the larger of two lines, to the last step at which it is."""
+    gain = other_slope - slope_ps
+    return Segment(base_ps, slope_ps, (base_ps - other_ps) // gain + 1 if gain > 0 else NEVER)

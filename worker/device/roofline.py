@@ -14,7 +14,7 @@ time per decode KV token, the time per half token of prefill tile length, and a 
 from functools import lru_cache
 from typing import Final
 
-from lorrery.vocabulary.units import PS_PER_SECOND, picoseconds
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND, picoseconds
 from lorrery.worker.device.architecture import Shard
 from lorrery.worker.device.attention import AttentionKernels, Heads
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
@@ -147,17 +147,18 @@ class Roofline:
         num_held: int = 0,
         longest_grows: bool = True,
     ) -> Segment | None:
-        """Return the times of consecutive decode steps; None if kernel launches bound the first of them."""
+        """Return the times of consecutive decode steps, to the last that kernel launches bound if they do the first."""
         if not num_decodes:
             return Segment(self._launch_ps + self._host_step_ps, 0)
         token_ps, longest_ps = self._token_ps, self._longest_ps
         gpu_ps = self._decodes_ps(num_decodes) + kv_tokens * token_ps + max_kv_tokens * longest_ps
         if lora.num_adapters:
             gpu_ps += self._lora_ps(lora, False)
-        if gpu_ps < self._floor_ps(lora):
-            return None  # there is a kink ahead, where the GPU becomes the slower one
         slope_ps = (num_decodes - num_held) * token_ps + (longest_ps if longest_grows else 0)
-        return Segment(gpu_ps + self._host_step_ps + self._host_sequence_ps * num_decodes, slope_ps)
+        floor_ps, host_ps = self._floor_ps(lora), self._host_step_ps + self._host_sequence_ps * num_decodes
+        if gpu_ps >= floor_ps:
+            return Segment(gpu_ps + host_ps, slope_ps)
+        return Segment(floor_ps + host_ps, 0, (floor_ps - gpu_ps) // slope_ps + 1 if slope_ps else NEVER)
 
     def linear_seconds(self, num_tokens: int) -> float:
         """Return the time of all layers without attention and all-reduce."""

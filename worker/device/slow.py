@@ -52,7 +52,7 @@ class Slowed:
         below = self._factor.denominator
         if segment is None or segment.base_ps % below or segment.slope_ps % below:
             return None
-        return Segment(self._stretch(segment.base_ps), self._stretch(segment.slope_ps))
+        return Segment(self._stretch(segment.base_ps), self._stretch(segment.slope_ps), segment.num_steps)
 
     def _stretch(self, duration_ps: int) -> int:
         return _stretched(duration_ps, self._factor)

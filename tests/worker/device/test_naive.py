@@ -2,6 +2,7 @@
 
 import pytest
 
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.naive import NaiveRoofline
 from lorrery.worker.device.roofline import Roofline
@@ -33,9 +34,12 @@ def test_it_is_a_lower_bound(batch):
 
 def test_segments_end_where_the_bound_would_change():
     naive = NaiveRoofline(deployment("A100", "Llama-3-8B"))
-    assert naive.decode_segment(8, 8000, 1000) is not None
+    assert naive.decode_segment(8, 8000, 1000).num_steps == NEVER
     # 512 short sequences compute first, and will be bound by memory later.
-    assert naive.decode_segment(512, 0, 0) is None
+    segment = naive.decode_segment(512, 0, 0)
+    last, beyond = segment.num_steps - 1, segment.num_steps
+    assert segment.step_ps(last) == naive.step_ps(Batch((), 512, 512 * last, last))
+    assert segment.step_ps(beyond) < naive.step_ps(Batch((), 512, 512 * beyond, beyond))
 
 
 def test_an_empty_batch_takes_no_time():

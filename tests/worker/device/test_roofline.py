@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.attention import prefill_waves
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
@@ -76,13 +77,16 @@ def test_host_counts_prompt_tokens_and_no_decodes_as_tokens_of_a_prompt():
     assert roofline.step_cost(batch).host == host_ps
 
 
-def test_slow_launches_bound_the_step_and_leave_no_closed_form():
+def test_slow_launches_bound_the_first_steps_of_a_segment():
     slow = Engine("slow", launch_ms=0.326, step_ms=4.3, sequence_ms=0.31)
     launch_bound = Roofline(replace(deployment("H100-SXM", "Llama-3-8B"), engine=slow))
     batch = decodes(1, 100)
     assert launch_bound.step_ps(batch) == round((32 * 0.326 + 4.3 + 0.31) * 1e9)
-    assert launch_bound.decode_segment(1, 100, 100) is None
-    assert launch_bound.decode_segment(64, 64 * 8000, 8000) is not None
+    alone = launch_bound.decode_segment(1, 100, 100)
+    assert (alone.base_ps, alone.slope_ps) == (launch_bound.step_ps(batch), 0)
+    last, next_one = (decodes(1, 100 + alone.num_steps + later) for later in (-1, 0))
+    assert launch_bound.step_ps(last) == launch_bound.step_ps(batch) < launch_bound.step_ps(next_one)
+    assert launch_bound.decode_segment(64, 64 * 8000, 8000).num_steps == NEVER
     free = Roofline(deployment("H100-SXM", "Llama-3-8B"))
     assert free.step_ps(batch) == free.gpu_step_ps(batch)
     waiting = launch_bound.step_cost(batch)

@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.fitted import Fitted
@@ -29,7 +30,7 @@ CLOSED: list[StepTimeModel] = [
     Roofline(deployment("B200", "Qwen3-32B", 4, engine="present-day", precision=precision("fp8", "fp8"))),
 ]
 FITTED: StepTimeModel = Fitted(deployment("A100-80-SXM", "Llama-2-7B", steps=STEP_LOG))
-SOMETIMES_CLOSED: list[StepTimeModel] = [
+PIECEWISE: list[StepTimeModel] = [
     NaiveRoofline(deployment("A100-80-SXM", "Llama-2-7B")),
     NaiveRoofline(deployment("L4", "Qwen3-30B-A3B", 4)),
     Roofline(deployment("H100-SXM", "Llama-3-8B", engine="vllm-2023")),
@@ -38,7 +39,7 @@ UNIFIED: list[StepTimeModel] = [
     Roofline(deployment("RTX-4090", "Llama-3-8B", engine="vllm-kernels")),
     Roofline(deployment("H100-SXM", "Llama-2-70B", 8, engine="present-day-unified")),
 ]
-FORMULAS = CLOSED + SOMETIMES_CLOSED + UNIFIED
+FORMULAS = CLOSED + PIECEWISE + UNIFIED
 
 tokens = st.integers(0, 5000)
 chunks = st.builds(PrefillChunk, st.integers(1, 3000), tokens, st.booleans())
@@ -97,22 +98,27 @@ def test_segment_with_held_sequences_is_the_step_time_while_one_of_them_is_the_l
     if not grows:
         steps = min(steps, longest - max(kv) - 1)
     later = Batch((), num, total + steps * len(kv), longest + steps * grows, lora)
-    for model in [*CLOSED, FITTED, *SOMETIMES_CLOSED]:
+    for model in [*CLOSED, FITTED, *PIECEWISE]:
         segment = model.decode_segment(num, total, longest, lora, num_held=len(held), longest_grows=grows)
-        if segment is None:
-            assert model in SOMETIMES_CLOSED, model
-        else:
+        assert segment is not None, model
+        if steps < segment.num_steps:
             assert segment.step_ps(steps) == model.step_ps(later), model
 
 
 @settings(deadline=None)
 @given(kv=st.lists(tokens, min_size=1, max_size=500), steps=st.integers(0, 2000), adapters=adapters)
-def test_a_segment_that_is_given_is_exact(kv, steps, adapters):
+def test_a_segment_is_exact_to_its_last_step(kv, steps, adapters):
     num, total, longest, lora = len(kv), sum(kv), max(kv), LoraWork.of(adapters)
     later = Batch((), num, total + steps * num, longest + steps, lora)
-    for model in SOMETIMES_CLOSED:
+    for model in PIECEWISE:
         segment = model.decode_segment(num, total, longest, lora)
-        assert segment is None or segment.step_ps(steps) == model.step_ps(later), model
+        assert segment is not None, model
+        if steps < segment.num_steps:
+            assert segment.step_ps(steps) == model.step_ps(later), model
+        if segment.num_steps < NEVER:
+            beyond = segment.num_steps
+            later = Batch((), num, total + beyond * num, longest + beyond, lora)
+            assert segment.step_ps(beyond) < model.step_ps(later), model
 
 
 @settings(deadline=None)
