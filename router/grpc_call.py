@@ -37,7 +37,8 @@ class GrpcCall:
         self, context: status.Context, write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] | None = None
     ) -> None:
         self._context = context
-        self._deadline_slack = ROUNDED_UP * (context.time_remaining() or 0.0) + ON_THE_WAY_SECONDS
+        timeout = context.time_remaining() or 0.0
+        self._deadline_slack = min(ROUNDED_UP * timeout + ON_THE_WAY_SECONDS, timeout / 2)
         self.aborted = self.complete = False
         self.write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] = write or self._write_first
 

@@ -28,7 +28,7 @@ from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES, limits_of
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
-from lorrery.scheduler.core.replica_settings import LIMITS, LOOK_AHEAD
+from lorrery.scheduler.core.replica_settings import LIMITS, LOOK_AHEAD, MAX_NUM_BATCHED_TOKENS
 
 PolicyName = Annotated[str, named(*QUEUES, plug_ins=True)]
 BatchingName = Annotated[str, named(*BATCHINGS, plug_ins=True)]
@@ -357,6 +357,11 @@ class SchedulerSettings(Section):
         " moving to another",
     )
     drain_seconds: Seconds = Field(default=30.0, description="time for running requests to finish after SIGTERM")
+
+    @property
+    def step_tokens(self) -> int:
+        """The token budget of a step that computes prompts in chunks."""
+        return self.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS
 
     @property
     def max_running(self) -> int:

@@ -273,8 +273,7 @@ def _lora(settings: Settings) -> LoraKernels:
     decode_slots = prefill_slots = 0
     if lora.kernels == "segmented" and lora.graph_sequences is not None:
         decode_slots = lora.graph_sequences
-        if (most := settings.scheduler.max_num_batched_tokens) is not None:
-            prefill_slots = graph_slots(most, adapters.max_loras or 0)
+        prefill_slots = graph_slots(settings.scheduler.step_tokens, adapters.max_loras or 0)
     return LoraKernels(
         adapters.target_modules,
         padding,

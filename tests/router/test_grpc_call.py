@@ -29,6 +29,7 @@ class Context:
         (60.0, 1.0, False),
         (0.1, 0.015, True),
         (0.1, 0.05, False),
+        (0.01, 0.007, False),
         (None, None, False),
     ],
 )

@@ -83,10 +83,11 @@ def test_limits_of_vllm_depend_on_the_gpu_as_they_do_there():
 def test_sglangs_kernels_of_adapters_have_room_for_its_largest_graph():
     of = {
         gpu: (own.kernels, own.graph_sequences)
-        for gpu in ("H100-SXM", "L40S", "A10G", "B200")
+        for gpu in ("H100-SXM", "L40S", "A10G", "B200", "T4")
         for own in (load(None, ["engine=sglang", f"worker.gpu={gpu}"]).worker.lora,)
     }
-    assert of == {gpu: ("segmented", n) for gpu, n in (("H100-SXM", 256), ("L40S", 32), ("A10G", 48), ("B200", 512))}
+    sequences = {"H100-SXM": 256, "L40S": 32, "A10G": 48, "B200": 512, "T4": 8}
+    assert of == {gpu: ("segmented", number) for gpu, number in sequences.items()}
     changed_back = changed(load(None, [*H100, "engine=sglang"]), {"engine": "vllm"}).worker.lora
     assert (changed_back.kernels, changed_back.graph_sequences) == ("grouped", None)
 

@@ -53,10 +53,10 @@ def test_segmented_kernels_have_room_for_graphs_of_decodes_and_of_prefills():
     assert deployment_of(settings(*own)).lora == LoraKernels(kernels="segmented", places=8, pool_rank=32)
     graphs = [*own, "worker.lora.graph_sequences=256"]
     assert deployment_of(settings(*graphs)).lora == LoraKernels(
-        kernels="segmented", places=8, pool_rank=32, decode_slots=256
+        kernels="segmented", places=8, pool_rank=32, decode_slots=256, prefill_slots=520
     )
-    chunks = deployment_of(settings(*graphs, "scheduler.max_num_batched_tokens=8192")).lora
-    assert (chunks.decode_slots, chunks.prefill_slots) == (256, 520)
+    chunks = deployment_of(settings(*graphs, "scheduler.max_num_batched_tokens=4096")).lora
+    assert (chunks.decode_slots, chunks.prefill_slots) == (256, 264)
 
 
 def test_a_profile_serves_the_rows_of_this_deployment(tmp_path: Path):
