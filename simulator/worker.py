@@ -248,13 +248,15 @@ class SimulatedWorker:
         self.replica.make_room()
 
     def _span(self, plan: Plan, num_steps: int, end_ps: int) -> StepSpan:
-        """Return the span of these steps; with chunks of one prompt, report all but the last and return the last's."""
+        """Return the span of these steps; if they form no straight line, of the last, and report the others."""
         gpu = self.gpu
         num_decodes = gpu.num_decoding if plan.decode else 0
-        start_ps, first_ps, slope_ps = self.start_ps, gpu.step_ps(), 0
+        start_ps, first_ps, slope_ps, kv_tokens = self.start_ps, gpu.step_ps(), 0, gpu.kv_tokens
         if num_steps > 1:
-            if plan.prefills:
-                start_ps = self._tell_chunks(plan, num_steps - 1, num_decodes)
+            if plan.prefills or gpu.is_uneven:
+                grown = 0 if plan.prefills else num_decodes
+                start_ps = self._tell_steps(plan, num_steps - 1, num_decodes, grown)
+                kv_tokens += (num_steps - 1) * grown
                 num_steps, first_ps = 1, end_ps - start_ps
             else:
                 slope_ps = gpu.total_ps(2) - 2 * first_ps
@@ -267,17 +269,18 @@ class SimulatedWorker:
             slope_ps,
             end_ps,
             num_decodes,
-            gpu.kv_tokens,
+            kv_tokens,
             self.replica.num_queued,
         )
 
-    def _tell_chunks(self, plan: Plan, num_steps: int, num_decodes: int) -> int:
-        """Report steps with chunks of one prompt one by one, as they have no constant slope; return when they end."""
+    def _tell_steps(self, plan: Plan, num_steps: int, num_decodes: int, grown: int) -> int:
+        """Report steps one by one, as they have no constant slope; return when they end."""
         assert self.observer is not None
         begin_ps = self.start_ps
         for step in range(1, num_steps + 1):
             end_ps = self.start_ps + self.gpu.total_ps(step)
-            took_ps, kv_tokens, num_waiting = end_ps - begin_ps, self.gpu.kv_tokens, self.replica.num_queued
+            took_ps, num_waiting = end_ps - begin_ps, self.replica.num_queued
+            kv_tokens = self.gpu.kv_tokens + (step - 1) * grown
             span = StepSpan(self.name, plan, begin_ps, 1, took_ps, 0, end_ps, num_decodes, kv_tokens, num_waiting)
             self.observer.ran(span)
             begin_ps = end_ps

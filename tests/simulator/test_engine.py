@@ -24,7 +24,9 @@ from lorrery.simulator.outcomes import STATUS
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.profile import read_profile
 from lorrery.worker.device.roofline import Roofline
+from lorrery.worker.device.table import ProfileTable
 from tests.worker.device.known import deployment
 
 ADAPTERS = {f"a{n}": Adapter(f"a{n}", 4 * (n + 1)) for n in range(4)}
@@ -151,6 +153,26 @@ def test_a_static_batch_is_planned_as_often_as_its_sequences_end(step_time: str)
     assert jumped == stepped
     assert num_jumped == num_steps > 1_500
     assert num_plans < 30
+
+
+def test_steps_without_a_closed_form_are_not_planned_one_by_one() -> None:
+    rows = ["phase,batch_size,kv_len,step_ms,prefill_chunk", "decode,1,0,10,", "decode,1,900,11,", "decode,8,900,17,"]
+    profile = read_profile([*rows, "prefill,,,20,100", "prefill,,,90,900"])
+    table = ProfileTable(deployment("A10G", "Llama-2-7B", profile=profile))
+    replica = ReplicaSettings("fcfs", 20_000, 2_000, "chunked", max_num_seqs=4, max_num_batched_tokens=512)
+    workload = [WorkloadRequest(n, n * 0.7, 40 + 90 * n, 30 + 110 * (n % 3)) for n in range(10)]
+
+    def simulate(*, one_step: bool) -> tuple[list[tuple[int, int | None, int | None]], int, int]:
+        (worker,) = build_workers(1, replica, table)
+        simulation = Simulation([worker], PLACEMENTS["least_loaded"](np.random.default_rng(1)), one_step=one_step)
+        ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))
+        times = [(request.handle, request.first_token_ps, request.finished_ps) for request in ended]
+        return times, worker.totals.num_steps, worker.totals.num_plans
+
+    (stepped, num_steps, _), (jumped, num_jumped, num_plans) = simulate(one_step=True), simulate(one_step=False)
+    assert jumped == stepped
+    assert num_jumped == num_steps > 500
+    assert num_plans < 150
 
 
 @pytest.mark.parametrize("policy", ["req_queue", "fcfs", "vtc_fair"])

@@ -9,6 +9,7 @@ same state as `jump(j)` then `jump(k - j)`, and as k times `advance`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,17 @@ from lorrery.vocabulary.machine_ints import product
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.adapters import DecodingAdapters
 from lorrery.worker.device.batch import Batch, steps_to_cover
-from lorrery.worker.device.chunk_run import ChunkRun
+from lorrery.worker.device.chunk_run import ChunkRun, chunk_run
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.decoding import Decoding
+from lorrery.worker.device.known_ends import KnownEnds
 from lorrery.worker.device.output import TokenIds
 from lorrery.worker.device.rows import DecodeRows, DeviceSequence, Row, tokens_of_step
 from lorrery.worker.device.steptime import StepTimeModel
 from lorrery.worker.device.work import PrefillWork, StepOutcome
+
+MOST_UNEVEN_STEPS: Final = 32
+"""Most steps without a closed form in one run: they are computed ahead, and in vain if something interrupts them."""
 
 
 class MockGpu:
@@ -37,6 +42,7 @@ class MockGpu:
 
     def __init__(self, step_time: StepTimeModel, spelling: TokenIds | None = None) -> None:
         self._prefill_ps: int | None = None  # duration of the next step with prefills, once computed
+        self._uneven: KnownEnds | None = None  # the next decode steps, if they have no closed form and several run
         self.use(step_time)
         self._spelling = spelling
         self._rows: dict[int, Row] = {}  # in join order
@@ -78,6 +84,11 @@ class MockGpu:
         kv_tokens = self._partial_tokens + self._decoding.kv_tokens
         return kv_tokens + sum([held for _, held in self._held.values()]) if self._held else kv_tokens
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the next steps that `run` has returned form no straight line, though they have no prefills."""
+        return self._uneven is not None
+
     def join(self, sequence: DeviceSequence) -> None:
         """Add a sequence to the end of the batch; it waits for its prefill.
 
@@ -95,7 +106,7 @@ class MockGpu:
         Raises:
             ValueError: the handle is not in the batch.
         """
-        self._known, self._prefill_ps = False, None
+        self._known, self._prefill_ps, self._uneven = False, None, None
         held = self._held.pop(handle, None) if self._held else None
         if held is not None:
             self._adapters.remove(held[0])
@@ -128,7 +139,7 @@ class MockGpu:
         if decode != self._decode or hold != self._hold:
             self._known = False
         self._prefills, self._decode, self._hold, self._prefill_ps = (), decode, hold, None
-        self._chunk_run = None
+        self._chunk_run = self._uneven = None
         if not prefills:
             return
         if len(prefills) > 1 and len({work.handle for work in prefills}) < len(prefills):
@@ -162,6 +173,8 @@ class MockGpu:
 
     def step_ps(self) -> int:
         """Return the duration of the next step."""
+        if self._uneven is not None:
+            return self._uneven.step_ps
         if not self._prefills:
             return self._next_ps if self._closed_ahead() else self._step_time.step_ps(self.batch())
         if self._chunk_run is not None:
@@ -186,8 +199,10 @@ class MockGpu:
         """
         if chunk_steps > 1 and not self._reads_lengths and not self._held:
             return self._run_chunks(chunk_steps, duration_ps)
-        if max_steps == 1 or self._prefills or not (self._closed if self._known else self._closed_ahead()):
+        if max_steps == 1 or self._prefills:
             return 1, self.step_ps()
+        if not (self._closed if self._known else self._closed_ahead()):
+            return self._run_uneven(max_steps, duration_ps)
         if self._decode and self._decoding.num:
             steps_to_end = self._decoding.steps_to_end
             if steps_to_end < max_steps:
@@ -204,12 +219,29 @@ class MockGpu:
         (work,), batch = self._prefills, self.batch()
         if batch.num_decodes:
             max_steps = min(max_steps, self._decoding.steps_to_end)
-        self._chunk_run = run = ChunkRun(self._step_time, work, batch)
-        return run.extend(max_steps, duration_ps)
+        self._chunk_run, num_steps, total_ps = chunk_run(self._step_time, work, batch, max_steps, duration_ps)
+        return num_steps, total_ps
+
+    def _run_uneven(self, max_steps: int, duration_ps: int | None) -> tuple[int, int]:
+        """Compute the next decode steps one by one: no decision is needed between them."""
+        if not (self._decode and self._decoding.num):
+            return 1, self.step_ps()
+        batch, growing, longest = self.batch(), self._decoding.num, self._decoding.longest
+        ends_ps: list[int] = []
+        end_ps = 0
+        for step in range(min(max_steps, self._decoding.steps_to_end, MOST_UNEVEN_STEPS)):
+            kv_tokens = batch.decode_kv_tokens + step * growing
+            most = max(batch.max_decode_kv_tokens, longest + step)
+            end_ps += self._step_time.step_ps(Batch((), batch.num_decodes, kv_tokens, most, batch.lora))
+            ends_ps.append(end_ps)
+            if duration_ps is not None and end_ps >= duration_ps:
+                break
+        self._uneven = KnownEnds(ends_ps)
+        return len(ends_ps), end_ps
 
     def use(self, step_time: StepTimeModel) -> None:
         """Use another model for steps that have not begun."""
-        self._step_time, self._known, self._prefill_ps = step_time, False, None
+        self._step_time, self._known, self._prefill_ps, self._uneven = step_time, False, None, None
         # A loop over the batch in each step with prompts, so only for models that need it.
         self._reads_lengths = bool(getattr(step_time, "reads_decode_lengths", True))
         self._saw_kv_tokens: Callable[[int], None] | None = getattr(step_time, "saw_kv_tokens", None)
@@ -220,6 +252,8 @@ class MockGpu:
             return self.step_ps()
         if self._chunk_run is not None:
             return self._chunk_run.total_ps(num_steps)
+        if self._uneven is not None:
+            return self._uneven.total_ps(num_steps)
         assert self._known and self._closed  # noqa: PT018  one question
         return product(num_steps, self._next_ps) + product(self._slope_ps, num_steps * (num_steps - 1) // 2)
 
@@ -227,6 +261,8 @@ class MockGpu:
         """Return the fewest steps, from 1 to `limit`, that take at least this long. In closed form."""
         if self._chunk_run is not None:
             return self._chunk_run.steps_to_cover(duration_ps, limit)
+        if self._uneven is not None:
+            return self._uneven.steps_to_cover(duration_ps, limit)
         assert self._known and self._closed  # noqa: PT018  one question
         return steps_to_cover(self._next_ps, self._slope_ps, duration_ps, limit)
 
@@ -278,11 +314,10 @@ class MockGpu:
         computed = work.past_tokens + num_steps * work.new_tokens
         self._partial_tokens += computed - row.cached_tokens
         row.cached_tokens = computed
-        following = run.advance(num_steps)
-        if following is None:
-            self._prefills, self._chunk_run = (), None
+        if run.advance(num_steps):
+            self._prefills = (run.next_work,)
         else:
-            self._prefills = (following,)
+            self._prefills, self._chunk_run = (), None
         self._count_decode_steps(num_steps)
         return _ends(self._pop_finished()) if self._decode else ()
 
@@ -354,6 +389,8 @@ class MockGpu:
                 self._saw_kv_tokens(kv_tokens + (num_steps - 1) * self._decoding.num)
             self._decoding.steps += num_steps
             self._next_ps += self._slope_ps * num_steps
+            if self._uneven is not None and not self._uneven.advance(num_steps):
+                self._uneven = None
             self._steps_alike -= num_steps
             if not self._closed or self._steps_alike <= 0:
                 self._known = False
