@@ -17,7 +17,7 @@ from tests.simulator.recorded import Lines, read_lines, replayed, run, write_lin
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Lines:
     """A journal of some length, with all that may be in one."""
-    path = run("fcfs continuous loads", 12, tmp_path_factory.mktemp("journal"))
+    path = run("fcfs continuous loads", 14, tmp_path_factory.mktemp("journal"))
     assert replayed(path).differences == []
     return read_lines(path)
 
