@@ -1,5 +1,6 @@
 """Jumping over steps equals running each, with the real mock GPU, placements and several workers."""
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -26,11 +28,15 @@ from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.llm_mock import LlmMock
 from lorrery.worker.device.profile import read_profile
 from lorrery.worker.device.roofline import Roofline
+from lorrery.worker.device.steptime import StepTimeModel
 from lorrery.worker.device.table import ProfileTable
 from tests.worker.device.known import deployment
 
 ADAPTERS = {f"a{n}": Adapter(f"a{n}", 4 * (n + 1)) for n in range(4)}
-STEP_TIMES = {"roofline": Roofline(deployment("A10G", "Llama-2-7B", engine="present-day")), "llm-mock": LlmMock()}
+STEP_TIMES: dict[str, StepTimeModel] = {
+    "roofline": Roofline(deployment("A10G", "Llama-2-7B", engine="present-day")),
+    "llm-mock": LlmMock(),
+}
 
 workloads = st.lists(
     st.tuples(
@@ -116,14 +122,16 @@ def test_jumping_equals_stepping(
         assert outcome != "finished" or output_tokens == drawn[handle][2]
 
 
-@pytest.mark.parametrize("batching", ["chunked", "prefill_first"])
-def test_a_long_prompt_is_planned_as_often_as_others_come(batching: str) -> None:
-    replica = ReplicaSettings("fcfs", 200_000, 150_000, batching, max_num_seqs=8, max_num_batched_tokens=512)
-    lengths = [(0.0, 100_000, 3), (0.5, 900, 40), (3.0, 400, 3)]
-    workload = [WorkloadRequest(n, at, prompt, output) for n, (at, prompt, output) in enumerate(lengths)]
+def steps_and_plans(
+    replica: ReplicaSettings,
+    workload: list[WorkloadRequest],
+    step_time: StepTimeModel,
+    make_replica: Callable[[ReplicaSettings], Replica] = build_replica,
+) -> tuple[int, int]:
+    """Return the steps and plans of one worker that jumps; stepping gives the same times in as many steps."""
 
     def simulate(*, one_step: bool) -> tuple[list[tuple[int, int | None, int | None]], int, int]:
-        (worker,) = build_workers(1, replica, STEP_TIMES["roofline"])
+        (worker,) = build_workers(1, replica, step_time, make_replica)
         simulation = Simulation([worker], PLACEMENTS["least_loaded"](np.random.default_rng(1)), one_step=one_step)
         ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))
         times = [(request.handle, request.first_token_ps, request.finished_ps) for request in ended]
@@ -131,7 +139,18 @@ def test_a_long_prompt_is_planned_as_often_as_others_come(batching: str) -> None
 
     (stepped, num_steps, _), (jumped, num_jumped, num_plans) = simulate(one_step=True), simulate(one_step=False)
     assert jumped == stepped
-    assert num_jumped == num_steps > 200
+    assert num_jumped == num_steps
+    return num_steps, num_plans
+
+
+@pytest.mark.parametrize("batching", ["chunked", "prefill_first"])
+def test_a_long_prompt_is_planned_as_often_as_others_come(batching: str) -> None:
+    replica = ReplicaSettings("fcfs", 200_000, 150_000, batching, max_num_seqs=8, max_num_batched_tokens=512)
+    lengths = [(0.0, 100_000, 3), (0.5, 900, 40), (3.0, 400, 3)]
+    workload = [WorkloadRequest(n, at, prompt, output) for n, (at, prompt, output) in enumerate(lengths)]
+
+    num_steps, num_plans = steps_and_plans(replica, workload, STEP_TIMES["roofline"])
+    assert num_steps > 200
     assert num_plans < 20
 
 
@@ -142,16 +161,8 @@ def test_a_static_batch_is_planned_as_often_as_its_sequences_end(step_time: str)
     lengths = [(700, 5), (50, 900), (300, 100), (20, 650)] * 2
     workload = [WorkloadRequest(n, 0.0, prompt, output, f"a{n % 3}") for n, (prompt, output) in enumerate(lengths)]
 
-    def simulate(*, one_step: bool) -> tuple[list[tuple[int, int | None, int | None]], int, int]:
-        (worker,) = build_workers(1, replica, STEP_TIMES[step_time])
-        simulation = Simulation([worker], PLACEMENTS["least_loaded"](np.random.default_rng(1)), one_step=one_step)
-        ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))
-        times = [(request.handle, request.first_token_ps, request.finished_ps) for request in ended]
-        return times, worker.totals.num_steps, worker.totals.num_plans
-
-    (stepped, num_steps, _), (jumped, num_jumped, num_plans) = simulate(one_step=True), simulate(one_step=False)
-    assert jumped == stepped
-    assert num_jumped == num_steps > 1_500
+    num_steps, num_plans = steps_and_plans(replica, workload, STEP_TIMES[step_time])
+    assert num_steps > 1_500
     assert num_plans < 30
 
 
@@ -162,16 +173,8 @@ def test_steps_without_a_closed_form_are_not_planned_one_by_one() -> None:
     replica = ReplicaSettings("fcfs", 20_000, 2_000, "chunked", max_num_seqs=4, max_num_batched_tokens=512)
     workload = [WorkloadRequest(n, n * 0.7, 40 + 90 * n, 30 + 110 * (n % 3)) for n in range(10)]
 
-    def simulate(*, one_step: bool) -> tuple[list[tuple[int, int | None, int | None]], int, int]:
-        (worker,) = build_workers(1, replica, table)
-        simulation = Simulation([worker], PLACEMENTS["least_loaded"](np.random.default_rng(1)), one_step=one_step)
-        ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))
-        times = [(request.handle, request.first_token_ps, request.finished_ps) for request in ended]
-        return times, worker.totals.num_steps, worker.totals.num_plans
-
-    (stepped, num_steps, _), (jumped, num_jumped, num_plans) = simulate(one_step=True), simulate(one_step=False)
-    assert jumped == stepped
-    assert num_jumped == num_steps > 500
+    num_steps, num_plans = steps_and_plans(replica, workload, table)
+    assert num_steps > 500
     assert num_plans < 150
 
 
@@ -183,21 +186,13 @@ def test_requests_that_wait_for_a_place_for_their_adapter_cost_no_decision_at_ea
     names = [*ADAPTERS]
     workload = [WorkloadRequest(n, n / 100, 50, 200, names[n // 5 % len(names)]) for n in range(100)]
 
-    def simulate(*, one_step: bool) -> tuple[list[tuple[int, int | None, int | None]], int, int]:
-        (worker,) = build_workers(
-            1,
-            replica,
-            STEP_TIMES["roofline"],
-            lambda s: build_replica(s, load_ps=lambda adapter, tier: adapter.rank * 10**9),
-        )
-        simulation = Simulation([worker], PLACEMENTS["least_loaded"](np.random.default_rng(1)), one_step=one_step)
-        ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))
-        times = [(request.handle, request.first_token_ps, request.finished_ps) for request in ended]
-        return times, worker.totals.num_steps, worker.totals.num_plans
-
-    (stepped, num_steps, _), (jumped, num_jumped, num_plans) = simulate(one_step=True), simulate(one_step=False)
-    assert jumped == stepped
-    assert num_jumped == num_steps > 1_000
+    num_steps, num_plans = steps_and_plans(
+        replica,
+        workload,
+        STEP_TIMES["roofline"],
+        lambda own: build_replica(own, load_ps=lambda adapter, tier: adapter.rank * 10**9),
+    )
+    assert num_steps > 1_000
     assert num_plans < 500
 
 
