@@ -284,4 +284,5 @@ def _lora(settings: Settings) -> LoraKernels:
         adapters.max_lora_rank if lora.kernels == "segmented" else 0,
         decode_slots,
         prefill_slots,
+        lora.projections == "all-linear",
     )

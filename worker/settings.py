@@ -80,6 +80,12 @@ class LoraSettings(Section):
         description="how kernel times are modelled: roofline: from memory traffic, arithmetic and launches; grouped:"
         " from measurements of vLLM's kernels; segmented: of SGLang's",
     )
+    projections: Literal["adapted", "all-linear"] = Field(
+        default="adapted",
+        description="at which projections kernels run in a step with adapters: adapted: those of"
+        " adapters.target_modules; all-linear: all, whatever the adapters modify (vLLM, unless it is told its target"
+        " modules); of a model with experts always the adapted ones",
+    )
     graph_sequences: Count | None = Field(
         default=None,
         description="segmented: sequences of the largest CUDA graph (SGLang's cuda-graph-max-bs), for which the grids"

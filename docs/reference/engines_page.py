@@ -35,7 +35,9 @@ lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weigh
 * **Workers.** If an engine is named, `simulate` and `up` run one worker unless `--workers` says otherwise: a closed
   loop of `-c` clients then means the same as in that engine's own benchmark.
 * **Adapters** work under each engine. vLLM's `--max-loras` is 1 by default, so requests for several adapters take
-  turns, as they do in vLLM: `--set adapters.max_loras=8` corresponds to `--max-loras 8`.
+  turns, as they do in vLLM: `--set adapters.max_loras=8` corresponds to `--max-loras 8`. Its kernels run at all linear
+  projections, whatever the adapters modify; `--set worker.lora.projections=adapted` corresponds to naming its target
+  modules.
 * A setting that conflicts with a preset is refused with a message that names both.
 
 The closed loop of engine benchmarks: `-c` clients start at once, each sends its next request when its last one has
@@ -55,8 +57,8 @@ NOT_MODELLED = """
   order of arrival.
 * TensorRT-LLM computes prompts whole unless `enable_chunked_prefill` is set; here they are chunked at `max_num_tokens`,
   as if it were set, since longer prompts would not run at all.
-* The overlap of a step with the scheduling of the next one is part of the host time, not of the order of events: a
-  request leaves the batch in its last step.
+* The overlap of a step with the scheduling of the next one (vLLM from 0.14 on, `vllm-async`) is part of the host time,
+  not of the order of events: a request leaves the batch in its last step.
 * SGLang's largest CUDA graph is that of less than 4 GPUs per worker. From 4 on it is of 512 sequences, and of 160 below
   60 GB: `--set worker.lora.graph_sequences=512`.
 * MAX_UTILIZATION of TensorRT-LLM is `--set scheduler.memory=paged`.

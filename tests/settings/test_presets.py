@@ -66,6 +66,15 @@ def test_bare_name_is_the_newest_version_and_a_patch_its_release_line():
     assert changed({}, {"engine": "vllm-0.12.0"}).worker == changed({}, {"engine": "vllm-0.12"}).worker
 
 
+def test_vllm_hides_the_hosts_time_from_0_15_on_and_computes_adapters_at_all_projections():
+    of = {version: changed({}, {"engine": f"vllm-{version}"}).worker for version in presets()["vllm"]}
+    assert {version: worker.engine for version, worker in of.items()} == {
+        "0.11": "vllm", "0.12": "vllm", "0.15": "vllm-async", "0.18": "vllm-async", "0.24": "vllm-async"
+    }  # fmt: skip
+    assert {worker.lora.projections for worker in of.values()} == {"all-linear"}
+    assert changed({}, {"engine": "sglang"}).worker.lora.projections == "adapted"
+
+
 def test_limits_of_vllm_depend_on_the_gpu_as_they_do_there():
     of = {
         gpu: (own.max_num_batched_tokens, own.max_num_seqs)

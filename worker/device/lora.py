@@ -57,6 +57,7 @@ class LoraKernels:
 
     Attributes:
         targets: adapted projections: the attention's four, or every linear one.
+        all_linear: whether kernels run at every linear projection, whatever the targets; not in a mixture of experts.
         padding: "none": each adapter at its rank; "batch": at the largest of the batch; a number: at this rank.
         launch_us: per kernel, two kernels per projection. 5 launched one by one, 1 to 2 in a CUDA graph.
         sharded: whether tensor parallelism cuts both matrices.
@@ -78,6 +79,7 @@ class LoraKernels:
     pool_rank: int = 0
     decode_slots: int = 0
     prefill_slots: int = 0
+    all_linear: bool = False
 
 
 REAL_RANKS = LoraKernels()
@@ -196,7 +198,7 @@ class LoraCost:
         self._fit, self._segmented_fit = gpu.modern_fit.grouped_lora, gpu.modern_fit.segmented_lora
         self._grouped_seconds = lru_cache(maxsize=4096)(self._compute_grouped_seconds)
         self._segmented_seconds = lru_cache(maxsize=4096)(self._compute_segmented_seconds)
-        whole = projections(model, kernels.targets)
+        whole = projections(model, "all-linear" if kernels.all_linear and model.num_experts == 1 else kernels.targets)
         self._shapes = [self._cut(p) for p in whole]
         self._slices = [
             Slices(cut[0][0], sum(outer for _, outer, _ in cut), max(outer for _, outer, _ in cut), len(cut))

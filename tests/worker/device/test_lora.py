@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.worker.device.basis import kernel_ground
-from lorrery.worker.device.batch import LoraWork
+from lorrery.worker.device.batch import Batch, LoraWork
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
 from lorrery.worker.device.lora import LoraCost, LoraKernels, adapter_bytes, adapter_slots, load_ps
+from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, deployment
 
 MIB = 2**20
@@ -145,6 +146,31 @@ def test_grouped_kernels_are_launched_once_for_projections_side_by_side():
     for targets, layers in (("qkvo", qkvo), ("all-linear", qkvo + ffn)):
         layer = sum(grouped_seconds(fit, slices, 8, 4, 8, 64) for slices in layers)
         assert grouped_ms(batch, targets=targets, padding=64, places=8) == pytest.approx(32 * layer * 1e3)
+
+
+def test_kernels_run_at_all_projections_if_told_whatever_the_adapters_modify():
+    batch = [(16, 4)] * 8
+    for form in ({"kernels": "grouped", "places": 8}, {"kernels": "roofline"}):
+        of = {
+            (targets, whole): step_ms("Llama-3.1-8B", batch, targets=targets, all_linear=whole, **form)
+            for targets in ("qkvo", "all-linear")
+            for whole in (False, True)
+        }
+        assert of["qkvo", False] < of["qkvo", True] == of["all-linear", True] == of["all-linear", False]
+    experts = [step_ms("Mixtral-8x7B", batch, kernels="grouped", all_linear=whole) for whole in (False, True)]
+    assert experts[0] == experts[1]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "adapters", "ms"),
+    [(1, 1, 8.31), (8, 8, 11.03), (32, 0, 8.09), (32, 1, 9.79), (32, 8, 12.35), (64, 8, 14.08)],
+)
+def test_a_decode_step_of_vllm_takes_what_was_measured(sequences, adapters, ms):
+    kernels = LoraKernels("all-linear", 16, kernels="grouped", places=8)
+    step_time = Roofline(deployment("H100-SXM", "Llama-3.1-8B", engine="vllm-async", lora=kernels))
+    each = [sequences // adapters + (index < sequences % adapters) for index in range(adapters)]
+    batch = Batch((), sequences, sequences * 980, 980, LoraWork.of([(16, number) for number in each]))
+    assert step_time.step_ps(batch) / 1e9 == pytest.approx(ms, rel=0.05)
 
 
 def test_grouped_kernels_cost_what_places_and_rank_they_were_made_for_not_what_a_step_uses():
