@@ -27,10 +27,11 @@ _NEEDED = (
 )
 _COUNTS = (
     "tensor_parallel", "moe_tp", "moe_ep", "concurrency", "input_tokens", "output_tokens", "requests_per_client",
-    "stream_interval",
+    "stream_interval", "max_num_seqs", "adapters", "adapter_rank", "max_loras",
 )  # fmt: skip
 _NUMBERS = ("length_ratio", *MEASURED)
-_MOST_CLIENTS, _MOST_TOKENS, _MOST_REQUESTS = 100_000, 10_000_000, 1_000_000
+ADAPTER_PROJECTIONS = ("qkvo", "all-linear")
+_MOST_CLIENTS, _MOST_TOKENS, _MOST_REQUESTS, _MOST_ADAPTERS, _MOST_RANK = 100_000, 10_000_000, 1_000_000, 4096, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,11 @@ class ServingRow:
         length_ratio: shortest length as a share of the longest; None: unknown.
         requests_per_client: None: unknown.
         stream_interval: tokens in a message.
+        max_num_seqs: of the server; None: as the source started it.
+        adapters: LoRA adapters that requests name, each as often as the others; 0: the base model.
+        adapter_rank: of each of them.
+        adapter_projections: that each of them modifies.
+        max_loras: of the server; None: the engine's default.
         measured: milliseconds by name; each a mean over requests.
     """
 
@@ -66,6 +72,11 @@ class ServingRow:
     length_ratio: float | None
     requests_per_client: int | None
     stream_interval: int
+    max_num_seqs: int | None
+    adapters: int
+    adapter_rank: int
+    adapter_projections: str
+    max_loras: int | None
     quality: str
     ttft_quality: str
     measured: Mapping[str, float]
@@ -156,10 +167,19 @@ class _Cells:
         """Return a whole number; the default if the cell is empty or 0, for what does not apply."""
         return default if self.text(column) in ("", "0") else self.count(column, most)
 
+    def any_count(self, column: str, most: int) -> int | None:
+        """Return a whole number, 1 or more; None if the cell is empty."""
+        return self.count(column, most) if self.text(column) else None
+
+    def one_of(self, column: str, known: Sequence[str]) -> str:
+        """Return a name that is known; the first if the cell is empty."""
+        if (text := self.text(column, known[0])) not in known:
+            raise FormatError(f"line {self.line}: {column} is {text!r}; it must be {' or '.join(known)}")
+        return text
+
 
 def _row(cells: _Cells) -> ServingRow:
     ratio = cells.number("length_ratio", 1.0) if cells.text("length_ratio") else None
-    each = cells.count("requests_per_client", _MOST_REQUESTS) if cells.text("requests_per_client") else None
     return ServingRow(
         line=cells.line,
         cells=cells.texts,
@@ -176,8 +196,13 @@ def _row(cells: _Cells) -> ServingRow:
         input_tokens=cells.count("input_tokens", _MOST_TOKENS),
         output_tokens=cells.count("output_tokens", _MOST_TOKENS),
         length_ratio=ratio,
-        requests_per_client=each,
+        requests_per_client=cells.any_count("requests_per_client", _MOST_REQUESTS),
         stream_interval=cells.count_or("stream_interval", _MOST_TOKENS, 1),
+        max_num_seqs=cells.any_count("max_num_seqs", _MOST_CLIENTS),
+        adapters=(adapters := cells.count_or("adapters", _MOST_ADAPTERS, 0)),
+        adapter_rank=cells.count("adapter_rank", _MOST_RANK) if adapters else 0,
+        adapter_projections=cells.one_of("adapter_projections", ADAPTER_PROJECTIONS),
+        max_loras=cells.any_count("max_loras", _MOST_ADAPTERS),
         quality=cells.text("quality", OK),
         ttft_quality=cells.text("ttft_quality", OK),
         measured={name: cells.number(name) for name in MEASURED},

@@ -23,6 +23,7 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 
 _PS_PER_MS = PS_PER_SECOND // 1000
 _TIMEOUT_SECONDS = 1e6
+_ADAPTER = "adapter"
 CLIENT_TIME, DRAWN_LENGTHS, MESSAGES = "client-time", "drawn-lengths", "messages"
 """Knowledge about a source's clients, by the name under which it can be left out."""
 
@@ -52,6 +53,7 @@ class Source:
         clients_of: of its runs of one engine, where they differ.
         flags: settings with which its servers were started.
         clients_bound_batch: whether max-num-seqs was the number of clients.
+        version_of: an engine -> the version of those of its runs that state none; of others: the newest.
         drawn_after: versions of SGLang whose rows wrongly assume fixed lengths.
     """
 
@@ -59,6 +61,7 @@ class Source:
     clients_of: Mapping[str, Clients] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
     clients_bound_batch: bool = False
+    version_of: Mapping[str, str] = field(default_factory=dict)
     drawn_after: tuple[str, ...] = ()
 
 
@@ -69,6 +72,15 @@ SOURCES: Mapping[str, Source] = {
     "inferencex": Source(
         flags={"scheduler.prefix_cache.kind": "none", "scheduler.max_num_batched_tokens": 8192},
         clients_bound_batch=True,
+        version_of={"vllm": "0.11"},  # the newest when they were measured, in October 2025
+    ),
+    # Made for this project (validation/data/README.md): the engine in a process of its own, without a server.
+    "lorrery": Source(
+        flags={
+            "scheduler.prefix_cache.kind": "none",
+            "scheduler.max_num_batched_tokens": 8192,
+            "adapters.max_cpu_loras": 64,
+        },
     ),
     # Not documented; found on the TTFT of every third row, docs/validation.md.
     "nvidia_internal": Source(
@@ -162,8 +174,14 @@ def settings_of(row: ServingRow, options: Options) -> Settings:
         "worker.kv_dtype": _kv_dtype(row),
         **source.flags,
     }
-    if source.clients_bound_batch:
-        overrides["scheduler.max_num_seqs"] = row.concurrency
+    if row.max_num_seqs or source.clients_bound_batch:
+        overrides["scheduler.max_num_seqs"] = row.max_num_seqs or row.concurrency
+    if row.max_loras:
+        overrides["adapters.max_loras"] = row.max_loras
+    if row.adapters:
+        overrides["adapters.registry"] = [{"id": _ADAPTER, "rank": row.adapter_rank, "count": row.adapters}]
+        overrides["adapters.max_lora_rank"] = row.adapter_rank
+        overrides["adapters.target_modules"] = row.adapter_projections
     if options.catalogue:
         overrides["catalogue"] = options.catalogue
     return changed(changed({}, overrides), options.overrides)
@@ -180,6 +198,8 @@ def load_options(row: ServingRow, options: Options) -> LoadOptions:
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,
         length_ratio=ratio,
+        adapters="all" if row.adapters else None,
+        adapter_exponent=0.0 if row.adapters else None,
         concurrency=row.concurrency,
         requests_per_client=row.requests_per_client or clients.requests_per_client,
         seed=options.seed,
@@ -217,7 +237,7 @@ def engine_of(row: ServingRow) -> str:
     Raises:
         SettingsError: unknown engine.
     """
-    named = f"{row.backend}-{row.version}"
+    named = f"{row.backend}-{row.version or source_of(row).version_of.get(row.backend, '')}"
     try:
         preset(named)
     except SettingsError:

@@ -137,6 +137,8 @@ def test_rows_that_cannot_be_simulated_are_counted_with_the_reason(tmp_path, cel
         ("concurrency", "1e12", "at most 100,000"),
         ("length_ratio", "1.5", "at most 1"),
         ("model", "", "it must be a name"),
+        ("adapters", "5000", "at most 4,096"),
+        ("adapter_projections", "lm_head", "it must be qkvo or all-linear"),
     ],
 )
 def test_a_cell_that_cannot_be_is_named(tmp_path, column, value, said):
@@ -163,6 +165,36 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, content, said):
         read_file(file)
 
 
+def test_a_run_with_adapters_is_that_of_its_server_and_names_each_as_often(tmp_path):
+    adapters = {
+        "adapters": 5,
+        "adapter_rank": 16,
+        "adapter_projections": "all-linear",
+        "max_loras": 2,
+        "max_num_seqs": 9,
+    }
+    cells = VLLM | {"source": "", "backend_version": "0.24.0", "model": "Llama-3.1-8B"}
+    base, own = read_file(written(tmp_path / "s.csv", row(cells), row(cells | adapters))).rows
+    settings = settings_of(own, Options())
+    assert (settings.adapters.max_loras, settings.adapters.target_modules) == (2, "all-linear")
+    assert [(family.rank, family.count) for family in settings.adapters.registry] == [(16, 5)]
+    assert settings.scheduler.max_num_seqs == 9
+    load = load_options(own, Options())
+    assert (load.adapters, load.adapter_exponent) == ("all", 0)
+    assert (settings_of(base, Options()).adapters.registry, load_options(base, Options()).adapters) == ((), None)
+    without, with_them = predict(base, Options()), predict(own, Options())
+    assert with_them.tpot_ms is not None
+    assert without.tpot_ms is not None
+    assert with_them.tpot_ms > without.tpot_ms + 1
+
+
+def test_a_run_without_a_version_is_of_the_one_that_its_source_ran(tmp_path):
+    unknown = row(VLLM, backend_version="")
+    other = row(VLLM, backend_version="", source="")
+    of = [settings_of(one, Options()).engine for one in read_file(written(tmp_path / "s.csv", unknown, other)).rows]
+    assert of == ["vllm-0.11", "vllm-0.24"]
+
+
 def test_columns_to_group_by_must_be_there(tmp_path):
     with pytest.raises(SettingsError, match="no_such: no such column; there are id, source"):
         run(written(tmp_path / "s.csv", row(VLLM)), "--group", "gpu,no_such")
@@ -170,5 +202,5 @@ def test_columns_to_group_by_must_be_there(tmp_path):
 
 def test_the_shipped_runs_can_be_read():
     file = read_file(MEASURED_SERVING)
-    assert sum(one.counts for one in file.rows) == 503
+    assert sum(one.counts for one in file.rows) == 510
     assert set(serving.GROUPED_BY) <= set(file.columns)
