@@ -64,7 +64,9 @@ class BlockCache(SharedBlocks):
 
     def match(self, token_ids: Tokens[int], adapter_key: str | None) -> int:
         """Count the leading tokens that are cached, whole blocks; mutates nothing."""
-        return self._walk(adapter_key, of_tokens(token_ids), []) * self.block_size
+        content = of_tokens(token_ids)
+        root = self._roots.get((adapter_key, content.unit_tokens))
+        return 0 if root is None else extents.follow(root, content, []) * self.block_size
 
     def reusable(self, sequence: Sequence) -> int:
         """Count the leading input tokens of a waiting sequence that it could take over, whole blocks."""
@@ -89,24 +91,20 @@ class BlockCache(SharedBlocks):
 
     def _find(self, sequence: Sequence) -> Found:
         """Look up a sequence's input; the last result is kept: a blocked head of line is looked up again and again."""
-        found, input_tokens = self._found, sequence.input_tokens
-        if (
-            found is not None
-            and found.sequence is sequence
-            and found.input_tokens == input_tokens
-            and found.version == self._version
-        ):
-            return found
+        found, input_tokens, version = self._found, sequence.input_tokens, self._version
+        if found is not None and found.sequence is sequence and found.input_tokens == input_tokens:
+            if found.version == version:
+                return found
+            if found.still_holds():
+                found.version = version
+                return found
+        content = content_of(sequence)
+        root = self._roots.get((_adapter_key(sequence), content.unit_tokens))
         way: list[Extent] = []
-        num_blocks = self._walk(_adapter_key(sequence), content_of(sequence), way)
+        end = 0 if root is None else extents.follow(root, content, way)
         most = max(0, input_tokens - self.min_computed_tokens) // self.block_size
-        self._found = found = Found(sequence, input_tokens, self._version, min(num_blocks, most), way)
+        self._found = found = Found(sequence, input_tokens, version, root, end, min(end, most), way)
         return found
-
-    def _walk(self, adapter_key: str | None, content: Content, way: list[Extent]) -> int:
-        """Follow a content as far as its leading blocks are cached; return their number, and append to `way`."""
-        root = self._roots.get((adapter_key, content.unit_tokens))
-        return 0 if root is None else extents.follow(root, content, way)
 
     # --- coming and going -------------------------------------------------------------------------------------------
 
@@ -173,6 +171,7 @@ class BlockCache(SharedBlocks):
                     if self._holders is not None:
                         self._holders.joined(_run(extent))
                     self._version += 1
+                    extent.changed_at = self._version  # who found the child found it too
                 else:
                     extents.trim_label(root, extent)
                     unpinned[extent] = None
@@ -279,6 +278,8 @@ class BlockCache(SharedBlocks):
         """Forget a root without children: many adapters, in each of their versions, may come and go."""
         if not root.children and not root.num_uses:
             del self._roots[root.place]
+            self._version += 1
+            root.changed_at = self._version
 
     def _split(self, extent: Extent, at: int) -> Extent:
         """Split an extent before a block; return the upper part. If it is unpinned, the caller pins it next."""
@@ -289,11 +290,13 @@ class BlockCache(SharedBlocks):
         if not above.pins:
             self._unpinned[above] = None
         self._version += 1
+        extent.changed_at = self._version
         return above
 
     def _made(self, extent: Extent, first: int) -> None:
         """Note that an extent has new blocks, from `first` on."""
         self._version += 1
+        extent.changed_at = self._version
         if self._notes is not None:
             assert extent.parent is not None
             block_names.name_blocks(extent, first)
@@ -320,6 +323,7 @@ class BlockCache(SharedBlocks):
         assert extent.parent is not None, "a root has no blocks"
         assert not extent.children, "a block is evicted before the blocks that follow it"
         self._version += 1
+        extent.changed_at = self._version
         if self._notes is not None:
             block_names.forget_last(self._notes, extent, num_blocks)
         extent.end -= num_blocks

@@ -42,10 +42,13 @@ class Extent:
         pins: sequences that use it.
         computed: whether its blocks are computed; maintained for `share_within_plan`, true otherwise.
         hashes: of its blocks, while changes are noted.
+        changed_at: version of the tree in which its blocks last changed; of a root: in which it was dropped.
         run: the run of the tree of all workers (`holders`) in which it ends, if there is such a tree.
     """
 
-    __slots__ = ("children", "computed", "end", "hashes", "key", "label", "parent", "pins", "root", "run", "start")
+    __slots__ = (
+        "changed_at", "children", "computed", "end", "hashes", "key", "label", "parent", "pins", "root", "run", "start",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Extent:
         self.pins = 0
         self.computed = computed
         self.hashes: list[int] = []
+        self.changed_at = 0
         self.run: Extent | None = None
 
 

@@ -1,5 +1,6 @@
 """A sequence's part of the tree: the blocks that it pins, and those that a look-up has found for it."""
 
+from lorrery.scheduler.core.prefix_cache.content import content_of
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
 from lorrery.scheduler.core.sequence import Content, Sequence
 
@@ -19,15 +20,44 @@ class Use:
 
 
 class Found:
-    """The last look-up: its key, and the extents found, the last one perhaps in part."""
+    """The last look-up: its key, and the extents found, the last one perhaps in part.
 
-    __slots__ = ("extents", "input_tokens", "num_blocks", "sequence", "version")
+    `root` is None if the sequence's adapter has none; `end` is the block before which its content leaves the tree, of
+    which it may use `num_blocks`. It holds until one of the extents changes, or a block follows the last one.
+    """
+
+    __slots__ = ("end", "extents", "input_tokens", "num_blocks", "root", "sequence", "version")
 
     def __init__(
-        self, sequence: Sequence, input_tokens: int, version: int, num_blocks: int, extents: list[Extent]
+        self,
+        sequence: Sequence,
+        input_tokens: int,
+        version: int,
+        root: Root | None,
+        end: int,
+        num_blocks: int,
+        extents: list[Extent],
     ) -> None:
         self.sequence = sequence
         self.input_tokens = input_tokens
         self.version = version
+        self.root = root
+        self.end = end
         self.num_blocks = num_blocks
         self.extents = extents
+
+    def still_holds(self) -> bool:
+        """Return whether a look-up would find the same, though the tree has changed. Cost: O(extents found)."""
+        root, version = self.root, self.version
+        if root is None or root.changed_at > version:
+            return False
+        last: Extent = root
+        for extent in self.extents:
+            if extent.changed_at > version:
+                return False
+            last = extent
+        if last.end != self.end or not last.children:
+            return True
+        content = content_of(self.sequence)
+        at_end = content.num_tokens // root.block_size <= self.end
+        return at_end or root.key_of(content.data, self.end) not in last.children

@@ -81,6 +81,14 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.cache.match(ours.prompt_token_ids, key) == self.oracle.match(theirs.prompt_token_ids, key)
         assert self.cache.paths() == before
 
+    @invariant()
+    def who_waits(self) -> None:
+        """Look up one that goes on waiting after each change, as a blocked pass does: the last result is kept."""
+        if self.waiting:
+            ours, theirs = self.waiting[-1]
+            assert self.cache.num_shareable(ours) == self.oracle.num_shareable(theirs)
+            assert self.cache.reusable(ours) == self.oracle.reusable(theirs)
+
     @precondition(lambda self: not self.chunks)
     @rule(budget=st.sampled_from([3, 8, 20, 60]), most=st.integers(0, 3))
     def plan(self, budget: int, most: int) -> None:
@@ -347,6 +355,30 @@ def test_leaves_go_first_and_the_least_recently_used_of_them() -> None:
     cache.shrink(BLOCK)
     assert cache.match([1, 2, 7, 8], None) == 2
     assert cache.num_evictions == 2
+
+
+def test_a_result_that_is_kept_is_not_that_of_a_tree_that_was_split_or_merged_meanwhile() -> None:
+    cache = BlockCache(BLOCK)
+    first, other, like_other = early = [
+        sequence(handle, tokens)
+        for handle, tokens in enumerate([[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 9, 9, 9], [1, 2, 3, 4, 9, 9, 9]])
+    ]
+    for each in early:
+        cache.acquire(each)  # none finds anything
+        each.computed_tokens = 7
+    cache.commit(first)
+    cache.release(first, 1)
+    waiting = sequence(4, [1, 2, 3, 4, 5, 6, 8])
+    assert (cache.reusable(waiting), cache.num_shareable(waiting)) == (6, 0)
+    cache.commit(other)  # splits what is kept
+    assert (cache.reusable(waiting), cache.num_shareable(waiting)) == (6, 2)
+    cache.shrink(0)
+    waiting = sequence(5, [1, 2, 3, 4, 9, 9, 8])
+    assert (cache.reusable(waiting), cache.num_shareable(waiting)) == (6, 3)
+    cache.release(other, 1)  # merges both of its extents
+    assert (cache.reusable(waiting), cache.num_shareable(waiting)) == (6, 0)
+    cache.commit(like_other)
+    assert (cache.reusable(waiting), cache.num_shareable(waiting)) == (6, 3)
 
 
 def test_unknown_tokens_are_neither_found_nor_kept() -> None:
