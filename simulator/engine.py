@@ -392,10 +392,6 @@ class Simulation:
         if worker.member.changed:
             worker.member.changed = False
             scheduler.look_for_moves()
-        if decision.events:
-            scheduler.handle(worker, decision.events)
-        if scheduler.history is not None:
-            scheduler.note_decision(worker, decision.events, at_ps)
         if decision.leaves:
             for sequence in decision.leaves:
                 worker.gpu.leave(sequence.handle)
@@ -403,9 +399,12 @@ class Simulation:
             self._schedule(worker, worker.start(decision, at_ps, self._requests.by_handle, one_step=self._one_step))
             if worker.frozen_until_ps > at_ps:
                 self.membership.watch(worker, decision)
-        elif self._leaving and worker.order in self._leaving and not worker.member.sequences:
-            self.membership.leave(worker)
-        elif decision.until_ps is not None:
-            self._schedule(worker, max(at_ps, decision.until_ps))
         else:
-            self._schedule(worker, NEVER)
+            self._schedule(worker, NEVER if decision.until_ps is None else max(at_ps, decision.until_ps))
+        # Only now: a sequence that has left may come back to this worker, and would change the decision just made.
+        if decision.events:
+            scheduler.handle(worker, decision.events)
+        if scheduler.history is not None:
+            scheduler.note_decision(worker, decision.events, at_ps)
+        if self._leaving and worker.plan is None and worker.order in self._leaving and not worker.member.sequences:
+            self.membership.leave(worker)

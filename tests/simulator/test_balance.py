@@ -8,6 +8,7 @@ import pytest
 
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
@@ -69,6 +70,30 @@ def test_moves_are_the_same_whether_steps_are_jumped_over_or_run_one_by_one(batc
 
 def test_nothing_moves_in_turns() -> None:
     assert run("continuous", "round_robin", 0, one_step=False)[1] == 0
+
+
+class MovingRoundRobin(RoundRobin):
+    """Each in turn; what waits may move."""
+
+    moves_waiting = True
+
+
+@pytest.mark.parametrize("one_step", [True, False])
+def test_a_request_whose_new_worker_is_lost_first_is_back_in_its_queue_a_step_later(one_step: bool) -> None:
+    replica = ReplicaSettings("fcfs", 900, 420, max_num_seqs=4, max_num_batched_tokens=500, max_loras=1)
+    workers = build_workers(
+        2, replica, LlmMock(), lambda chosen: build_replica(chosen, load_ps=lambda adapter, tier: 10**9)
+    )
+    workload = [WorkloadRequest(n, n // 2 * 0.5, 20, 60, adapter) for n, adapter in enumerate(("a0", "a1", "a1"))]
+    simulation = Simulation(workers, MovingRoundRobin(), one_step=one_step)
+    simulation.at(57 * S // 100, partial(simulation.membership.lose, workers[1]))  # the last is about to move there
+    ended = {r.handle: r for r in simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))}
+    assert simulation.num_moved == 0
+    # A step takes 60 ms. It waits for its adapter when its queue is read, and is in the queue until then.
+    assert ended[2].finished_ps is not None
+    phases = ended[2].sequence.phases(ended[2].finished_ps)
+    assert phases.queue_ps < 2 * S * 6 // 100
+    assert phases.adapter_load_ps > 3 * S
 
 
 def test_a_worker_that_joins_under_load_runs_what_waited_and_all_is_over_sooner() -> None:
