@@ -1,6 +1,7 @@
 """Jumping over steps equals running each, with the real mock GPU, placements and several workers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -178,13 +179,17 @@ def test_steps_without_a_closed_form_are_not_planned_one_by_one() -> None:
     assert num_plans < 150
 
 
-@pytest.mark.parametrize("policy", ["req_queue", "fcfs", "vtc_fair"])
+@pytest.mark.parametrize("policy", ["req_queue", "fcfs", "vtc_fair", "vtc_fair by tenant"])
 def test_requests_that_wait_for_a_place_for_their_adapter_cost_no_decision_at_each_step(policy: str) -> None:
     replica = ReplicaSettings(
-        policy, 200_000, 1_000, "chunked", "paged", max_num_seqs=64, max_num_batched_tokens=512, max_loras=1
+        policy.split()[0], 200_000, 1_000, "chunked", "paged", max_num_seqs=64, max_num_batched_tokens=512, max_loras=1
     )
+    if policy.endswith("tenant"):
+        replica = replace(replica, fair_by="tenant")
     names = [*ADAPTERS]
-    workload = [WorkloadRequest(n, n / 100, 50, 200, names[n // 5 % len(names)]) for n in range(100)]
+    workload = [
+        WorkloadRequest(n, n / 100, 50, 200, names[n // 5 % len(names)], tenant_id=f"t{n % 3}") for n in range(100)
+    ]
 
     num_steps, num_plans = steps_and_plans(
         replica,

@@ -43,7 +43,8 @@ Cost: a pass O(waiting adapters) and O(log) of it per admission; a commit O(dist
 with the queue.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
 from math import lcm
@@ -60,17 +61,86 @@ OUTPUT_PRICE = 2
 
 
 class _Flow:
-    """One adapter: its queue, its counter, and its place in the order of first sight."""
+    """One adapter or tenant: its queue, its counter, and its place in the order of first sight."""
 
-    def __init__(self, place: int, charge: int) -> None:
+    def __init__(self, owner: str | None, place: int, charge: int) -> None:
+        self.owner = owner
         self.waiting = WaitingList()
         self.counter = 0
         self.place = place
         self.charge = charge  # counter units per token at price 1
 
-    def key(self) -> tuple[int, int]:
-        """Return the key that orders the turns."""
-        return self.counter, self.place
+
+
+class _Turns:
+    """Waiting sequences in the order in which they would be served, as if each were charged its input.
+
+    Args:
+        flows: those with waiting sequences, all different.
+        places: most sequences of each adapter or tenant; None: no limit.
+
+    Attributes:
+        heads: a heap of each flow's counter, with the charges for those already given, its place, and what it has left.
+        counter: of the flow of the sequence last given, without the charge for that one.
+    """
+
+    def __init__(self, flows: Iterable[_Flow], places: dict[str | None, int] | None = None) -> None:
+        self.heads = [
+            (flow.counter, flow.place, iter(flow.waiting), flow)
+            for flow in flows
+            if places is None or places[flow.owner] > 0
+        ]
+        heapify(self.heads)  # places differ, so the iterators are never compared
+        self.counter = 0
+        self._places = places
+        self._left_out: set[int] = set()
+
+    def next(self) -> Sequence | None:
+        """Return the sequence whose turn it is; None: no more."""
+        heads, places = self.heads, self._places
+        while heads:
+            counter, place, waiting, flow = heads[0]
+            sequence = None if place in self._left_out else next(waiting, None)
+            if sequence is None:
+                heappop(heads)
+                continue
+            if not sequence.aborted:
+                if places is not None:
+                    if not places[flow.owner]:
+                        heappop(heads)
+                        continue
+                    places[flow.owner] -= 1
+                heapreplace(heads, (counter + _input_charge(sequence, flow.charge), place, waiting, flow))
+                self.counter = counter
+            return sequence
+        return None
+
+    def give_back(self, flow: _Flow) -> None:
+        """Take back a sequence's place: it does not enter."""
+        if self._places is not None:
+            self._places[flow.owner] += 1
+
+    def leave_out(self, flow: _Flow) -> None:
+        """Give no more sequences of a flow."""
+        self._left_out.add(flow.place)
+
+    def rivals(self, than: _Flow) -> list[tuple[int, int, _Flow]]:
+        """Return counter and place of each other flow that may still have a turn, in no order."""
+        return [
+            (counter, place, flow)
+            for counter, place, _, flow in self.heads
+            if flow is not than and place not in self._left_out
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The sequence that ended a pass: its flow, the limit it met, and the others in their order."""
+
+    flow: _Flow
+    sequence: Sequence
+    blocked: Blocked
+    turns: _Turns
 
 
 class VtcFair:
@@ -104,8 +174,8 @@ class VtcFair:
         self._backlogged: dict[str | None, _Flow] = {}
         self._last_backlogged: _Flow | None = None
         self._listed = WaitingList()
-        self._turn: tuple[_Flow, tuple[Sequence, Blocked]] | None = None
-        self._passed: dict[int, str | None] = {}  # adapters or tenants passed over in the last pass, by place
+        self._turn: _Turn | None = None
+        self._passed: set[str | None] = set()  # adapters or tenants passed over in the last pass
 
     def __len__(self) -> int:
         return len(self._listed)
@@ -123,7 +193,7 @@ class VtcFair:
         owner = self._owner(sequence)
         flow = self._flows.get(owner)
         if flow is None:
-            flow = self._flows[owner] = _Flow(len(self._flows), self._charge(owner, sequence))
+            flow = self._flows[owner] = _Flow(owner, len(self._flows), self._charge(owner, sequence))
         elif self._by_tenant:
             flow.charge = self._charge(owner, sequence)  # its API key may have another weight by now
         if not len(flow.waiting):
@@ -164,19 +234,21 @@ class VtcFair:
         self._turn = None
         self._passed.clear()
         cancelled: list[Sequence] = []
-        places = self._places(running)
-        for sequence in self._in_turn(places):
+        turns = _Turns(self._backlogged.values(), self._places(running))
+        while (sequence := turns.next()) is not None:
             if sequence.aborted:
                 cancelled.append(sequence)
             elif not admission.admit(sequence):
                 assert admission.refused is not None
                 owner = self._owner(sequence)
+                flow = self._flows[owner]
                 if not admission.pass_over():
-                    self._turn = self._flows[owner], admission.refused
+                    self._turn = _Turn(flow, *admission.refused, turns)
                     break
-                self._passed[self._flows[owner].place] = owner
-                if places is not None:
-                    places[owner] += 1
+                self._passed.add(owner)
+                turns.give_back(flow)
+                if not self._by_tenant:  # all sequences of an adapter wait for the same load
+                    turns.leave_out(flow)
         for sequence in admission.admitted:
             flow = self._flows[self._owner(sequence)]
             flow.counter += _input_charge(sequence, flow.charge)
@@ -196,35 +268,6 @@ class VtcFair:
             numbers[owner] = numbers.get(owner, 0) + 1
         return {owner: self._max_running - numbers.get(owner, 0) for owner in self._backlogged}
 
-    def _in_turn(self, places: dict[str | None, int] | None = None) -> Iterator[Sequence]:
-        """Yield waiting sequences in the order in which they would be served, as if each were charged its input.
-
-        Args:
-            places: most sequences of each adapter or tenant; None: no limit.
-        """
-        turns = [
-            (flow.counter, flow.place, iter(flow.waiting), flow.charge)
-            for owner, flow in self._backlogged.items()
-            if places is None or places[owner] > 0
-        ]
-        heapify(turns)  # places differ, so the iterators are never compared
-        while turns:
-            counter, place, waiting, charge = turns[0]
-            # All sequences of an adapter wait for the same load; a tenant's may have other adapters.
-            sequence = None if place in self._passed and not self._by_tenant else next(waiting, None)
-            if sequence is None:
-                heappop(turns)
-                continue
-            if places is not None and not sequence.aborted:
-                owner = self._owner(sequence)
-                if not places[owner]:
-                    heappop(turns)
-                    continue
-                places[owner] -= 1
-            if not sequence.aborted:
-                heapreplace(turns, (counter + _input_charge(sequence, charge), place, waiting, charge))
-            yield sequence
-
     def _unqueue(self, sequence: Sequence) -> None:
         owner = self._owner(sequence)
         flow = self._flows[owner]
@@ -232,26 +275,31 @@ class VtcFair:
             self._last_backlogged = self._backlogged.pop(owner)
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return when the sequence whose turn it is may fit, or when the turn passes to another adapter; exact.
+        """Return when the sequence whose turn it is may fit, or when another that has not been tried gets its turn.
 
-        A running adapter's counter grows with every step, so another may come to have the smallest. One that was passed
-        over may grow past the one whose turn it is; then this returns 1.
+        Counters of running adapters or tenants grow with every step, so another may come to have the smallest. Those
+        passed over may come to be behind the one whose turn it is, which then ends the pass sooner; but if it waits
+        for its adapter as well, it may then be among those that others overtake: this returns 1.
         """
-        if self._turn is None or self._turn[1][1] is Blocked.COUNT:
+        turn = self._turn
+        if turn is None or turn.blocked is Blocked.COUNT:
             return limit
-        turn, blocked = self._turn
-        limit = steps_until_admissible(blocked, running, memory, limit)
+        limit = steps_until_admissible((turn.sequence, turn.blocked), running, memory, limit)
+        if limit == 1:
+            return limit
         decoding = self._decoding(running)
-        if any(owner in decoding for owner in self._passed.values()):
-            return 1
-        growth = OUTPUT_PRICE * decoding.get(self._owner(blocked[0]), 0) * turn.charge
-        if not growth or limit == 1:
+        growth = OUTPUT_PRICE * decoding.get(turn.flow.owner, 0) * turn.flow.charge
+        if turn.blocked is Blocked.ADAPTER:
+            for owner in self._passed:
+                if OUTPUT_PRICE * decoding.get(owner, 0) * self._flows[owner].charge > growth:
+                    return 1
+        if not growth:
             return limit
-        for owner, flow in self._backlogged.items():
-            gain = growth - OUTPUT_PRICE * decoding.get(owner, 0) * flow.charge
-            if gain > 0 and flow is not turn:
-                lead = flow.counter - turn.counter + (flow.place > turn.place)
-                limit = min(limit, max(1, -(-lead // gain)))
+        counter, own_place = turn.turns.counter, turn.flow.place
+        for other_counter, place, flow in turn.turns.rivals(turn.flow):
+            gain = growth - OUTPUT_PRICE * decoding.get(flow.owner, 0) * flow.charge
+            if gain > 0:
+                limit = min(limit, max(1, -(-(other_counter - counter + (place > own_place)) // gain)))
         return limit
 
     def wakes_at_ps(self, at_ps: int) -> int | None:
@@ -268,7 +316,11 @@ class VtcFair:
 
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
         """Return the sequences that would be next if only the prompt limit counted. The original has no look-ahead."""
-        return prompts_within(self._in_turn(), max_prompt_tokens)
+        turns = _Turns(self._backlogged.values())
+        if not self._by_tenant:
+            for owner in self._passed:
+                turns.leave_out(self._flows[owner])
+        return prompts_within(iter(turns.next, None), max_prompt_tokens)
 
     def decoded(self, running: Running, num_steps: int) -> None:
         """Charge every decoding sequence's adapter or tenant for its tokens."""
