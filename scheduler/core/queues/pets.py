@@ -60,6 +60,10 @@ class Pets(ListedQueue):
         super().__init__(strict=strict)
         self._profile = profile
         self._patience = Patience(max_overtakes)
+        # The last input of the programs and their result: a pass that admits nothing is followed by one with the same.
+        self._window: list[Sequence] = []
+        self._input_tokens: list[int] = []
+        self._macro_batch: list[Sequence] = []
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         """Try the first macro batch."""
@@ -89,8 +93,16 @@ class Pets(ListedQueue):
         return steps_until_admissible(self._blocked, running, memory, limit)
 
     def _first_macro_batch(self) -> list[Sequence]:
+        window = list(self._waiting) if self.strict else self._waiting.front(WINDOW)
+        input_tokens = [sequence.input_tokens for sequence in window]
+        if window != self._window or input_tokens != self._input_tokens:
+            self._window, self._input_tokens = window, input_tokens
+            self._macro_batch = self._cut_first(window)
+        return self._macro_batch
+
+    def _cut_first(self, window: list[Sequence]) -> list[Sequence]:
         chunks: list[list[Sequence]] = []
-        for of_adapter in self._by_adapter():
+        for of_adapter in _by_adapter(window):
             of_adapter.sort(key=lambda sequence: sequence.input_tokens)
             chunks += _cut(of_adapter, partial(self._chunk_costs, of_adapter))
         chunks.sort(key=lambda chunk: chunk[-1].input_tokens)
@@ -98,25 +110,23 @@ class Pets(ListedQueue):
         first = _cut(chunks, partial(self._macro_batch_costs, chunks, num_before))[0]
         return [sequence for chunk in first for sequence in chunk]
 
-    def _by_adapter(self) -> list[list[Sequence]]:
-        by_adapter: dict[str | None, list[Sequence]] = {}
-        for place, sequence in enumerate(self._waiting):
-            if place >= WINDOW and not self.strict:
-                break
-            by_adapter.setdefault(adapter_key(sequence), []).append(sequence)
-        return list(by_adapter.values())
-
     def _chunk_costs(self, sequences: list[Sequence], end: int) -> Costs:
         """Return the costs of the chunks of one adapter that end at `end`, the longest prompt last."""
         adapter, tokens = sequences[end - 1].adapter, sequences[end - 1].input_tokens
-        rank = 0 if adapter is None else adapter.rank
-        return [self._profile.adapter(rank, num_sequences, tokens) for num_sequences in range(end, 0, -1)]
+        return self._profile.adapters(0 if adapter is None else adapter.rank, end, tokens)[end:0:-1]
 
     def _macro_batch_costs(self, chunks: list[list[Sequence]], num_before: list[int], end: int) -> Costs:
         """Return the costs of the macro batches that end at `end`, given the number of sequences before each chunk."""
         num_sequences = num_before[end]
         costs = self._profile.prefills(num_sequences, chunks[end - 1][-1].input_tokens)
         return [costs[num_sequences - before] for before in num_before[:end]]
+
+
+def _by_adapter(window: list[Sequence]) -> list[list[Sequence]]:
+    by_adapter: dict[str | None, list[Sequence]] = {}
+    for sequence in window:
+        by_adapter.setdefault(adapter_key(sequence), []).append(sequence)
+    return list(by_adapter.values())
 
 
 def _cut(what: list[_Item], costs_to: Callable[[int], Costs]) -> list[list[_Item]]:

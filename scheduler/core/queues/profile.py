@@ -12,18 +12,20 @@ arXiv 2311.03285):
 
 from collections.abc import Callable
 from math import inf
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.hardware import SIXTEEN, Gpu
 from lorrery.worker.device.steptime import StepTimeModel
 
+_Key = TypeVar("_Key")
+
 LENGTH_STEP = 32
 """Lengths are padded to a multiple of this."""
 MAX_PROFILED_TOKENS = 1024
-_MAX_LENGTHS = 1024
-"""Padded lengths that are cached; with a window of 64 each takes some kilobytes."""
+_MAX_ROWS = 1024
+"""Lengths that are cached, of prefills and of adapters each; with a window of 64 each takes some kilobytes."""
 
 
 class Profile(Protocol):
@@ -40,6 +42,10 @@ class Profile(Protocol):
     def adapter(self, rank: int, num_sequences: int, tokens: int) -> float:
         """Return what one adapter adds for this many prompts of that length."""
         ...
+
+    def adapters(self, rank: int, most: int, tokens: int) -> list[float]:
+        """Return `adapter` for 0, 1, ... `most` prompts, and maybe for more. Derived classes need not define it."""
+        return [self.adapter(rank, num_sequences, tokens) for num_sequences in range(most + 1)]
 
 
 class MeasuredProfile(Profile):
@@ -98,8 +104,9 @@ class DeviceProfile(Profile):
         self._layers = model.num_layers
         query, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
         self._ends = tuple(model.hidden + other for other in (query, kv, kv, query))
-        # The same few sizes recur in pass after pass.
-        self._by_length: dict[int, list[float]] = {}  # padded length: `prefill` of 0, 1, ... prompts
+        # The same sizes recur in pass after pass.
+        self._prefills: dict[int, list[float]] = {}  # padded length: `prefill` of 0, 1, ... prompts
+        self._adapters: dict[tuple[int, int], list[float]] = {}  # rank, length: `adapter` for 0, 1, ... prompts
 
     def prefill(self, num_sequences: int, tokens: int) -> float:
         """Return the duration of that step in picoseconds."""
@@ -108,11 +115,7 @@ class DeviceProfile(Profile):
     def prefills(self, most: int, tokens: int) -> list[float]:
         """Return `prefill` of 0, 1, ... `most` prompts, and maybe of more; cached."""
         padded = _padded(tokens)
-        row = self._by_length.get(padded)
-        if row is None:
-            if len(self._by_length) >= _MAX_LENGTHS:
-                self._by_length.clear()
-            row = self._by_length[padded] = [0]
+        row = _row(self._prefills, padded)
         while len(row) <= most:
             row.append(self._compute_prefill_ps(len(row), padded))
         return row
@@ -120,9 +123,18 @@ class DeviceProfile(Profile):
     def _compute_prefill_ps(self, num_sequences: int, tokens: int) -> int:
         return self._step_time.step_ps(Batch((PrefillChunk(tokens, 0, samples=True),) * num_sequences))
 
-    def adapter(self, rank: int, num_sequences: int, tokens: int) -> int:
+    def adapter(self, rank: int, num_sequences: int, tokens: int) -> float:
         """Return how much longer the step takes, in picoseconds."""
-        num_tokens = num_sequences * tokens
+        return self.adapters(rank, num_sequences, tokens)[num_sequences]
+
+    def adapters(self, rank: int, most: int, tokens: int) -> list[float]:
+        """Return `adapter` for 0, 1, ... `most` prompts, and maybe for more; cached."""
+        row = _row(self._adapters, (rank, tokens))
+        while len(row) <= most:
+            row.append(self._compute_adapter_ps(rank, len(row) * tokens))
+        return row
+
+    def _compute_adapter_ps(self, rank: int, num_tokens: int) -> int:
         if not rank or not num_tokens:
             return 0
         per_layer = 0.0
@@ -131,6 +143,15 @@ class DeviceProfile(Profile):
             traffic = (2 * rank * ends + 2 * num_tokens * (ends + 2 * rank)) * self._byte_ps
             per_layer += max(arithmetic, traffic)
         return round(self._layers * per_layer)
+
+
+def _row(rows: dict[_Key, list[float]], key: _Key) -> list[float]:
+    row = rows.get(key)
+    if row is None:
+        if len(rows) >= _MAX_ROWS:
+            rows.clear()
+        row = rows[key] = [0]
+    return row
 
 
 def _padded(tokens: int) -> int:

@@ -37,6 +37,39 @@ def test_pets_takes_the_short_prompts_together_once_enough_wait() -> None:
         assert try_once(replica) == entered
 
 
+class CountingProfile(LengthProfile):
+    num_calls = 0
+
+    def prefill(self, num_sequences: int, tokens: int) -> int:
+        self.num_calls += 1
+        return super().prefill(num_sequences, tokens)
+
+
+def test_the_programs_run_again_once_their_input_is_another() -> None:
+    profile = CountingProfile()
+    queue = Pets(profile)
+    waiting = [request(handle, prompt=100 + handle) for handle in range(MIN_WAITING + 2)]
+    for sequence in waiting:
+        queue.append(sequence, 0)
+
+    def calls_of_a_pass() -> int:
+        before = profile.num_calls
+        replica = replica_of(queue, pool=50)  # nobody fits
+        assert try_once(replica) == []
+        return profile.num_calls - before
+
+    assert calls_of_a_pass() > 0
+    assert calls_of_a_pass() == 0
+    queue.append(request(99, prompt=90), 0)
+    assert calls_of_a_pass() > 0
+    assert queue.cancel(99) is not None
+    assert calls_of_a_pass() > 0
+    # One that was preempted waits again: it is the same sequence, and its input is longer by what it had produced.
+    waiting[0].requeue(2, 0)
+    assert calls_of_a_pass() > 0
+    assert calls_of_a_pass() == 0
+
+
 def test_a_measured_profile_looks_up_as_slora_does() -> None:
     known = {(2, 32): 1.0, (4, 32): 3.0, (2, 64): 2.0}
     profile = MeasuredProfile(lambda num, tokens, rank: known.get((num, tokens), 0) + rank if num < 5 else None)
