@@ -55,6 +55,7 @@ from lorrery.scheduler.core.queues.base import prompts_within, steps_until_admis
 from lorrery.scheduler.core.queues.waiting import WaitingList
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.compiling import mypyc_attr
 
 INPUT_PRICE = 1
 OUTPUT_PRICE = 2
@@ -69,7 +70,6 @@ class _Flow:
         self.counter = 0
         self.place = place
         self.charge = charge  # counter units per token at price 1
-
 
 
 class _Turns:
@@ -143,6 +143,7 @@ class _Turn:
     turns: _Turns
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class VtcFair:
     """Virtual token counters.
 
