@@ -350,7 +350,9 @@ def test_a_dask_cluster_makes_the_same_table_and_survives_a_worker_that_dies(tmp
     values = (f"scheduler.policy=req_queue,{DEADLY}", "rate=4,8")
     sweep(tmp_path / "here", *values, exit_code=1)
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        # Saturation 1: a worker gets its next point once the scheduler has the last one's result, which else could die
+        # with a worker that has begun with a deadly point meanwhile.
+        dask.config.set({"distributed.scheduler.allowed-failures": 0, "distributed.scheduler.worker-saturation": 1.0}),
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL") as cluster,
     ):
         where = ("--backend", "dask", "--backend-address", cluster.scheduler_address)
