@@ -238,7 +238,7 @@ def _simulate(scenario: Scenario) -> Times:
     columns = scenario.columns
     with_prompts = columns.hash_ids is not None
     requests = build_requests(
-        columns.requests(), scenario.model, scenario.adapters, with_prompts=with_prompts, by_hash_ids=with_prompts
+        columns.requests(), scenario.model, scenario.adapters, with_prompts=with_prompts, by_ids=with_prompts
     )
     first_token_ps, finished_ps = (array("q", [-1]) * len(columns) for _ in range(2))
     num_finished = output_tokens = 0

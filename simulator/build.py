@@ -7,16 +7,16 @@ from typing import Final
 
 import numpy as np
 
-from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
-from lorrery.loadgen.workload.prompts import TokenIds, output_seed, prompt_token_ids
+from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.prefix_cache.content import of_runs
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.sequence import Sequence as CoreSequence
+from lorrery.simulator.prompt_ids import Said, content_by_ids, has_ids, output_ids
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.unread_prompt import UnreadPrompt
+from lorrery.simulator.unread_prompt import Answer, PromptParts, UnreadPrompt
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import picoseconds
@@ -27,9 +27,6 @@ from lorrery.worker.device.steptime import StepTimeModel
 _NO_TOKENS = np.empty(0, np.uint32)
 _LENGTH: Final = FinishReason.LENGTH
 _EOS: Final = FinishReason.EOS
-
-Said = tuple[WorkloadRequest, TokenIds]
-"""An earlier turn of a session, and its output."""
 
 
 def build_workers(
@@ -57,19 +54,6 @@ def build_workers(
     ]
 
 
-def hash_ids_suffice(prefix_cache: str, block_size: int) -> bool:
-    """Return whether matching by hash ids gives exactly the prefix hits that matching by tokens would.
-
-    Prompts with different ids differ in their tokens wherever a block holds at least four drawn words of the run in
-    which they diverge. Shorter pieces may be equal by chance, which a comparison of tokens would find.
-    """
-    return prefix_cache == "blocks" and block_size % 4 == 0
-
-
-def _tokens(token_ids: TokenIds) -> "array[int]":
-    return array("I", token_ids.tobytes())
-
-
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
     """Turns a workload's requests into simulated requests.
@@ -80,8 +64,8 @@ class RequestBuilder:
         natural_length: draws output lengths, at most the workload's; None: exactly the workload's.
         seed: of prompts and outputs.
         with_prompts: make the prompts' token ids, for prefix caches.
-        by_hash_ids: prefix caches compare a request's hash ids if it has them (`hash_ids_suffice`); its tokens are made
-            only when read.
+        by_ids: prefix caches compare ids of a prompt's parts where they can (`prompt_ids`); its tokens are made only
+            when read.
         ignore_eos: requests ask for exactly their true length; otherwise the model ends there by itself.
         max_new_tokens: without `ignore_eos`, the limit that requests name, unless the true length is above it.
     """
@@ -91,7 +75,7 @@ class RequestBuilder:
     natural_length: LengthModel | None = None
     seed: int = 0
     with_prompts: bool = False
-    by_hash_ids: bool = False
+    by_ids: bool = False
     ignore_eos: bool = True
     max_new_tokens: int | None = None
     _ends: dict[int, Ending] = field(default_factory=dict, repr=False, compare=False)
@@ -99,37 +83,54 @@ class RequestBuilder:
 
     def build(self, request: WorkloadRequest, at_ps: int, said: Sequence[Said] = ()) -> SimulatedRequest:
         """Build a request that arrives at this time; `said`: earlier turns of its session with their outputs."""
-        tokens = request.output_tokens
-        most = tokens if self.ignore_eos or self.max_new_tokens is None else max(self.max_new_tokens, tokens)
-        if self.natural_length is not None:
-            end = self._drawn_end(request, self.natural_length)
-        else:
-            known = self._ends.get(tokens)
-            if known is None:
-                known = self._ends[tokens] = Ending(tokens, _LENGTH if self.ignore_eos else _EOS)
-            end = known
+        most, end = self._most_tokens(request), self._end(request)
         adapter = None if request.adapter_id is None else self.adapters[request.adapter_id]
-        by_id = self.by_hash_ids and request.hash_ids is not None and request.turn is None
-        prompt: Sequence[int] = ()
+        built = SimulatedRequest(request.index, request.prompt_tokens, most, at_ps, end, adapter, request.tenant_id, ())
         if self.with_prompts:
-            prompt = UnreadPrompt(request, self.seed) if by_id else _tokens(prompt_token_ids(request, self.seed, said))
-        built = SimulatedRequest(
-            request.index, request.prompt_tokens, most, at_ps, end, adapter, request.tenant_id, prompt
-        )
-        if by_id:
-            assert request.hash_ids is not None
-            built.sequence.content = of_runs(request.hash_ids, BLOCK_TOKENS, request.prompt_tokens)
-        if self.with_prompts and request.turn is not None:
-            # The next turn's prompt contains it, and finds it in the cache.
-            built.sequence.output_token_ids = _tokens(self._output(request, most, end))
+            self._add_prompt(built.sequence, request, said)
         return built
 
-    def said(self, request: SimulatedRequest) -> TokenIds:
-        """Return the output of a turn that has ended; empty without prompts."""
-        return np.array(request.sequence.output_token_ids[: request.output_tokens], np.uint32)
+    def said(self, request: SimulatedRequest) -> "array[int]":
+        """Return the output of a turn that has ended, as its prompt is compared; empty without prompts."""
+        output = request.sequence.output_token_ids
+        return output[: request.output_tokens] if isinstance(output, array) else array("I")
 
-    def _output(self, request: WorkloadRequest, most: int, end: Ending) -> TokenIds:
-        return tokens_between(self._output_seed(request), 0, most, end)
+    def _add_prompt(self, sequence: CoreSequence, request: WorkloadRequest, said: Sequence[Said]) -> None:
+        by_ids = self.by_ids and has_ids(request)
+        if by_ids:
+            sequence.content = content = content_by_ids(request, said)
+            answers = [self._answer(earlier, len(ids)) for earlier, ids in said]
+            sequence.prompt_token_ids = UnreadPrompt(
+                content.num_tokens, self.model, self.seed, PromptParts(request), answers
+            )
+        else:
+            spoken = [(earlier, np.array(output, np.uint32)) for earlier, output in said]
+            sequence.prompt_token_ids = array("I", prompt_token_ids(request, self.seed, spoken).tobytes())
+        if request.turn is not None:
+            # The next turn's prompt contains it, and finds it in the cache.
+            output = output_ids(request, sequence.max_new_tokens) if by_ids else self._output(request)
+            sequence.output_token_ids = output
+
+    def _answer(self, request: WorkloadRequest, num_tokens: int) -> Answer:
+        end = self._end(request)
+        return Answer(request, num_tokens, ended=end.reason is _EOS and num_tokens == end.output_tokens)
+
+    def _output(self, request: WorkloadRequest) -> "array[int]":
+        tokens = tokens_between(self._output_seed(request), 0, self._most_tokens(request), self._end(request))
+        return array("I", tokens.tobytes())
+
+    def _most_tokens(self, request: WorkloadRequest) -> int:
+        tokens = request.output_tokens
+        return tokens if self.ignore_eos or self.max_new_tokens is None else max(self.max_new_tokens, tokens)
+
+    def _end(self, request: WorkloadRequest) -> Ending:
+        if self.natural_length is not None:
+            return self._drawn_end(request, self.natural_length)
+        tokens = request.output_tokens
+        known = self._ends.get(tokens)
+        if known is None:
+            known = self._ends[tokens] = Ending(tokens, _LENGTH if self.ignore_eos else _EOS)
+        return known
 
     def _output_seed(self, request: WorkloadRequest) -> int:
         return sequence_seed(self.model, request.adapter_id or "", output_seed(request, self.seed))
@@ -148,7 +149,7 @@ def build_requests(
     natural_length: LengthModel | None = None,
     seed: int = 0,
     with_prompts: bool = False,
-    by_hash_ids: bool = False,
+    by_ids: bool = False,
     ignore_eos: bool = True,
     max_new_tokens: int | None = None,
 ) -> Iterator[tuple[int, SimulatedRequest]]:
@@ -156,9 +157,7 @@ def build_requests(
 
     The arguments are those of `RequestBuilder`.
     """
-    builder = RequestBuilder(
-        model, adapters, natural_length, seed, with_prompts, by_hash_ids, ignore_eos, max_new_tokens
-    )
+    builder = RequestBuilder(model, adapters, natural_length, seed, with_prompts, by_ids, ignore_eos, max_new_tokens)
     for request in workload:
         at_ps = picoseconds(request.at_seconds)
         yield at_ps, builder.build(request, at_ps)

@@ -23,11 +23,12 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.settings import Settings
-from lorrery.simulator.build import RequestBuilder, hash_ids_suffice
+from lorrery.simulator.build import RequestBuilder
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import num_named, schedule_faults
 from lorrery.simulator.first_workers import most_processes, num_processes
+from lorrery.simulator.prompt_ids import ids_suffice
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.shard_choice import ShardChoice
 from lorrery.simulator.worker import SimulatedWorker
@@ -214,7 +215,7 @@ class SimulatedCluster:
             self.adapters,
             seed=options.seed,
             with_prompts=own.prefix_cache.kind != "none",
-            by_hash_ids=hash_ids_suffice(own.prefix_cache.kind, own.block_size),
+            by_ids=ids_suffice(own.prefix_cache.kind, own.block_size),
             ignore_eos=options.ignore_eos,
             max_new_tokens=options.max_new_tokens,
         )

@@ -11,26 +11,58 @@ so a turn's prompt begins with the whole conversation before it, with answers as
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
-from lorrery.loadgen.workload.request import Turn, WorkloadRequest
+from lorrery.loadgen.workload.request import Turn
 
-__all__ = ["FIRST_WORD_ID", "LAST_WORD_ID", "output_seed", "own_token_ids", "prompt_token_ids", "shared_token_ids"]
+__all__ = [
+    "FIRST_WORD_ID",
+    "LAST_WORD_ID",
+    "Prompt",
+    "output_seed",
+    "own_token_ids",
+    "prompt_token_ids",
+    "shared_token_ids",
+]
 
 FIRST_WORD_ID = 3
 LAST_WORD_ID = 1907
 
 TokenIds = npt.NDArray[np.uint32]
 
+
+class Prompt(Protocol):
+    """What a prompt is made from, such as a `WorkloadRequest`."""
+
+    @property
+    def index(self) -> int:
+        """Place in the workload."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Its length."""
+        ...
+
+    @property
+    def hash_ids(self) -> Sequence[int] | None:
+        """Ids of its blocks of 512 tokens."""
+        ...
+
+    @property
+    def turn(self) -> Turn | None:
+        """Its parts."""
+        ...
+
+
 _BY_INDEX, _BY_BLOCK, _OF_OUTPUT, _BY_TURN, _BY_GROUP = range(5)  # separate families of streams
 
 
-def prompt_token_ids(
-    request: WorkloadRequest, seed: int, said: Sequence[tuple[WorkloadRequest, TokenIds]] = ()
-) -> TokenIds:
+def prompt_token_ids(request: Prompt, seed: int, said: Sequence[tuple[Prompt, TokenIds]] = ()) -> TokenIds:
     """Make the prompt; shape (prompt_tokens,), unless answers in `said` differ from their true lengths.
 
     Args:
@@ -51,7 +83,7 @@ def shared_token_ids(turn: Turn, seed: int) -> TokenIds:
     return _words([seed, _BY_GROUP, turn.shared_group], turn.shared_tokens)
 
 
-def own_token_ids(request: WorkloadRequest, seed: int) -> TokenIds:
+def own_token_ids(request: Prompt, seed: int) -> TokenIds:
     """Make the prompt without its shared part and earlier turns: all of it if there are none."""
     turn = request.turn
     if turn is not None:
@@ -64,7 +96,7 @@ def own_token_ids(request: WorkloadRequest, seed: int) -> TokenIds:
     return np.concatenate(blocks)[: request.prompt_tokens]
 
 
-def output_seed(request: WorkloadRequest, seed: int) -> int:
+def output_seed(request: Prompt, seed: int) -> int:
     """Return the seed of a request's output; below 2 ** 64."""
     return int(np.random.SeedSequence([seed, _OF_OUTPUT, request.index]).generate_state(1, np.uint64)[0])
 

@@ -242,8 +242,6 @@ class Sequence:
         self.produced_tokens += output_tokens
         self.input_tokens += output_tokens
         self.budget_tokens -= output_tokens
-        if output_tokens and self.content is not None and self.content.unit_tokens == 1:
-            self.content = None
         if self.admitted_ps is not None:
             self.num_requeues += 1
         self.admitted_ps = None

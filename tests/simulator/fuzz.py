@@ -30,10 +30,11 @@ from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.simulator.build import build_requests, hash_ids_suffice
+from lorrery.simulator.build import build_requests
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import schedule_faults
 from lorrery.simulator.gaps import GapRecorder
+from lorrery.simulator.prompt_ids import ids_suffice
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import Observer
 from lorrery.simulator.steps import COLUMNS, StepWriter
@@ -130,7 +131,7 @@ def play_case(case: Case, simulation: Simulation) -> Iterable[SimulatedRequest]:
         ADAPTERS,
         natural_length=LlmMockLength() if case.model == "llm-mock" and case.number % 2 else None,
         with_prompts=case.replica.prefix_cache == "blocks" or case.trie,
-        by_hash_ids=case.number % 2 == 1 and hash_ids_suffice(case.replica.prefix_cache, case.replica.block_size),
+        by_ids=case.number % 2 == 1 and ids_suffice(case.replica.prefix_cache, case.replica.block_size),
     )
     return _play(simulation, requests, case)
 

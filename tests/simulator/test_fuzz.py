@@ -29,7 +29,7 @@ def test_a_cluster_with_runs_of_blocks_equals_one_with_a_node_for_each(monkeypat
     cases = [case for number in range(3_000, 3_070) if (case := draw_case(number)).replica.prefix_cache == "blocks"]
     by_runs = [fuzz.run_case(case, one_step=False) for case in cases]
     monkeypatch.setattr(memories, "BlockCache", Oracle)
-    monkeypatch.setattr(fuzz, "hash_ids_suffice", lambda *_: False)
+    monkeypatch.setattr(fuzz, "ids_suffice", lambda *_: False)
     for case, ours in zip(cases, by_runs, strict=True):
         assert fuzz.run_case(case, one_step=False) == ours, case.title
 

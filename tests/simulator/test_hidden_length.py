@@ -103,7 +103,14 @@ class PryingPlacement:
         return Choice(candidates[sequence.handle % len(candidates)], "in turn")
 
 
-def test_no_policy_finds_the_true_length_in_anything_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "workload",
+    [{"rate": 8.0}, {"workload": "chat", "rate": 4.0, "think": 0.1}, {"workload": "mooncake", "speed_up": 3.0}],
+    ids=["poisson", "chat", "mooncake"],
+)
+def test_no_policy_finds_the_true_length_in_anything_that_it_is_given(
+    workload: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Found, "secrets", [])
     monkeypatch.setattr(Found, "kinds", set())
     settings = load(
@@ -111,12 +118,14 @@ def test_no_policy_finds_the_true_length_in_anything_that_it_is_given(monkeypatc
         [
             f"scheduler.policy='{__name__}:PryingQueue'",
             f"scheduler.placement='{__name__}:PryingPlacement'",
-            "scheduler.max_num_batched_tokens=10240",
+            "scheduler.max_num_batched_tokens=24576",
+            "scheduler.max_req_input_len=16384",
+            "scheduler.max_req_total_len=20480",
             "adapters.max_loras=2",
             "scheduler.prefix_cache={kind='blocks'}",
         ],
     )
-    options = LoadOptions(num_requests=12, rate=8.0, adapters="all", ignore_eos=False, max_new_tokens=600)
+    options = LoadOptions(num_requests=12, adapters="all", ignore_eos=False, max_new_tokens=600, **workload)
     faults = (parse_fault("adapter_load_failure,at=0,for=0.5"), parse_fault("worker_loss,at=1,worker=worker-1,for=1"))
     report = SimulatedRun(settings, options, SimulationOptions(num_workers=2, faults=faults)).run()
     assert "INTERNAL" not in report.outcomes.status  # a policy that raised while it looked would fail its requests

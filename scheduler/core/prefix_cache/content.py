@@ -41,13 +41,15 @@ def of_runs(run_ids: Tokens[int], run_tokens: int, num_tokens: int) -> Content:
 
 
 def content_of(sequence: Sequence) -> Content:
-    """Return a sequence's content; it is cached there until the input changes."""
+    """Return the content of a sequence's input, as far as it is known; it is cached there."""
     content = sequence.content
     if content is None:
-        content = of_tokens(sequence.prompt_token_ids)
-        if sequence.produced_tokens:
-            content = with_output(content, sequence, 0, sequence.produced_tokens)
-        sequence.content = content
+        content = sequence.content = of_tokens(sequence.prompt_token_ids)
+    if sequence.produced_tokens:
+        num_known = content.num_tokens - len(sequence.prompt_token_ids)  # of the output
+        num_produced = min(sequence.produced_tokens, len(sequence.output_token_ids))
+        if num_known < num_produced:
+            content = sequence.content = with_output(content, sequence, num_known, num_produced)
     return content
 
 
