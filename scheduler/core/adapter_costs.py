@@ -1,6 +1,6 @@
 """What an adapter costs on the base model, by the device's figures: slots of the KV pool, and time to load."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.sequence import Adapter
@@ -27,6 +27,8 @@ class AdapterCosts:
     target_modules: Targets
     host_gb_per_second: float
     disk_gb_per_second: float
+    _load_ps: dict[tuple[int, bool], int] = field(default_factory=dict, repr=False, compare=False)
+    """By rank, and whether from disk: placements ask for it at each request, of each worker that they consider."""
 
     def size_bytes(self, rank: int) -> int:
         """Return the size of an adapter."""
@@ -38,5 +40,10 @@ class AdapterCosts:
 
     def load_ps(self, adapter: Adapter, tier: Tier) -> int:
         """Return how long a load from a tier takes, in picoseconds."""
-        disk = self.disk_gb_per_second if tier is Tier.DISK else None
-        return load_ps(self.model, self.size_bytes(adapter.rank), self.host_gb_per_second, disk)
+        from_disk = tier is Tier.DISK
+        known = self._load_ps.get((adapter.rank, from_disk))
+        if known is None:
+            size, disk = self.size_bytes(adapter.rank), self.disk_gb_per_second if from_disk else None
+            known = load_ps(self.model, size, self.host_gb_per_second, disk)
+            self._load_ps[adapter.rank, from_disk] = known
+        return known

@@ -30,7 +30,7 @@ def test_a_seed_is_the_same_run_in_every_process() -> None:
 
 
 def test_the_seeds_have_every_fault_and_what_follows_from_it() -> None:
-    text = "\n".join(line for seed in range(40) for line in run(seed).timeline)
+    text = "\n".join(line for seed in range(60) for line in run(seed).timeline)
     for fault in ("fault: kill", "fault: drain", "fault: stop", "fault: clock", "fault: wall", "Route of", "Attach of"):
         assert fault in text
     for what in (

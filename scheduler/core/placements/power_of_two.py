@@ -9,6 +9,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded
+from lorrery.scheduler.core.placements.draw import Draw
 from lorrery.scheduler.core.sequence import Sequence
 
 
@@ -22,12 +23,11 @@ class PowerOfTwo:
     moves_waiting = True
 
     def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
+        self._draw = Draw(rng)
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Draw two workers and choose the less loaded."""
-        drawn = self._rng.choice(len(candidates), size=min(2, len(candidates)), replace=False)
-        pair = [candidates[int(index)] for index in sorted(drawn)]
+        pair = [candidates[index] for index in sorted(self._draw.some(2, len(candidates)))]
         chosen = least_loaded(pair)
         others = ", ".join(f"{candidate.name} with {candidate.load}" for candidate in pair if candidate is not chosen)
         return Choice(chosen, f"load {chosen.load}" + (f"; the other was {others}" if others else ""))
