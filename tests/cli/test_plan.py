@@ -138,6 +138,14 @@ def test_several_deployments_are_compared_and_what_does_not_fit_shows_its_sum():
     assert all(len(line) <= 124 for line in output.splitlines() if " on " not in line or "  " in line)
 
 
+def test_a_deployment_that_is_named_twice_is_planned_once(tmp_path):
+    made = tmp_path / "plan.json"
+    gpus = ["--gpu", "H100", "--gpu", "L40S", "--gpu", "H100-SXM", "--tp", "1", "--tp", "1"]
+    plan("--model", "Llama-3-8B", "--model", "meta-llama/Meta-Llama-3-8B", *gpus, "--json", str(made))
+    names = [one["deployment"] for one in json.loads(made.read_text(encoding="utf-8"))["plans"]]
+    assert names == ["Llama-3-8B on 1 x H100-SXM", "Llama-3-8B on 1 x L40S"]
+
+
 def test_nothing_that_fits_is_an_error():
     result = CliRunner().invoke(app, ["--model", "Llama-3-70B", "--gpu", "A10G"])
     assert result.exit_code == 1
