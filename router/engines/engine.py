@@ -267,7 +267,7 @@ def not_offered(call: str, why: str) -> Any:  # noqa: ANN401  it stands for meth
     """Return a handler that refuses a call without meaning for a cluster."""
 
     async def answer(servicer: object, request: object, context: status.Context) -> None:
-        raise NotOffered(f"{call} is not to be had here: {why}", call=call)
+        raise NotOffered(f"{call} is not supported here: {why}", call=call)
 
     return answer
 

@@ -18,7 +18,7 @@ def refuse(asked: Mapping[str, object]) -> None:
     """
     for field, value in asked.items():
         if value:
-            raise InvalidRequest(f"{field} is not to be had here; leave it out", field=field)
+            raise InvalidRequest(f"{field} is not supported here; leave it out", field=field)
 
 
 def generate_request(

@@ -148,4 +148,4 @@ class MessagesRequest(Conversation, GeneratingRequest):
         if self.tool_choice is not None and self.tool_choice.type not in ("none", "auto"):
             raise refused("tool_choice", self.tool_choice.type, "the mock model calls no tools; leave it out, or auto")
         if self.output_config is not None and self.output_config.format:
-            raise refused("output_config.format", "", "the mock model says words and no structure")
+            raise refused("output_config.format", "", "the mock model follows no schema or grammar")

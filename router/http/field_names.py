@@ -71,3 +71,5 @@ SLORA = Names(
     {"prompt": "inputs", **{name: f"parameters.{name}" for name in _SLORA_PARAMETERS}},
 )
 """For S-LoRA's routes; messages about its sampling parameters are S-LoRA's."""
+TGI = Names({**SLORA.words, "adapter_id": "parameters.adapter_id"}, SLORA.params)
+"""For the same routes, if a body names its adapter as TGI does."""

@@ -34,11 +34,11 @@ _REFUSED = {
     "logits_processors": "the router runs no code of its clients",
     "allowed_token_ids": "the mock model's words cannot be chosen",
     "bad_words": "the mock model's words cannot be chosen",
-    "structured_outputs": "the mock model says words and no structure",
-    "guided_json": "the mock model says words and no structure",
-    "guided_regex": "the mock model says words and no structure",
-    "guided_choice": "the mock model says words and no structure",
-    "guided_grammar": "the mock model says words and no structure",
+    "structured_outputs": "the mock model follows no schema or grammar",
+    "guided_json": "the mock model follows no schema or grammar",
+    "guided_regex": "the mock model follows no schema or grammar",
+    "guided_choice": "the mock model follows no schema or grammar",
+    "guided_grammar": "the mock model follows no schema or grammar",
     "functions": "the mock model calls none; leave it out",
     "audio": "output is text",
     "kv_transfer_params": "KV caches of two engines do not meet here",
@@ -136,7 +136,7 @@ class GeneratingRequest(BaseModel):
         """
         refuse_given(self, _REFUSED)
         if self.response_format is not None and (kind := self.response_format.get("type", "text")) != "text":
-            raise refused("response_format", kind, "the mock model says words and no structure")
+            raise refused("response_format", kind, "the mock model follows no schema or grammar")
         if self.stop == "":
             raise InvalidRequest(
                 "stop is empty; a stop string has at least 1 character; leave it out", field="stop", value="", limit=1
@@ -262,4 +262,4 @@ def refuse_given(request: GeneratingRequest, reasons: Mapping[str, str]) -> None
 
 def refused(name: str, value: object, why: str) -> InvalidRequest:
     """Return the error for a field that cannot be honoured."""
-    return InvalidRequest(f"{name} is not to be had here: {why}", field=name, value=value)
+    return InvalidRequest(f"{name} is not supported here: {why}", field=name, value=value)

@@ -127,7 +127,7 @@ class ResponsesRequest(GeneratingRequest):
         if self.tool_choice not in (None, "none", "auto"):
             raise refused("tool_choice", self.tool_choice, "the mock model calls no tools; leave it out, or auto")
         if self.text is not None and self.text.format is not None and self.text.format.type != "text":
-            raise refused("text.format", self.text.format.type, "the mock model says words and no structure")
+            raise refused("text.format", self.text.format.type, "the mock model follows no schema or grammar")
         if "message.output_text.logprobs" in (self.include or ()):
             raise refused(
                 "include", "message.output_text.logprobs", "a response has none; use logprobs of /v1/chat/completions"

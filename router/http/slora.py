@@ -12,12 +12,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Discriminator, Field, Tag
 from starlette.responses import Response
 
-from lorrery.chassis.errors import RequestError
+from lorrery.chassis.errors import InvalidRequest, RequestError
+from lorrery.router.field_names import Names
 from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import error_body
-from lorrery.router.http.field_names import COMPLETION, SLORA
+from lorrery.router.http.field_names import COMPLETION, SLORA, TGI
 from lorrery.router.http.generating import LENIENT, Texts, outputs
 from lorrery.router.http.llm_mock import LlmMockRequest, LlmMockShape
 from lorrery.router.http.pieces import array_of
@@ -43,11 +44,13 @@ class SloraParameters(BaseModel):
     max_new_tokens: Int32 | None = None
     stop_sequences: str | Texts | None = None
     return_details: bool | None = Field(default=None, description="/generate lists its tokens")
+    adapter_id: str | None = Field(default=None, description="the adapter, as clients of TGI name it; like lora_dir")
 
     def sampling(self) -> types_pb2.SamplingParams:
         """Return the parameters as a message."""
         given = {name: value for name, value in self.model_dump().items() if value is not None}
-        given.pop("return_details", None)
+        for other in ("return_details", "adapter_id"):
+            given.pop(other, None)
         stop = given.pop("stop_sequences", None)
         sampling = types_pb2.SamplingParams(**given)
         if stop is not None:
@@ -60,11 +63,39 @@ class SloraRequest(BaseModel):
 
     model_config = LENIENT
 
-    inputs: str
+    inputs: str | None = None
     parameters: SloraParameters = SloraParameters()
     model_dir: str | None = Field(default=None, description="the base model; any name is taken, as S-LoRA does")
     lora_dir: str | None = Field(default=None, description="the adapter; null: the base model")
     req_id: str | None = None
+    text: object = Field(default=None, description="SGLang's; refused")
+    input_ids: object = Field(default=None, description="SGLang's; refused")
+
+    def prompt(self) -> str:
+        """Return the prompt.
+
+        Raises:
+            InvalidRequest: there is none, perhaps because the body is of another program's `/generate`.
+        """
+        if self.inputs is None:
+            other = next((name for name in ("text", "input_ids") if getattr(self, name) is not None), None)
+            if other is None:
+                raise InvalidRequest("inputs is missing; give a text", field="inputs")
+            message = f"inputs is missing; {other} is of SGLang's /generate, which is not served: POST /v1/completions"
+            raise InvalidRequest(message, field=other)
+        return self.inputs
+
+    def adapter(self) -> tuple[str, Names]:
+        """Return the adapter's name, which may be empty, and how errors name the fields.
+
+        Raises:
+            InvalidRequest: two adapters are named.
+        """
+        own, tgi = self.lora_dir or "", self.parameters.adapter_id or ""
+        if own and tgi and own != tgi:
+            message = f"parameters.adapter_id is {tgi!r} and lora_dir {own!r}; name one adapter"
+            raise InvalidRequest(message, field="parameters.adapter_id")
+        return own or tgi, TGI if tgi else SLORA
 
 
 class SloraShape:
@@ -151,15 +182,16 @@ def routes(edge: Edge) -> APIRouter:
     router = APIRouter(tags=["S-LoRA"], route_class=json_route(edge.admit))
 
     def answer(request: SloraRequest, http: Request, *, stream: bool) -> Response:
+        adapter_id, names = request.adapter()
         message = router_pb2.GenerateRequest(
-            text=request.inputs,
-            adapter_id="" if request.lora_dir in edge.models else request.lora_dir or "",
+            text=request.prompt(),
+            adapter_id="" if adapter_id in edge.models else adapter_id,
             request_id=request.req_id or "",
             sampling=request.parameters.sampling(),
             top_logprobs=0,
         )
         shape = SloraShape(edge.handler.tokenizer, return_details=bool(request.parameters.return_details))
-        return edge.answer(http, [message], shape, stream=stream, names=[SLORA])
+        return edge.answer(http, [message], shape, stream=stream, names=[names])
 
     @router.post("/generate_stream", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
     async def generate_stream(request: SloraRequest, http: Request) -> Response:

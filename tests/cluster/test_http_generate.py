@@ -51,6 +51,14 @@ async def test_slora_s_events_are_byte_for_byte_what_its_benchmark_reads(cluster
     assert {token["prompt_tokens"] for token in detailed["tokens"]} == {prompt_tokens}
 
 
+async def test_an_adapter_may_be_named_as_tgi_does(cluster: LocalCluster) -> None:
+    known = {"inputs": "hello world", "parameters": {"max_new_tokens": 5, "adapter_id": "lora-1"}}
+    assert json_of(await exchange(cluster, "POST", "/generate", known))["generated_text"]
+    unknown = {"inputs": "hello world", "parameters": {"adapter_id": "nobody"}}
+    error = json_of(await exchange(cluster, "POST", "/generate", unknown))
+    assert error["error"]["message"].startswith("parameters.adapter_id 'nobody' is not known; see GET /v1/models")
+
+
 async def test_the_published_request_runs_as_written_once_its_adapter_is_loaded(cluster: LocalCluster) -> None:
     name = "tloen/alpaca-lora-7b-1"
     parameters = {"do_sample": False, "ignore_eos": False, "max_new_tokens": 205}

@@ -46,6 +46,16 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": says(), "stop": ["x", ""]}, "stop[1]", "stop[1] is empty"),
     (SLORA, {"inputs": "x", "req_id": LONG}, "req_id", "req_id has 600 characters"),
     (SLORA, {"inputs": "x", "lora_dir": "a b"}, "lora_dir", "lora_dir is 'a b'"),
+    (SLORA, {"inputs": "x", "parameters": {"adapter_id": "a b"}}, "parameters.adapter_id", "adapter_id is 'a b'"),
+    (
+        SLORA,
+        {"inputs": "x", "lora_dir": "one", "parameters": {"adapter_id": "two"}},
+        "parameters.adapter_id",
+        "parameters.adapter_id is 'two' and lora_dir 'one'; name one adapter",
+    ),
+    (SLORA, {"text": "x", "sampling_params": {}}, "text", "SGLang's /generate, which is not served: POST /v1/compl"),
+    (SLORA, {"input_ids": [5]}, "input_ids", "inputs is missing; input_ids is of SGLang's /generate"),
+    (SLORA, {}, "inputs", "inputs is missing; give a text"),
     (
         SLORA,
         {"inputs": "x", "parameters": {"stop_sequences": ["x" * 5000]}},
@@ -75,6 +85,12 @@ DENIED: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"messages": says(), "model": "other"}, "model", "may not use adapter 'other'; GET /v1/models lists"),
     (COMPLETIONS, {"prompt": "x", "model": "mine-1", "max_tokens": 9}, "max_tokens", "asks for 9 tokens"),
     (SLORA, {"inputs": "x", "lora_dir": "other"}, "lora_dir", "may not use adapter 'other'; GET /v1/models lists"),
+    (
+        SLORA,
+        {"inputs": "x", "parameters": {"adapter_id": "other"}},
+        "parameters.adapter_id",
+        "may not use adapter 'other'; GET /v1/models lists",
+    ),
     (LOAD, {"lora_name": "other", "rank": 4}, "lora_name", "may not load or unload adapter 'other'"),
     (UNLOAD, {"lora_name": "other"}, "lora_name", "may not load or unload adapter 'other'"),
 ]
