@@ -36,12 +36,14 @@ class TokenLogprobs:
         logprob: natural logarithm of its probability.
         top_token_ids: the likeliest tokens at its position, in descending order.
         top_logprobs: their log-probabilities.
+        rank: 1 if no token is more likely; as vLLM counts it, one more for each that is.
     """
 
     token_id: int
     logprob: float
     top_token_ids: Sequence[int]
     top_logprobs: Sequence[float]
+    rank: int = 1
 
 
 class LogprobModel:
@@ -142,12 +144,14 @@ class OutputLogprobs:
         logprobs -= np.log(np.exp(logprobs).sum())
         best = likeliest(logprobs, num_top)
         top = [ids[at] for at in best.tolist()]
-        return TokenLogprobs(ids[index], float(logprobs[index]), top, logprobs[best].tolist())
+        rank = 1 + int(np.count_nonzero(logprobs > logprobs[index]))
+        return TokenLogprobs(ids[index], float(logprobs[index]), top, logprobs[best].tolist(), rank)
 
     def _spread(self, position: int, token_id: int, logprob: float, num_top: int) -> TokenLogprobs:
         """Return a token's log-probability with alternatives that depend on seed and position."""
+        rank = 1 if logprob > NEVER else NUM_WORDS + 1
         if not num_top:
-            return TokenLogprobs(token_id, logprob, (), ())
+            return TokenLogprobs(token_id, logprob, (), (), rank)
         words = self._words
         first = ((self._seed + (position + 1) * _STRIDE) >> 16) % len(words.ids)
         top, logprobs = words.some(first, min(num_top, len(words.ids)))
@@ -159,7 +163,7 @@ class OutputLogprobs:
         if logprob > NEVER:
             top.insert(0, token_id)
             logprobs.insert(0, logprob)
-        return TokenLogprobs(token_id, logprob, top[:num_top], logprobs[:num_top])
+        return TokenLogprobs(token_id, logprob, top[:num_top], logprobs[:num_top], rank)
 
 
 def likeliest(logprobs: NDArray[np.float64], num_top: int) -> NDArray[np.intp]:

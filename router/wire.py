@@ -127,7 +127,9 @@ def generate_response(token_ids: Sequence[int], text: str) -> router_pb2.Generat
 def add_logprobs(message: router_pb2.GenerateResponse, logprobs: Iterable[TokenLogprobs]) -> None:
     """Add the log-probabilities of its tokens to a message."""
     for one in logprobs:
-        message.logprobs.add(logprob=one.logprob, top_token_ids=one.top_token_ids, top_logprobs=one.top_logprobs)
+        message.logprobs.add(
+            logprob=one.logprob, top_token_ids=one.top_token_ids, top_logprobs=one.top_logprobs, rank=one.rank
+        )
 
 
 def last_response(token_ids: Sequence[int], text: str, finish: Finish) -> router_pb2.GenerateResponse:

@@ -158,10 +158,10 @@ class _Shape:
         return response
 
     def _add_logprobs(self, outputs: inference_pb2.SequenceOutput, news: router_pb2.GenerateResponse) -> None:
-        for token_id, one in zip(news.token_ids, news.logprobs, strict=True):
+        for one in news.logprobs:
             outputs.logprobs.append(one.logprob)
             top = list(one.top_token_ids)
-            outputs.ranks.append(top.index(token_id) + 1 if token_id in top else 1)
+            outputs.ranks.append(one.rank)
             if not top:
                 continue
             tokens = outputs.candidate_tokens.add().tokens

@@ -13,8 +13,8 @@ from json import dumps
 from json.encoder import encode_basestring_ascii as quoted
 
 from lorrery.router.http.pieces import BATCH, array
-from lorrery.router.logprobs import NEVER, OutputLogprobs, TokenLogprobs
-from lorrery.tokenizer.base import NUM_WORDS, Tokenizer
+from lorrery.router.logprobs import OutputLogprobs, TokenLogprobs
+from lorrery.tokenizer.base import Tokenizer
 
 _KEPT = 4096
 """Tokens, and numbers, whose JSON is cached: more than a mock model uses."""
@@ -144,8 +144,7 @@ class LogprobsJson:
 
     def _ranked(self, one: TokenLogprobs) -> str:
         top = dict(zip(one.top_token_ids, enumerate(one.top_logprobs, 1), strict=True))
-        unlisted = NUM_WORDS + 1 if one.logprob == NEVER else 1
-        ranked = {one.token_id: (unlisted, one.logprob)} | top
+        ranked = {one.token_id: (one.rank, one.logprob)} | top
         quoted_text = self._texts.quoted
         shown = [
             f'"{token_id}": {{"logprob": {_number(logprob)}, "rank": {rank}, "decoded_token": {quoted_text(token_id)}}}'

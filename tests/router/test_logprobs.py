@@ -69,3 +69,15 @@ def test_logits_list_the_likeliest_first() -> None:
 def test_the_likeliest_are_those_of_a_stable_sort(shares: list[int], num_top: int) -> None:
     found = likeliest(np.array(shares, float), num_top).tolist()
     assert found == sorted(range(len(shares)), key=lambda at: -shares[at])[:num_top]
+
+
+@pytest.mark.parametrize("num_top", [0, 2])
+def test_a_rank_counts_all_that_are_likelier_listed_or_not(num_top: int) -> None:
+    one = logprobs(mode="logits")
+    words = range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS)
+    shares = {token_id: one.at(2, token_id, 0).logprob for token_id in words}
+    in_order = sorted(shares.values(), reverse=True)
+    for token_id in words[::97]:
+        assert one.at(2, token_id, num_top).rank == in_order.index(shares[token_id]) + 1
+    assert logprobs().at(2, FIRST_WORD_ID, num_top).rank == 1
+    assert logprobs().at(-4, BOS_ID, num_top).rank == NUM_WORDS + 1

@@ -194,8 +194,11 @@ class TokenLogprobs(message.Message):
     LOGPROB_FIELD_NUMBER: builtins.int
     TOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
     logprob: builtins.float
     """Natural logarithm of its probability."""
+    rank: builtins.int
+    """Its rank among all tokens, by probability: 1 if none is more likely."""
     @builtins.property
     def top_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
         """Most likely tokens at its position, most likely first."""
@@ -210,10 +213,11 @@ class TokenLogprobs(message.Message):
         logprob: builtins.float = ...,
         top_token_ids: abc.Iterable[builtins.int] | None = ...,
         top_logprobs: abc.Iterable[builtins.float] | None = ...,
+        rank: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["logprob", b"logprob", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["logprob", b"logprob", "rank", b"rank", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
