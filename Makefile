@@ -142,6 +142,7 @@ test-compiled: compiled ## the tests of core, device, simulator and plug-ins wit
 
 fuzz: setup-dev ## more of the simulator's fuzz corpus, and the services in virtual time; FUZZ_ARGS='--first 3000 --cases 100000'
 	$(BIN)/python -m tests.simulator.fuzz $(FUZZ_ARGS)
+	$(BIN)/python -m tests.simulator.fuzz_runs $(FUZZ_ARGS)
 	$(BIN)/python -m tests.virtual.fuzz $(FUZZ_ARGS)
 
 fuzz-rpc: setup-dev ## 100,000 hostile calls of every RPC; FUZZ_ARGS='--seed 7 --first 41 --cases 1' sends one again

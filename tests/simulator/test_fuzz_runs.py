@@ -1,0 +1,47 @@
+"""The first runs that are drawn from what a user can ask for; `make fuzz` makes more of them."""
+
+import pytest
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.loadgen.options import LoadOptions
+from lorrery.scheduler.core.memories import MEMORIES
+from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.policies import QUEUES
+from tests.simulator.fuzz_runs import BATCHINGS, ENGINES, check, draw_run, run_columns
+
+RUNS, AT_ONCE = 160, 20
+
+
+@pytest.mark.parametrize("first", range(0, RUNS, AT_ONCE))
+def test_jumping_equals_stepping_in_every_run(first: int) -> None:
+    assert [wrong for number in range(first, first + AT_ONCE) if (wrong := check(number)) is not None] == []
+
+
+def test_the_runs_have_everything_and_few_are_refused() -> None:
+    runs = [draw_run(number) for number in range(RUNS)]
+
+    def values(key: str) -> set[object]:
+        return {run.overrides[key] for run in runs if key in run.overrides}
+
+    assert values("engine") == set(ENGINES)
+    assert values("scheduler.policy") == set(QUEUES)
+    assert values("scheduler.batching") == set(BATCHINGS)
+    assert values("scheduler.memory") == set(MEMORIES)
+    assert values("scheduler.placement") == set(PLACEMENTS)
+    assert values("scheduler.fair_by") == {"adapter", "tenant"}
+    for key in ("workers", "autoscaler", "scheduler.fair_max_running", "scheduler.fair_weights", "scheduler.prefetch"):
+        assert any(key in run.overrides for run in runs), key
+    assert {fault.partition(",")[0] for run in runs for fault in run.faults} == {
+        *("slow_worker", "worker_loss", "freeze_worker", "adapter_load_failure", "slow_adapter_load"),
+        *("refuse", "cut", "stall", "delay"),
+    }
+    loads = {run.workload.workload for run in runs if isinstance(run.workload, LoadOptions)}
+    assert loads == {"poisson", "chat", "mooncake", "azure"}
+    assert any(not isinstance(run.workload, LoadOptions) for run in runs)
+    refused = 0
+    for run in runs[:40]:
+        try:
+            run_columns(run, one_step=False)
+        except SettingsError:
+            refused += 1
+    assert refused <= 4
