@@ -81,6 +81,11 @@ class AdaptersFile:
             added = [_changes(json.loads(line)) for line in lines[1:] if line.strip()]
             kept = KeptAdapters(_changes(record["changes"]), int(record["forgotten"]), added)
         except FileNotFoundError:
+            folder = self.path.parent
+            if not folder.is_dir():
+                raise LorreryError(
+                    f"scheduler.adapters_file: {self.path}: there is no folder {folder}; create it, or name another"
+                ) from None
             return None
         except OSError as error:
             raise LorreryError(f"scheduler.adapters_file: {self.path}: {error.strerror}") from None

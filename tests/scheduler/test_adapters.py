@@ -207,7 +207,10 @@ async def test_a_scheduler_with_a_file_knows_adapters_before_any_router_is_back(
 
 
 async def test_a_file_that_cannot_be_written_costs_no_load(tmp_path: Path) -> None:
-    async with Harness(load(None, [*OVERRIDES, f"scheduler.adapters_file='{tmp_path}/no/folder'"])) as harness:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    async with Harness(load(None, [*OVERRIDES, f"scheduler.adapters_file='{folder}/kept'"])) as harness:
+        folder.rmdir()
         await register(harness, "x", 8)
         assert "x" in await known(harness)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lorrery.scheduler.adapters_file as module
-from lorrery.chassis.errors import FormatError
+from lorrery.chassis.errors import FormatError, LorreryError
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.adapters_file import AdaptersFile
 from lorrery.settings import load
@@ -187,6 +187,12 @@ def test_a_file_with_lines_of_something_else_is_named(tmp_path: Path, content: s
     path = tmp_path / "adapters"
     path.write_text(content)
     with pytest.raises(FormatError, match=f"scheduler.adapters_file: {path}: "):
+        loaded(path)
+
+
+def test_a_folder_that_does_not_exist_is_told_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "kept"
+    with pytest.raises(LorreryError, match=f"adapters_file: {path}: there is no folder {path.parent}; create it, or"):
         loaded(path)
 
 
