@@ -128,7 +128,7 @@ async def test_blocks_tools_and_system_are_read(cluster: LocalCluster) -> None:
         ({"max_tokens": 9999}, 400, "invalid_request_error", "maximum context length is 4096 tokens"),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences[0] is empty"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "calls no tools"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, 400, "invalid_request_error", "no structure"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, 400, "invalid_request_error", "no schema"),
         ({"n": 2}, 400, "invalid_request_error", "a message is one output"),
         ({"prompt_logprobs": 0}, 400, "invalid_request_error", "a message has none"),
         ({"messages": [{"role": "banana", "content": "x"}]}, 400, "invalid_request_error", "'user' or 'assistant'"),

@@ -98,7 +98,7 @@ async def test_a_conversation_goes_on_with_the_output_of_a_response(openai: Asyn
         ({"previous_response_id": "resp_1"}, "previous_response_id", "responses are not kept"),
         ({"background": True}, "background", "responses are not kept"),
         ({"n": 2}, "n", "a response is one output"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "no structure"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "no schema"),
         ({"tools": [{"type": "function"}], "tool_choice": "required"}, "tool_choice", "calls no tools"),
         ({"include": ["message.output_text.logprobs"]}, "include", "/v1/chat/completions"),
         ({"top_logprobs": 2}, "top_logprobs", "/v1/chat/completions"),

@@ -17,7 +17,8 @@ is used:
     TPOT = E step(n, N)                   TTFT = E step(a n, 1 + N) + W TPOT
     z > 1: TPOT = step(n, 0) + k a sum over pieces of (step(n, piece) - step(n, 0)), and TTFT has the sum over pieces
 
-The part of N beyond the budget goes into other steps, at the same time per token.
+The part of N beyond the budget goes into other steps, at the same time per token. W is longer if b prompts in full
+steps, and one step, would otherwise take the GPU more time than a stream's E2E.
 
 *First* (continuous, prefill first). N prompts take wave(N), as many steps as T requires, before decoding goes on. An
 end takes effect one step later; in that step all decode, or prompts are prefilled for those that ended the step before:
@@ -155,6 +156,7 @@ class ClosedLoop:
             pieces = self._cut(self._prompt, num)
             tpot = base + rate * others * sum((self._step(num, (piece,)) - base for piece in pieces), self._nothing)
             own = sum((self._step(beside, (piece,)) for piece in self._cut(self._prompt, beside)), self._nothing)
+            least = (self._step(num, ((room, 0),)) - base) * self._prompt / room
         else:
             most = room / self._prompt if self._turns.in_pieces else float(max(1, room // self._prompt))
             tpot, own, beyond = self._nothing, self._nothing, 0.0
@@ -164,6 +166,11 @@ class ClosedLoop:
                 beyond += weight * max(0.0, number - most)
             if beyond:
                 tpot = tpot + beyond / most * (self._joined(num, most) - base)
+            together = min(most, float(streams))
+            least = (self._joined(num, together) - base) / together
+        if streams > 1:
+            missing = float((streams * least + base - own - (waited + self._decodes) * tpot).sum())
+            waited += max(0.0, missing) / float(tpot.sum())
         return LoopTimes(own + waited * tpot, tpot, decoding)
 
     def _budget_steps(self, rate: float, others: float) -> float:

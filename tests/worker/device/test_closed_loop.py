@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lorrery.worker.device.closed_loop import ClosedLoop, Pieces, PromptTurns, Seconds, Turns
@@ -23,6 +23,7 @@ ways = st.builds(
 
 
 @given(ways, st.integers(1, 5_000), st.integers(2, 500), st.integers(1, 1_000))
+@example(PromptTurns(Turns.BESIDE, 2_000, in_pieces=True, decode_steps=10), 2_000, 2, 3)
 def test_times_are_those_of_steps(turns, prompt, output, streams):
     loop = ClosedLoop(step, turns, prompt, output)
     found = loop.at(streams)
