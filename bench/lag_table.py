@@ -12,7 +12,7 @@ def lag_table(found: Iterable[Lagging]) -> Table:
     """Show how late workers were, next to a process that only sleeps."""
     aim_ms = AIM_SECONDS * 1e3
     table = Table(title=f"Worker lag (aim: p99 under {aim_ms:g} ms), and a process that only sleeps", padding=0)
-    names = ["GPUs", "step, ms", "steps/s", "lag p50,\nms", "p99,\nms", f"within\n{aim_ms:g} ms"]
+    names = ["GPUs", "step, ms", "real-\ntime", "steps/s", "lag p50,\nms", "p99,\nms", f"within\n{aim_ms:g} ms"]
     names += ["sleeps p50,\nms", "p99,\nms", "waited for\na core", "load\naverage"]
     names += [f"{service}\ncores" for service in (*SERVICES, "client")]
     for name in names:
@@ -21,6 +21,7 @@ def lag_table(found: Iterable[Lagging]) -> Table:
         table.add_row(
             f"{one.case.gpus}",
             f"{one.case.step_ms:g}",
+            one.realtime,
             f"{one.median(lambda window: window.steps_per_second):,.0f}",
             f"{one.median(lambda window: window.lag_seconds[0]) * 1e3:.2f}",
             f"{one.median(lambda window: window.lag_seconds[1]) * 1e3:.2f}",

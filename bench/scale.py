@@ -149,8 +149,10 @@ async def measure(window_seconds: float, rounds: int, on_progress: Progress = la
 
 
 @contextlib.asynccontextmanager
-async def cluster_of(case: Case, fork_server: ForkServer) -> AsyncIterator[tuple[LocalCluster, list[str]]]:
-    """Run a cluster of this size; yield it with the names of its routers."""
+async def cluster_of(
+    case: Case, fork_server: ForkServer, *further: str
+) -> AsyncIterator[tuple[LocalCluster, list[str]]]:
+    """Run a cluster of this size, with further settings; yield it with the names of its routers."""
     gpus = min(GPUS_PER_PROCESS, case.gpus // case.shards)
     overrides = [
         f"scheduler.max_num_seqs={2 * -(-case.streams // case.gpus)}",  # streams are not spread quite evenly
@@ -158,6 +160,7 @@ async def cluster_of(case: Case, fork_server: ForkServer) -> AsyncIterator[tuple
         "worker.step_time=constant",
         f"worker.constant.step_ms={case.step_ms:g}",
         "scheduler.placement=least_loaded",
+        *further,
     ]
     async with measured_cluster(overrides, fork_server) as cluster:
         shards = {"scheduler": cluster.scheduler_address}

@@ -2,8 +2,9 @@
 
 A worker's lag is the time from the end of a step until its process notices. Much of it is the machine's, so alongside
 each window a process that only sleeps, waking as often as a worker's process has steps to end, measures its own
-lateness, and the time that the services waited for a core is reported. The cluster is that of `bench.scale`, with eight
-GPUs per process and 128 streams over one router; all of it, client included, runs on the same cores.
+lateness, and the time that the services waited for a core is reported. Workers run with real-time priority, if the
+system grants it, and as ordinary processes, in turn. The cluster is that of `bench.scale`, with eight GPUs per process
+and 128 streams over one router; all of it, client included, runs on the same cores.
 """
 
 import asyncio
@@ -25,6 +26,8 @@ from lorrery.local.processes import ForkServer
 
 STREAMS = 128
 CASES = tuple(Case(gpus, STREAMS, tokens_per_second=STREAMS / seconds) for gpus, seconds in ((32, 0.03), (64, 0.06)))
+REALTIME = ("auto", "off")
+"""Values of `worker.realtime` that are compared."""
 AIM_SECONDS = 0.002
 LAG = "lorrery_worker_lag_seconds"
 
@@ -57,9 +60,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Lagging:
-    """The windows of one case."""
+    """The windows of one case, with workers of one kind."""
 
     case: Case
+    realtime: str
     windows: list[Window]
 
     def median(self, value: Callable[[Window], float]) -> float:
@@ -74,12 +78,13 @@ async def measure(seconds: float, rounds: int, on_progress: Progress = lambda wh
         BenchBrokenError: a stream failed or ended.
         LorreryError: a cluster did not start.
     """
-    found = [Lagging(case, []) for case in CASES]
+    found = [Lagging(case, realtime, []) for case in CASES for realtime in REALTIME]
     with ForkServer() as fork_server:
         for number in range(rounds):
             for one in found:
-                on_progress(f"{one.case.gpus} GPUs, round {number + 1} of {rounds}")
-                async with cluster_of(one.case, fork_server) as (cluster, _):
+                setting = f"worker.realtime={one.realtime}"
+                on_progress(f"{one.case.gpus} GPUs, {setting}, round {number + 1} of {rounds}")
+                async with cluster_of(one.case, fork_server, setting) as (cluster, _):
                     one.windows.append(await _window(cluster, one.case, seconds))
     return found
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.process import Service, service_command
 from lorrery.settings import Settings, load
+from lorrery.worker.realtime import take_realtime_priority
 from lorrery.worker.service import WorkerService
 
 HELP = """Run a mock GPU that attaches to a scheduler.
@@ -30,7 +31,8 @@ Examples:
 def make(settings: Settings, registry: CollectorRegistry) -> tuple[Service, str, str, float]:
     """Return the service, its listen address, its metrics address and its drain limit in seconds."""
     worker = settings.worker
-    return WorkerService(settings, registry), worker.listen, worker.metrics, worker.drain_seconds
+    priority = take_realtime_priority(worker.realtime)
+    return WorkerService(settings, registry, priority), worker.listen, worker.metrics, worker.drain_seconds
 
 
 def main() -> None:

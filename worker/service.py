@@ -24,6 +24,7 @@ from lorrery.worker.build import answers_of, device_of
 from lorrery.worker.engine import Engine
 from lorrery.worker.hosted import HostedGpu
 from lorrery.worker.metrics import WorkerMetrics
+from lorrery.worker.realtime import RealtimePriority
 from lorrery.worker.schedulers import Schedulers
 
 log = get_logger("worker")
@@ -35,6 +36,7 @@ class WorkerService:
     Args:
         settings: of the cluster.
         registry: where its metrics are registered.
+        priority: real-time priority of the process; None: it is an ordinary one.
 
     Raises:
         SettingsError: unknown GPU or model, or a model that does not fit.
@@ -43,8 +45,10 @@ class WorkerService:
     name = "worker"
     receive_bytes = RECEIVE_BYTES
 
-    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
-        self._settings, self._registry = settings, registry
+    def __init__(
+        self, settings: Settings, registry: CollectorRegistry, priority: RealtimePriority | None = None
+    ) -> None:
+        self._settings, self._registry, self._priority = settings, registry, priority
         self.tracer = open_tracer(settings.tracing, self.name, registry)
         self._device = device_of(settings)
         self._answers = answers_of(settings)
@@ -119,6 +123,7 @@ class WorkerService:
                 *(gpu.run(schedulers, set_attached) for gpu in self._gpus),
                 schedulers.keep_balanced(self._gpus),
                 self._tell_extrapolated(),
+                *(() if self._priority is None else (self._priority.keep(),)),
             )
         finally:
             await schedulers.close()

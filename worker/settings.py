@@ -207,6 +207,7 @@ OF_PROCESS: Final = frozenset(
         "output",
         "heartbeat_seconds",
         "drain_seconds",
+        "realtime",
     }
 )
 """Settings of a worker that do not describe its GPU."""
@@ -293,6 +294,12 @@ class WorkerSettings(Section):
         description="interval between heartbeats to the scheduler; at most half of scheduler.worker_timeout_seconds",
     )
     drain_seconds: Seconds = Field(default=30.0, description="time for running sequences to finish after SIGTERM")
+    realtime: Literal["auto", "required", "off"] = Field(
+        default="auto",
+        description="Linux's real-time priority, with which steps end on time beside other work on the machine"
+        " (docs/fleets.md): auto: if the system allows it, as it does for root; required: or else the worker does not"
+        " start; off: none",
+    )
 
     @property
     def expert_groups(self) -> int:
