@@ -37,14 +37,23 @@ class GapRecorder:
         first_end_ps = span.start_ps + span.first_ps
         if span.num_decodes:
             self._decoded(span, since, first_end_ps)
+        if self._requeued_ps:
+            self._recomputed(span, first_end_ps)
         for handle in span.newcomers:
             since[handle] = first_end_ps
-            if self._requeued_ps and (token_ps := self._requeued_ps.pop(handle, None)) is not None:
+
+    def _recomputed(self, span: StepSpan, first_end_ps: int) -> None:
+        """End the gaps of requeued sequences whose prompts end here, also of those that this token finishes."""
+        for chunk in span.plan.prefills:
+            handle = chunk.sequence.handle
+            token_ps = self._requeued_ps.pop(handle, None) if chunk.samples else None
+            if token_ps is not None and handle not in span.silent and handle not in span.gone:
                 self._add(first_end_ps - token_ps, 0, 1, 1)
 
     def _decoded(self, span: StepSpan, since: dict[int, int], first_end_ps: int) -> None:
         num_steps, num_decodes = span.num_steps, span.num_decodes
         silent = set(span.silent)
+        silent.update(span.gone)
         if silent:
             silent.difference_update(chunk.sequence.handle for chunk in span.plan.prefills)
         num_silent = len(silent)

@@ -165,7 +165,10 @@ class SimulatedScheduler:
         request, now_ps = self._requests.by_handle[sequence.handle], self._clock.now_ps
         if request.finished_ps is None:
             request.finished_ps = now_ps
-            request.output_tokens = request.produced_tokens if worker is None else worker.tokens_given(request, now_ps)
+            request.output_tokens = request.produced_tokens
+            if worker is not None:
+                request.output_tokens = worker.tokens_given(request, now_ps)
+                worker.client_left(sequence.handle)
 
     def _show(self, members: Many[Member], at_ps: int) -> None:
         for member in members:

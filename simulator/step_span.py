@@ -25,6 +25,7 @@ class StepSpan:
         num_waiting: sequences in the worker's queue.
         newcomers: sequences whose prompt ended with the first step and that go on to decode.
         silent: sequences that end with the last step and get no token from it.
+        gone: sequences whose clients left during the last step.
     """
 
     worker: str
@@ -39,6 +40,7 @@ class StepSpan:
     num_waiting: int
     newcomers: Sequence[int] = ()
     silent: Collection[int] = ()
+    gone: Collection[int] = ()
 
 
 class Observer(Protocol):

@@ -56,6 +56,7 @@ class SimulatedWorker:
     """
 
     __slots__ = (
+        "_gone",
         "_make_replica",
         "_may_be_silent",
         "attached",
@@ -110,6 +111,7 @@ class SimulatedWorker:
         self.runs_chunks = True
         self._make_replica = make_replica
         self._may_be_silent = False
+        self._gone: set[int] = set()  # sequences whose clients have left; those that run take part in one more step
         self.attached = False
         self.replica = make_replica()
         self.member = Member(name, self.replica, pool_tokens, pace)
@@ -299,4 +301,14 @@ class SimulatedWorker:
             ]
         if self._may_be_silent:
             span.silent = {handle for handle in ended if requests[handle].ending.extra_step}
+        if self._gone:
+            running = self.replica.running
+            self._gone = {handle for handle in self._gone if running.get(handle) is not None}
+            computed = {chunk.sequence.handle for chunk in span.plan.prefills}
+            span.gone = self._gone.difference(running.held, running.prefilling.keys() - computed)
         self.observer.ran(span)
+
+    def client_left(self, handle: int) -> None:
+        """Note for observers that nobody waits any more for a sequence of this worker."""
+        if self.observer is not None:
+            self._gone.add(handle)

@@ -9,11 +9,11 @@ times that fall on the end of a step.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from random import Random
-from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.core.memories import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
+from lorrery.simulator.result import SimulationResult
 from tests.seeds import check_all
 
 ENGINES = ("vllm", "vllm-0.11", "sglang", "trtllm")
@@ -196,13 +197,13 @@ def _faults(rng: Random, run: Run) -> None:
             run.faults.append(text)
 
 
-def run_columns(run: Run, *, one_step: bool) -> dict[str, list[Any]]:
-    """Simulate; return the columns of what became of each request.
+def simulate(run: Run, *, one_step: bool) -> SimulationResult:
+    """Simulate.
 
     Raises:
         SettingsError: settings that exclude each other.
     """
-    result = lorrery.simulate(
+    return lorrery.simulate(
         {},
         run.workload,
         overrides=run.overrides,
@@ -211,20 +212,43 @@ def run_columns(run: Run, *, one_step: bool) -> dict[str, list[Any]]:
         faults=run.faults,
         one_step=one_step,
     )
+
+
+def text_columns(result: SimulationResult) -> dict[str, list[str]]:
+    """Return what became of each request, by column."""
     columns = result.columns
     return {one.name: [str(value) for value in getattr(columns, one.name)] for one in fields(columns)}
+
+
+def wrong_gaps(run: Run, result: SimulationResult) -> str | None:
+    """Return how the gaps between tokens differ from those that the requests' columns say there are, or None."""
+    columns, itl_ms = result.columns, result.summary.itl_ms
+    answered = columns.output_tokens > 0
+    num_gaps = int((columns.output_tokens[answered] - 1).sum())
+    if itl_ms.count != num_gaps:
+        return f"{itl_ms.count} gaps for {num_gaps} tokens after the first"
+    held_back = any(fault.startswith("stall") for fault in run.faults)  # gaps leave stalls out
+    if not columns.completed[answered].all() or not num_gaps or held_back:
+        return None
+    seconds = float((columns.e2e_seconds - columns.ttft_seconds)[answered].sum())
+    in_gaps = itl_ms.mean * itl_ms.count / 1e3
+    return None if math.isclose(seconds, in_gaps, rel_tol=1e-9) else f"gaps of {in_gaps} s in {seconds} s"
 
 
 def check(number: int) -> str | None:
     """Return where a run that jumps and one that steps part, or None; an exception is wrong too."""
     run = draw_run(number)
     try:
-        stepped = run_columns(run, one_step=True)
+        step_by_step = simulate(run, one_step=True)
     except SettingsError:
         return None
     except Exception as error:
         return f"run {number}: {type(error).__name__}: {error}"
-    jumped = run_columns(run, one_step=False)
+    in_jumps = simulate(run, one_step=False)
+    for result in (step_by_step, in_jumps):
+        if (found := wrong_gaps(run, result)) is not None:
+            return f"run {number}: {found}; {run}"
+    stepped, jumped = text_columns(step_by_step), text_columns(in_jumps)
     for name, expected in stepped.items():
         if jumped[name] != expected:
             pairs = enumerate(zip(expected, jumped[name], strict=True))

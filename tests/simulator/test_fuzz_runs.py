@@ -7,13 +7,13 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.core.memories import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
-from tests.simulator.fuzz_runs import BATCHINGS, ENGINES, check, draw_run, run_columns
+from tests.simulator.fuzz_runs import BATCHINGS, ENGINES, check, draw_run, simulate
 
 RUNS, AT_ONCE = 160, 20
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, AT_ONCE))
-def test_jumping_equals_stepping_in_every_run(first: int) -> None:
+def test_jumping_equals_stepping_and_gaps_add_up_in_every_run(first: int) -> None:
     assert [wrong for number in range(first, first + AT_ONCE) if (wrong := check(number)) is not None] == []
 
 
@@ -41,7 +41,7 @@ def test_the_runs_have_everything_and_few_are_refused() -> None:
     refused = 0
     for run in runs[:40]:
         try:
-            run_columns(run, one_step=False)
+            simulate(run, one_step=False)
         except SettingsError:
             refused += 1
     assert refused <= 4

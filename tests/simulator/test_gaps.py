@@ -43,12 +43,15 @@ def span(
     num_steps: int = 1,
     *,
     silent: tuple[int, ...] = (),
+    gone: tuple[int, ...] = (),
     prefilled: tuple[int, ...] = (),
     worker: str = "w",
 ) -> StepSpan:
     first_ps = (end_ps - start_ps) // num_steps
     plan = Plan(start_ps, num_steps, [Chunk(Sequence(handle, 10, 5), 10, 0, True) for handle in prefilled])
-    return StepSpan(worker, plan, start_ps, num_steps, first_ps, 0, end_ps, num_decodes, 0, 0, newcomers, silent=silent)
+    return StepSpan(
+        worker, plan, start_ps, num_steps, first_ps, 0, end_ps, num_decodes, 0, 0, newcomers, silent=silent, gone=gone
+    )
 
 
 def in_order(gaps: GapRecorder) -> list[int]:
@@ -103,5 +106,26 @@ def test_a_gap_goes_back_to_the_last_token_over_two_losses_without_one_between()
     gaps.ran(span(40, 50, 1, worker="second"))
     request.sequence.requeue(0, 0)
     gaps.requeued("second", request)
-    gaps.ran(span(90, 100, 0, (1,), worker="third"))
+    gaps.ran(span(90, 100, 0, (1,), prefilled=(1,), worker="third"))
     assert in_order(gaps) == [10, 20, 70]
+
+
+@pytest.mark.parametrize(("gone", "expected"), [((), [10, 30]), ((1,), [10])])
+def test_a_requeued_sequence_that_its_prefill_finishes_has_a_gap_if_its_client_waits(gone, expected) -> None:
+    gaps = GapRecorder()
+    request = SimulatedRequest(1, 10, 3, 0, Ending(3, FinishReason.LENGTH))
+    gaps.ran(span(0, 10, 0, (1,), prefilled=(1,)))
+    gaps.ran(span(10, 20, 1))
+    request.sequence.requeue(2, 0)
+    gaps.requeued("w", request)
+    gaps.ran(span(30, 50, 0, prefilled=(1,), gone=gone))
+    assert in_order(gaps) == expected
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_the_step_in_which_a_client_leaves_is_no_gap(num_steps: int) -> None:
+    gaps = GapRecorder()
+    gaps.ran(span(0, 10, 0, (1, 2)))
+    gaps.ran(span(10, 17, 2))
+    gaps.ran(span(17, 17 + 4 * num_steps, 2, num_steps=num_steps, gone=(1,)))
+    assert in_order(gaps) == [4] * (2 * num_steps - 1) + [7, 7]
