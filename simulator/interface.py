@@ -32,6 +32,7 @@ from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.run import SimulatedRun, SimulationOptions, Watch
 from lorrery.simulator.step_span import Observer
+from lorrery.vocabulary.units import LAST_SECONDS
 
 __all__ = ["Overrides", "SettingsLike", "WorkloadLike", "prepare", "read_settings", "simulate"]
 
@@ -163,10 +164,10 @@ def checked_record(record: str | Path | None, every_seconds: float | None) -> tu
     """
     if every_seconds is not None:
         every_seconds = read_positive("record_every", every_seconds)
-        if every_seconds < LEAST_EVERY_SECONDS:
+        if not LEAST_EVERY_SECONDS <= every_seconds <= LAST_SECONDS:
             raise SettingsError(
-                f"record_every is {every_seconds:g} s; it must be at least {LEAST_EVERY_SECONDS:g} s; leave it out for"
-                " as many frames as a page can use"
+                f"record_every is {every_seconds:g} s; it must be {LEAST_EVERY_SECONDS:g} to {LAST_SECONDS:,} s; leave"
+                " it out for as many frames as a page can use"
             )
     if record is None:
         if every_seconds is not None:

@@ -145,9 +145,8 @@ def _summary(model: Model, width: int, max_lines: int) -> list[Text]:
     ]
     if model.unplaced or model.held:
         parts.append(("of them without worker, held by quotas", f"{count(model.unplaced)}, {count(model.held)}"))
-    for name, number in (("refused", totals.refused), ("cancelled", totals.cancelled), ("preempted", totals.preempted)):
-        if number:
-            parts.append((name, count(number)))
+    ends = {name: getattr(totals, name) for name in ("refused", "cancelled", "dropped", "failed", "preempted")}
+    parts += [(name, count(number)) for name, number in ends.items() if number]
     if totals.prefix_queries:
         parts.append(("prefix hits", percent(totals.prefix_hits / totals.prefix_queries)))
     lines = [Text(" ")]

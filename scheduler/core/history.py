@@ -76,6 +76,8 @@ class Totals:
     finished: int = 0
     refused: int = 0
     cancelled: int = 0
+    dropped: int = 0
+    failed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     preempted: int = 0
@@ -141,7 +143,11 @@ class History:
         totals = self.totals
         if outcome == "cancelled":
             totals.cancelled += 1
-        elif outcome not in ("dropped", "failed", "refused"):
+        elif outcome == "dropped":
+            totals.dropped += 1
+        elif outcome == "failed":
+            totals.failed += 1
+        elif outcome != "refused":  # those have been counted
             totals.finished += 1
         totals.output_tokens += output_tokens
         self._tenant(sequence.tenant_id).output_tokens += output_tokens

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
@@ -221,11 +222,17 @@ def _worker(member: Member, uses: _Uses, at_ps: int) -> WorkerSnapshot:
         outputs,
         num_waiting,
         oldest_ps,
-        replica.kv_tokens,
+        _pool_tokens_in_use(replica, member.pool_tokens),
         member.pool_tokens,
         _residents(replica.adapters, running, uses.tables, at_ps),
         len(replica.adapters.host),
     )
+
+
+def _pool_tokens_in_use(replica: Replica, pool_tokens: int) -> int:
+    """Return how much of the pool is taken; of paged memory whole blocks, each once however many sequences share it."""
+    use = replica.memory.block_use(replica.running)
+    return replica.kv_tokens if use is None else min(use.used * use.block_size, pool_tokens)
 
 
 def _output_tokens(running: Running, sequence: Sequence) -> int:

@@ -89,6 +89,8 @@ def write_frame(frame: CoreFrame, workers: Mapping[str, WorkerRuns], time_scale:
             loads=frame.totals.loads,
             prefix_queries=frame.totals.prefix_queries,
             prefix_hits=frame.totals.prefix_hits,
+            dropped=frame.totals.dropped,
+            failed=frame.totals.failed,
         ),
         ended=[
             pb.EndedRequest(

@@ -321,6 +321,8 @@ class FrameTotals(message.Message):
     LOADS_FIELD_NUMBER: builtins.int
     PREFIX_QUERIES_FIELD_NUMBER: builtins.int
     PREFIX_HITS_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
+    FAILED_FIELD_NUMBER: builtins.int
     requests: builtins.int
     """Requests received, including refused ones."""
     finished: builtins.int
@@ -345,6 +347,10 @@ class FrameTotals(message.Message):
     """Input tokens looked up in prefix caches."""
     prefix_hits: builtins.int
     """Input tokens found in prefix caches."""
+    dropped: builtins.int
+    """Requests that the queue dropped."""
+    failed: builtins.int
+    """Requests that failed."""
     def __init__(
         self,
         *,
@@ -360,10 +366,12 @@ class FrameTotals(message.Message):
         loads: builtins.int = ...,
         prefix_queries: builtins.int = ...,
         prefix_hits: builtins.int = ...,
+        dropped: builtins.int = ...,
+        failed: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cancelled", b"cancelled", "finished", b"finished", "loads", b"loads", "moved", b"moved", "output_tokens", b"output_tokens", "preempted", b"preempted", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "workers_lost", b"workers_lost"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cancelled", b"cancelled", "dropped", b"dropped", "failed", b"failed", "finished", b"finished", "loads", b"loads", "moved", b"moved", "output_tokens", b"output_tokens", "preempted", b"preempted", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "workers_lost", b"workers_lost"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,11 +47,13 @@ class BlockUse:
         used: by sequences and adapters; a block that several share counts once.
         cached: kept by a prefix cache, and available on demand.
         free: unused. Negative if the coming decode step needs more than there are: then a sequence must be preempted.
+        block_size: tokens in a block.
     """
 
     used: int
     cached: int
     free: int
+    block_size: int
 
 
 class Trial:

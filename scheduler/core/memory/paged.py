@@ -89,7 +89,7 @@ class PagedMemory(Memory):
         """Return the use of blocks, including those that the coming decode step takes."""
         used = self.blocks_for(running.adapter_slots) + self.needed_blocks(running)
         cached = self.shared.num_unpinned if self.shared is not None else 0
-        return BlockUse(used, cached, self.num_blocks - used - cached)
+        return BlockUse(used, cached, self.num_blocks - used - cached, self.block_size)
 
     def spare_tokens(self, running: Running, num_steps: int) -> int:
         """Return the tokens of whole blocks left free after a decode step that follows `num_steps` others."""
