@@ -63,6 +63,7 @@ class OpenRequests:
         request.outcome, request.detail = outcome, detail
         if request.finished_ps is None:
             request.finished_ps = self._clock.now_ps
+            request.output_tokens = request.produced_tokens  # that its client has got
         self.ended.append(request)
 
 

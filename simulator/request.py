@@ -123,7 +123,9 @@ class SimulatedRequest:
 
     @property
     def first_token_ps(self) -> int | None:
-        """Time of its first token, if its client was still there."""
+        """Time of its first token, if its client was still there, and got it."""
+        if self.outcome is not None and not self.output_tokens:
+            return None
         first_ps, end_ps = self.sequence.first_token_ps, self.finished_ps
         return None if first_ps is not None and end_ps is not None and first_ps > end_ps else first_ps
 

@@ -39,7 +39,7 @@ def test_each_row_has_its_own_detail_in_whatever_order_requests_end() -> None:
 def test_times_count_from_the_runs_begin_and_unknown_ones_are_nan() -> None:
     done = request(0, 100 * S, "finished", 109 * S)
     done.sequence.first_admitted_ps, done.sequence.first_token_ps = 102 * S, 103 * S
-    done.reason = FinishReason.LENGTH
+    done.reason, done.output_tokens = FinishReason.LENGTH, 4
     table = table_of(done, request(1, 101 * S, "no worker", 131 * S), start_ps=100 * S)
     assert table.sent_seconds.tolist() == table.intended_seconds.tolist() == [0, 1]
     assert table.end_seconds.tolist() == [9, 31]
