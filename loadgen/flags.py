@@ -58,7 +58,8 @@ Duration = Annotated[
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="Only requests (first turns of sessions) due within this time; for drawn workloads 60 unless -n is given.",
+        help="Only requests (first turns of sessions) due within this time; for drawn workloads 60 unless -n is given."
+        " slora: R times as many requests, whenever they are due.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
@@ -199,7 +200,7 @@ MaxNewTokens = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="With --no-ignore-eos: max_new_tokens of each request, unless the true length is shorter.",
+        help="With --no-ignore-eos: max_new_tokens of each request, or its true length if that is longer.",
         rich_help_panel=_LENGTHS,
     ),
 ]

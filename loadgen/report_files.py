@@ -6,6 +6,7 @@ attribution, so that it can be read without this program. Times are device secon
 
 import io
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -65,7 +66,7 @@ def write_report(report: LoadReport, folder: Path) -> tuple[Path, ...]:
             paths.append(folder / SCALING_FILE)
             rows = scaling_csv(report.scaling)
             _replace(paths[-1], lambda file: file.write(rows))
-        summary = json.dumps(to_json(report), indent=2) + "\n"
+        summary = json.dumps(in_json(to_json(report)), indent=2, allow_nan=False) + "\n"
         _replace(paths[0], lambda file: file.write(summary))
     except OSError as error:
         raise LorreryError(f"report: {error.filename}: {error.strerror}") from None
@@ -122,6 +123,15 @@ def to_json(report: LoadReport) -> dict[str, Any]:
         "slora_summary": asdict(report.slora),
         **_how_it_ran(report),
     }
+
+
+def in_json(value: object) -> object:
+    """Return a value without the numbers that JSON lacks: infinite ones, such as a limit's, become text, NaN null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    if isinstance(value, dict):
+        return {key: in_json(one) for key, one in value.items()}
+    return [in_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _how_it_ran(report: LoadReport) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 import csv
 import json
+import math
 from datetime import UTC, datetime
 
 import numpy as np
@@ -11,7 +12,7 @@ from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad, OwnLoadMeter
 from lorrery.loadgen.report import make_report
-from lorrery.loadgen.report_files import read_report, write_report
+from lorrery.loadgen.report_files import in_json, read_report, write_report
 from lorrery.loadgen.requests_csv import CSV_COLUMNS
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.table import print_report
@@ -73,6 +74,14 @@ def test_a_written_summary_reads_back(tmp_path):
     assert content["summary"]["from_intended"]["ttft_ms"]["p50"] == pytest.approx(500)
     assert content["slora_summary"]["num_abort"] == 1
     assert content["started_at"] == "2026-01-02T00:00:00+00:00"
+
+
+def test_a_summary_has_no_numbers_that_json_lacks():
+    assert in_json({"limit": math.inf, "of": (1, math.nan, -math.inf, 2.5), "in": {"a": "inf"}}) == {
+        "limit": "inf",
+        "of": [1, None, "-inf", 2.5],
+        "in": {"a": "inf"},
+    }
 
 
 def test_the_csv_has_a_line_per_request_in_workload_order(tmp_path):
