@@ -5,6 +5,7 @@ points call `exit_on_signals` before their first slow import; therefore this fil
 """
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NO_SCHEDULER_TO_COME = signal.SIGUSR1
 """Tells a router that no scheduler will come, so that no request waits for one."""
+ECHO_SECONDS = 0.05
+"""Less than a person needs to press Ctrl-C again."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -48,10 +51,21 @@ def handled_by(
     on_signal: Callable[[signal.Signals], None],
     numbers: Sequence[signal.Signals] = SIGNALS,
 ) -> Iterator[None]:
-    """Make the running loop call `on_signal` for these signals; then restore the previous handlers."""
+    """Make the running loop call `on_signal` for these signals; then restore the previous handlers.
+
+    coreutils' `timeout` sends its signal to the command and then to the command's group, so the command gets it twice.
+    The same signal within `ECHO_SECONDS` is therefore no second one.
+    """
     before = {number: signal.getsignal(number) for number in numbers}
+    last_at = dict.fromkeys(numbers, -math.inf)
+
+    def on_each(number: signal.Signals) -> None:
+        is_echo, last_at[number] = loop.time() - last_at[number] < ECHO_SECONDS, loop.time()
+        if not is_echo:
+            on_signal(number)
+
     for number in numbers:
-        loop.add_signal_handler(number, on_signal, number)
+        loop.add_signal_handler(number, on_each, number)
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.chassis.interrupt import NO_SCHEDULER_TO_COME, handled_by
+from lorrery.chassis.interrupt import ECHO_SECONDS, NO_SCHEDULER_TO_COME, handled_by
 from lorrery.local.processes import start_python
 from tests.cluster.harness import wait_until
 
@@ -55,6 +55,19 @@ async def test_a_router_that_is_only_just_starting_survives_what_routers_are_tol
     process.send_signal(signal.SIGTERM)  # behind it: a higher number is handled later
     await process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
+
+
+async def test_a_signal_that_comes_twice_at_once_is_one():
+    """As coreutils' timeout sends it, to a command and then to the command's group."""
+    got: list[signal.Signals] = []
+    with handled_by(asyncio.get_running_loop(), got.append):
+        for number in range(3):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(0)
+            await wait_until(lambda: len(got) == number + 1)  # noqa: B023
+            await asyncio.sleep(2 * ECHO_SECONDS)
+    assert got == [signal.SIGTERM] * 3
 
 
 async def test_handlers_are_put_back_after_the_loops_own():

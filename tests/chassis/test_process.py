@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.interrupt import ECHO_SECONDS
 from lorrery.chassis.metrics import new_registry
 from lorrery.chassis.process import run_service
 from lorrery.chassis.sections import TlsSettings
@@ -289,6 +290,7 @@ async def test_second_signal_ends_the_process_at_once(tmp_path: Path, number: si
     events: list[str] = []
     while "draining" not in events:
         events.append(json.loads(await process.stderr.readline())["event"])
+    await asyncio.sleep(2 * ECHO_SECONDS)  # sooner, it would be taken for the first one's echo
     process.send_signal(number)
     assert (await finish(process))[0] == code
 
