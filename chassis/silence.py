@@ -19,4 +19,7 @@ async def why_silent(target: str) -> str:
     except (OSError, OverflowError, ValueError):  # TimeoutError is an OSError
         return NOTHING
     writer.close()
-    return "something listens there, but does not answer as gRPC does; give the router's gRPC address"
+    return (
+        "something listens there, but does not answer as gRPC does; give the router's gRPC address, and [client_tls] if"
+        " and only if it has [server_tls]"
+    )

@@ -177,14 +177,24 @@ def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
         if entry.grpc
     ]
     if cluster.http_address:
-        lines.append(f"HTTP clients (OpenAI's and S-LoRA's routes): http://{cluster.http_address}")
+        scheme = "http" if settings.http_tls.cert is None else "https"
+        lines.append(f"HTTP clients (OpenAI's and S-LoRA's routes): {scheme}://{cluster.http_address}")
     lines += [f"gateways ({name}): grpc://{address}" for name, address in cluster.engine_addresses.items()]
     if cluster.page_address:
         lines.append(f"watch it: http://{cluster.page_address}")
-    lines.append(f"in a terminal: lorrery top --target {cluster.router_address}")
+    variables, key = _credentials(settings)
+    lines.append(f"in a terminal: {variables}lorrery top --target {cluster.router_address}{key}")
     if prometheus is not None:
         lines.append(f"Prometheus: prometheus --config.file={shlex.quote(str(prometheus))}")
-    return [*lines, f"try: lorrery load --target {cluster.router_address}"]
+    return [*lines, f"try: {variables}lorrery load --target {cluster.router_address}{key}"]
+
+
+def _credentials(settings: Settings) -> tuple[str, str]:
+    """Return what a command line to this cluster needs: variables before it, and an option after it."""
+    tls = settings.client_tls.model_dump() if settings.server_tls.cert is not None else {}
+    files = {name: shlex.quote(str(path)) for name, path in tls.items() if path is not None}
+    variables = "".join(f"LORRERY_CLIENT_TLS__{name.upper()}={path} " for name, path in files.items())
+    return variables, "" if settings.router.keys is None else " --api-key KEY"
 
 
 def _unmeasured(kinds: Iterable[Settings]) -> list[str]:

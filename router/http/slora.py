@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from starlette.responses import Response
 
 from lorrery.chassis.errors import InvalidRequest, RequestError
@@ -64,7 +64,9 @@ class SloraRequest(BaseModel):
     model_config = LENIENT
 
     inputs: str | None = None
-    parameters: SloraParameters = SloraParameters()
+    parameters: Annotated[SloraParameters, BeforeValidator(lambda given: {} if given is None else given)] = (
+        SloraParameters()
+    )
     model_dir: str | None = Field(default=None, description="the base model; any name is taken, as S-LoRA does")
     lora_dir: str | None = Field(default=None, description="the adapter; null: the base model")
     req_id: str | None = None
