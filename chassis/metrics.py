@@ -127,7 +127,7 @@ def address_error(setting: str, address: str, error: OSError) -> LorreryError:
     """Return the error for an address that cannot be bound; `setting` is its origin."""
     cure = ""
     if error.errno == errno.EADDRINUSE:
-        cure = "; give another port, or 0 for a free one (`lorrery up --free-ports` does so for all of a cluster)"
+        cure = "; give another port, or 0 for a free one (`lorrery up --free-ports` for all, `lorrery serve --port 0`)"
     return LorreryError(f"{setting}: address {address} cannot be taken: {error.strerror or error}{cure}")
 
 
