@@ -182,14 +182,14 @@ def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
     lines += [f"gateways ({name}): grpc://{address}" for name, address in cluster.engine_addresses.items()]
     if cluster.page_address:
         lines.append(f"watch it: http://{cluster.page_address}")
-    variables, key = _credentials(settings)
+    variables, key = credentials(settings)
     lines.append(f"in a terminal: {variables}lorrery top --target {cluster.router_address}{key}")
     if prometheus is not None:
         lines.append(f"Prometheus: prometheus --config.file={shlex.quote(str(prometheus))}")
     return [*lines, f"try: {variables}lorrery load --target {cluster.router_address}{key}"]
 
 
-def _credentials(settings: Settings) -> tuple[str, str]:
+def credentials(settings: Settings) -> tuple[str, str]:
     """Return what a command line to this cluster needs: variables before it, and an option after it."""
     tls = settings.client_tls.model_dump() if settings.server_tls.cert is not None else {}
     files = {name: shlex.quote(str(path)) for name, path in tls.items() if path is not None}

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.errors import LorreryError
-from lorrery.cli.up_cluster import running_targets
+from lorrery.cli.up_cluster import credentials, running_targets
 from lorrery.local.cluster import LocalCluster
 from lorrery.local.monitoring import TARGETS, Monitoring
 from lorrery.local.processes import start_python
+from lorrery.settings import Settings
 from tests.cluster.client import Ask, Client, error_info
 from tests.cluster.harness import SETTINGS, StartCluster, alive, ignored, metric, services, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
 
+PLAIN = ("", "")
 SERVICES = 4  # scheduler, two workers, router
 
 
@@ -356,3 +358,20 @@ async def test_killed_process_starts_again_on_its_ports_even_after_starts_that_f
     assert (after.grpc, after.metrics) == (before.grpc, before.metrics)
     assert after.pid != before.pid
     await cluster.serving("router")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, PLAIN),
+        ({"client_tls": {"ca": "ca.pem"}}, PLAIN),  # the cluster itself has none
+        (
+            {"server_tls": {"cert": "c.pem", "key": "c.key"}, "client_tls": {"ca": "my ca.pem"}},
+            ("LORRERY_CLIENT_TLS__CA='my ca.pem' ", ""),
+        ),
+        ({"router": {"keys": "keys.toml"}}, ("", " --api-key KEY")),
+    ],
+    ids=["none", "client only", "TLS", "keys"],
+)
+def test_suggested_commands_say_what_they_need(settings, expected):
+    assert credentials(Settings.model_validate(settings)) == expected

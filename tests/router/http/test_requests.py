@@ -1,4 +1,4 @@
-"""Bodies whose fields are wrong a million times cost no more than those that are wrong once."""
+"""Bodies: fields that are wrong a million times cost no more than those that are wrong once; what may be null."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from lorrery.router.http.anthropic_requests import MessagesRequest
 from lorrery.router.http.openai_requests import ChatRequest, CompletionRequest
 from lorrery.router.http.responses_requests import ResponsesRequest
-from lorrery.router.http.slora import SloraRequest
+from lorrery.router.http.slora import SloraParameters, SloraRequest
 from lorrery.router.http.vllm import DetokenizeRequest, TokenizeRequest
 
 MANY: list[Any] = [None] * 1000
@@ -39,3 +39,8 @@ def test_the_first_wrong_element_ends_the_reading_of_a_list(kind: type[BaseModel
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
     assert caught.value.error_count() <= 5
+
+
+@pytest.mark.parametrize("given", [{}, {"parameters": None}, {"parameters": {}}])
+def test_sloras_parameters_may_be_null_as_other_fields_may(given: dict[str, Any]) -> None:
+    assert SloraRequest.model_validate({"inputs": "x", **given}).parameters == SloraParameters()
