@@ -68,11 +68,12 @@ def test_a_newcomers_first_gap_goes_back_to_its_own_prefill() -> None:
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
-def test_a_step_that_gives_a_sequence_no_token_is_no_gap_of_it(num_steps: int) -> None:
+@pytest.mark.parametrize("why", ["silent", "gone"])
+def test_a_step_that_gives_a_sequence_no_token_is_no_gap_of_it(why: str, num_steps: int) -> None:
     gaps = GapRecorder()
     gaps.ran(span(0, 10, 0, (1, 2)))
     gaps.ran(span(10, 17, 2))
-    gaps.ran(span(17, 17 + 4 * num_steps, 2, num_steps=num_steps, silent=(1,)))
+    gaps.ran(span(17, 17 + 4 * num_steps, 2, num_steps=num_steps, **{why: (1,)}))
     assert in_order(gaps) == [4] * (2 * num_steps - 1) + [7, 7]
 
 
@@ -120,12 +121,3 @@ def test_a_requeued_sequence_that_its_prefill_finishes_has_a_gap_if_its_client_w
     gaps.requeued("w", request)
     gaps.ran(span(30, 50, 0, prefilled=(1,), gone=gone))
     assert in_order(gaps) == expected
-
-
-@pytest.mark.parametrize("num_steps", [1, 3])
-def test_the_step_in_which_a_client_leaves_is_no_gap(num_steps: int) -> None:
-    gaps = GapRecorder()
-    gaps.ran(span(0, 10, 0, (1, 2)))
-    gaps.ran(span(10, 17, 2))
-    gaps.ran(span(17, 17 + 4 * num_steps, 2, num_steps=num_steps, gone=(1,)))
-    assert in_order(gaps) == [4] * (2 * num_steps - 1) + [7, 7]
