@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
-from rich.console import Console
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
@@ -16,6 +15,7 @@ from lorrery.chassis.exits import exit_in_words
 from lorrery.chassis.faults import parse_fault
 from lorrery.chassis.names import cut
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.chassis.terminal import table_console
 from lorrery.chassis.whole_file import whole_file
 from lorrery.cli import deployment_flags
 from lorrery.cli.basis_text import in_one_line
@@ -254,7 +254,7 @@ def simulate(
         from lorrery.cli.simulate_journal import replay_journal  # half as much again to import as a run
 
         try:
-            raise typer.Exit(replay_journal(journal, Console()))
+            raise typer.Exit(replay_journal(journal, table_console()))
         except FormatError as error:  # exit code 1 says that the replay differs
             raise SettingsError(str(error)) from None
     options = flags.load_options(given)
@@ -293,7 +293,7 @@ def simulate(
             raise SettingsError("--steps, --perfetto and --record do not go with --serve")
         from lorrery.cli.simulate_served import serve_run
 
-        raise typer.Exit(serve_run(run, serve, out, Console(), with_page=report))
+        raise typer.Exit(serve_run(run, serve, out, table_console(), with_page=report))
     if record_every is not None and record is None:
         raise SettingsError("--record-every needs --record")
     if record == "":
@@ -328,7 +328,7 @@ def _run(
     record, every = recorded
     path = out / RECORD_FILE if out is not None and record == _USUAL else record
     run.record, run.record_every = checked_record(path, every)
-    console = Console(soft_wrap=False)
+    console = table_console()
     written: list[Path] = []
     with ExitStack() as stack:
         observers: list[Observer] = []

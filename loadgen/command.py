@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lorrery.chassis.commands import ApiKey, Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.terminal import table_console
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen import flags
 from lorrery.loadgen.option_texts import protocol_name
@@ -141,7 +141,7 @@ def load(
     Exit code: 0 all completed, 1 some failed or no cluster, 2 wrong usage, 130 interrupted.
     """
     given = locals()
-    console = Console(soft_wrap=False)
+    console = table_console()
     try:
         spoken = protocol_name(protocol)
         of_target = {

@@ -265,9 +265,11 @@ class LoadOptions:
         if self.length_ratio is not None and not 0 < self.length_ratio <= 1:
             raise SettingsError(f"--length-ratio is {self.length_ratio:g}; it must be above 0 and at most 1")
         lengths = {"--input-range": self.prompt_lengths, "--output-range": self.output_lengths}
-        for option, (_, most) in lengths.items():
+        for option, (least, most) in lengths.items():
             if most > MOST_TOKENS:
                 raise SettingsError(f"{option} goes to {most} tokens; at most {MOST_TOKENS} can be drawn")
+            _check_range(option, least, most, half_open=self.workload == "slora")
+        _check_range("--turns", *self.turns_range)
         if self.shared_prefix is not None:
             self._check_shared_prefix(*self.shared_prefix)
         if self.bursts is not None:
@@ -329,3 +331,11 @@ class LoadOptions:
             each is not None and self.num_requests is not None,
             f"--requests-per-client {each} and -n {self.num_requests} both say how many requests; give one",
         )
+
+
+def _check_range(option: str, low: int, high: int, *, half_open: bool = False) -> None:
+    if low < 1:
+        raise SettingsError(f"{option} is {low}:{high}; it must begin at 1 or more")
+    if high < low + half_open:
+        why = "slora draws below HIGH, so HIGH must be above LOW" if half_open else "HIGH must be LOW or more"
+        raise SettingsError(f"{option} is {low}:{high}, which is empty; {why}")

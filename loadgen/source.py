@@ -185,7 +185,10 @@ def _adapter_indices(
         indices = popularity.zipf_indices(num_adapters, len(begins), exponent, rng)
     else:
         at_seconds = np.array([request.at_seconds for request in begins], np.float64)
-        indices = drifting_indices(parse_drift(options.drift), num_adapters, exponent, at_seconds, rng)
+        try:
+            indices = drifting_indices(parse_drift(options.drift), num_adapters, exponent, at_seconds, rng)
+        except ValueError as error:
+            raise SettingsError(f"--drift {options.drift}: {error}") from None
         note += f", which drifts: {options.drift}"
     if together is not None:
         indices = np.repeat(indices, [len(turns) for turns in together])

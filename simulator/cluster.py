@@ -170,7 +170,10 @@ class SimulatedCluster:
                 raise SettingsError(f"fault {fault.text}: no such adapter in adapters.registry")
         last = requests[-1].at_seconds
         if last >= LAST_SECONDS:
-            raise SettingsError(f"a request is due at {last:,.7g} s; a simulation has {LAST_SECONDS:,} s at most")
+            raise SettingsError(
+                f"the last request is due at {last:,.7g} s; a simulation has {LAST_SECONDS:,} s at most: raise --rate,"
+                " lower -n, or check the times of the trace"
+            )
         for request in requests:
             if request.adapter_id is not None and request.adapter_id not in self.adapters:
                 raise SettingsError(

@@ -112,7 +112,10 @@ def drifting_indices(
         case Flash():
             crowded = num_adapters - 1 if drift.adapter is None else drift.adapter
             if not 0 <= crowded < num_adapters:
-                raise ValueError(f"flash: adapter {crowded} of {num_adapters}")
+                raise ValueError(
+                    f"the flash crowd's adapter is {crowded}; with {num_adapters} adapters it must be 0 to"
+                    f" {num_adapters - 1}"
+                )
             usual = zipf_indices(num_adapters, count, exponent, rng)
             lasts = (at_seconds >= drift.at_seconds) & (at_seconds < drift.at_seconds + drift.for_seconds)
             return np.where(lasts & (rng.random(count) < drift.share), crowded, usual)

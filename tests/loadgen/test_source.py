@@ -197,8 +197,14 @@ def test_a_trace_of_which_no_request_is_left_is_named(tmp_path):
 def test_an_empty_workload_is_an_error():
     with pytest.raises(SettingsError, match="no requests"):
         build(duration=0.0)
-    with pytest.raises(SettingsError, match="input_range"):
-        build(input_range=(0, 3))
+    for given, message in (
+        ({"input_range": (0, 3)}, "--input-range is 0:3; it must begin at 1 or more"),
+        ({"output_range": (9, 3)}, "--output-range is 9:3, which is empty; HIGH must be LOW or more"),
+        ({"workload": "chat", "turns": (3, 1)}, "--turns is 3:1, which is empty"),
+        ({"workload": "slora", "input_range": (9, 9)}, "--input-range is 9:9, which is empty; slora draws below HIGH"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            build(**given)
     with pytest.raises(SettingsError, match="the most that one run plays"):
         build(num_requests=10**8)
 
@@ -347,6 +353,10 @@ def test_lengths_and_numbers_that_do_not_go_together_are_refused(options, messag
         ({"drift": "shift,every=3,by=-inf"}, "by is -inf; it must be finite"),
         ({"drift": "shift,every=1e-300"}, "every is 1e-300 \\(0.001 or more\\)"),
         ({"drift": "diurnal,period=1e-300"}, "period is 1e-300 \\(0.001 or more\\)"),
+        (
+            {"drift": "flash,at=1,for=1,adapter=99", "num_adapters": 2},
+            "--drift flash,.*: the flash crowd.s adapter is 99; ",
+        ),
         ({"drift": "flash,at=1,for=1,adapter=nan"}, "adapter is nan; it must be finite"),
         ({"drift": "flash,at=1,for=1,adapter=1e300"}, "adapter is 1e\\+300; expected a whole number"),
     ],

@@ -48,7 +48,7 @@ def test_a_flash_crowd_has_its_share_in_its_time_only():
     usual = zipf(4)
     assert shares(indices[~lasts], 4) == pytest.approx(usual, abs=0.006)
     assert shares(indices[lasts], 4) == pytest.approx(0.4 * usual + 0.6 * np.eye(4)[3], abs=0.006)
-    with pytest.raises(ValueError, match="adapter 4 of 4"):
+    with pytest.raises(ValueError, match="adapter is 4; with 4 adapters it must be 0 to 3"):
         draw(Flash(1.0, 1.0, adapter=4), at)
 
 
