@@ -171,7 +171,7 @@ def _target(known: Catalogue, name: str, sheet: _Sheet) -> Gpu:
         known.gpu("A100-80-SXM"), name=name, tflops=tflops, memory_gb=memory_gb, gb_per_second=gb_per_second,
         num_sms=num_sms, fit=known.fits[DEFAULT_FIT], fit_name=DEFAULT_FIT,
         modern_fit=known.fits[DEFAULT_MODERN_FIT], modern_fit_name=DEFAULT_MODERN_FIT, modern_all_reduce=None,
-        usable_memory_gb=None, fp8_tflops=sheet.fp8_tflops, all_reduce=known.gpu("A40").all_reduce,
+        usable_memory_gb=None, fp8_tflops=sheet.fp8_tflops, fp4_tflops=None, all_reduce=known.gpu("A40").all_reduce,
     )  # fmt: skip
 
 

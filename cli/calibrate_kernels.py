@@ -18,6 +18,7 @@ from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import KV_TYPES, WEIGHT_TYPES, Gpu
 from lorrery.worker.device.kernel_calibration import PartFit, calibrated, fit, parts_of, percent_errors
 from lorrery.worker.device.kernel_rows import KernelRow
+from lorrery.worker.device.kernels import compute_type
 
 WHAT_TELLS = {
     "flops": "many tokens (1,000 and more)",
@@ -150,7 +151,7 @@ def _unknown(fits: Sequence[PartFit]) -> list[str]:
 
 def _missing(gpu: Gpu, fits: Sequence[PartFit]) -> list[str]:
     """Return a line that names the parts without any row."""
-    names = [f"gemm.{name}" for name in WEIGHT_TYPES if name == WEIGHT_TYPES[0] or gpu.fp8_tflops is not None]
+    names = [f"gemm.{name}" for name in WEIGHT_TYPES if name == compute_type(gpu, name)[1]]
     names += [f"attention.{name}" for name in KV_TYPES]
     names += [f"moe.{name}" for name in gpu.modern_fit.moe]
     names += ["lora", "lora_segmented", "all_reduce", "modern_all_reduce"]

@@ -17,6 +17,7 @@ from lorrery.worker.device.hardware import (
 
 _SHEET = (
     "tflops", "memory_gb", "usable_memory_gb", "gb_per_second", "num_sms", "pcie_gb_per_second", "fp8_tflops",
+    "fp4_tflops",
 )  # fmt: skip
 _LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce")
 

@@ -112,7 +112,7 @@ def deployment_of(settings: Settings) -> Deployment:
             gpu,
             model,
             worker.tensor_parallel,
-            precision(worker.weight_dtype, worker.kv_dtype),
+            precision(worker.weight_dtype, worker.kv_dtype, model),
             engine,
             _lora(settings),
             _memory(settings, engine),

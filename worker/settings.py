@@ -267,10 +267,10 @@ class WorkerSettings(Section):
         default="present-day",
         description="engine, by its name in the catalogue: the CPU's share of a step, and which kernels run",
     )
-    weight_dtype: Literal["float16", "bfloat16", "fp8", "fp8_block", "int8", "int4"] = Field(
+    weight_dtype: Literal["float16", "bfloat16", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"] = Field(
         default="bfloat16",
         description="number format of the base model's weights; fp8 has one scale per tensor, fp8_block one per 128 x"
-        " 128 weights",
+        " 128 weights, nvfp4 one per 16; mxfp4 is that of gpt-oss, whose experts alone are in 4 bits",
     )
     kv_dtype: Literal["float16", "bfloat16", "fp8"] = Field(
         default="bfloat16", description="number format of the KV cache"

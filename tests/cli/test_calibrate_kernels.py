@@ -91,7 +91,7 @@ def test_the_constants_of_a_new_gpu_are_found_and_serve(tmp_path):
     catalogue = read_catalogue([out])
     gpu = catalogue.gpu("Z1")
     gemm, attention = gpu.modern_fit.gemm["bf16"], gpu.modern_fit.attention["bf16"]
-    assert (gemm.flops, gemm.bandwidth, gemm.us) == pytest.approx((0.61, 0.78, 6.0), rel=0.03)
+    assert (gemm.flops, gemm.bandwidth, gemm.us) == pytest.approx((0.61, 0.78, 6.0), rel=0.04)
     assert gemm.tile == 128
     assert attention.decode_bandwidth == pytest.approx(0.75, rel=0.03)
     assert (attention.decode_us, attention.prefill_us) == pytest.approx((9.0, 8.0), rel=0.05)
@@ -165,7 +165,7 @@ def test_what_cannot_be_fitted_is_refused(tmp_path):
     path = written(tmp_path / "k.csv", gemms((1, 8)))
     with pytest.raises(SettingsError, match="no gpu column: say which with --gpu"):
         calibrate(path)
-    with pytest.raises(SettingsError, match="rows of A100-80-SXM, B200, H100-SXM, H200-SXM: say which with --gpu"):
+    with pytest.raises(SettingsError, match=r"rows of A100-80-SXM, B200, B300, .*, RTX-PRO-6000: say which with --gpu"):
         calibrate(MEASURED_KERNELS)
     with pytest.raises(FormatError, match=r"k\.csv: no rows of Z1 to fit to, of 48"):
         calibrate(written(path, [line for line in all_reduces() if "eager" in line]), *SHEET)

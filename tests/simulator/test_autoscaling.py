@@ -29,9 +29,9 @@ CLUSTER = {
 
 
 def bursts() -> lorrery.Requests:
-    """Two waves of 15 s with 8 requests a second, a lull of a minute between them, and stragglers."""
+    """Two waves of 15 s with 9 requests a second, a lull of a minute between them, and stragglers."""
     rng = np.random.default_rng(3)
-    at = np.sort(np.concatenate([rng.uniform(0, 15, 120), rng.uniform(15, 100, 8), rng.uniform(80, 95, 120)]))
+    at = np.sort(np.concatenate([rng.uniform(0, 15, 140), rng.uniform(15, 100, 8), rng.uniform(80, 95, 140)]))
     return lorrery.Requests(
         at_seconds=at,
         prompt_tokens=rng.integers(16, 512, len(at)),
@@ -196,7 +196,7 @@ def test_a_worker_that_is_lost_starts_anew_at_once_and_serves_after_a_start():
 
 def test_each_group_has_a_rule_of_its_own_and_sees_its_own_workers():
     groups = "workers=[{count = 2, gpu = 'A10G'}, {gpu = 'L4', autoscaler = {enabled = false}}]"
-    found = run(groups, "autoscaler.max_replicas=4", workers=None)
+    found = run(groups, "autoscaler.max_replicas=4", "autoscaler.target=1", workers=None)
     assert found.scaling is not None
     own, timeline = found.scaling.summary, found.scaling.timeline
     assert {row.group for row in timeline} == {"A10G"}

@@ -107,7 +107,7 @@ def test_rows_that_cannot_be_predicted_are_counted_with_the_reason(tmp_path):
         row(**GEMM),
         row(**{**GEMM, "gpu": "Z9"}),
         row(**{**GEMM, "op": "conv3d"}),
-        row(**{**GEMM, "dtype": "nvfp4"}),
+        row(**{**GEMM, "dtype": "mxfp4"}),
         row(**{**ALL_REDUCE, "message_bytes": 2**29}),
         row(**{**GEMM, "gpu": "Z9", "m": 2}),
         row(**{**GEMM, "gpu": ""}),
@@ -117,7 +117,7 @@ def test_rows_that_cannot_be_predicted_are_counted_with_the_reason(tmp_path):
     assert code == 0
     assert "not predicted: 2 rows, the first in line 3: GPU 'Z9' is not known" in output
     assert "not predicted: 1 rows, the first in line 4: op 'conv3d' is not known; known: gemm, attention_" in output
-    assert "line 5: dtype 'nvfp4' is not known; known: bfloat16, " in output
+    assert "line 5: dtype 'mxfp4' is not known; known: bfloat16, " in output
     assert "line 6: a custom all-reduce of more than 256 MiB" in output
     assert "line 8: no GPU named; say which with --gpu" in output
     found = in_json(path)
@@ -205,7 +205,9 @@ def test_without_a_file_the_shipped_excerpt_is_judged(tmp_path):
     assert kernels("--json", out)[0] == 0
     found = json.loads(out.read_text())
     assert len(found["rows"]) > 3000
-    assert {one["gpu"] for one in found["rows"]} == {"A100-80-SXM", "H100-SXM", "H200-SXM", "B200"}
+    assert {one["gpu"] for one in found["rows"]} == {
+        "A100-80-SXM", "H100-SXM", "H200-SXM", "B200", "B300", "GB200", "GB300", "L40S", "RTX-PRO-6000",
+    }  # fmt: skip
     predicted = [one for one in found["rows"] if one["predicted_us"] is not None]
     assert sum(one["rows"] for one in found["groups"]) == len(predicted)
     assert len(found["rows"]) - len(predicted) == sum(one["rows"] for one in found["not_predicted"])

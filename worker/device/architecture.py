@@ -5,9 +5,10 @@ The figures and their sources are in `data/models.toml`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import SIXTEEN
+from lorrery.worker.device.hardware import SIXTEEN, TYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Model:
         max_model_len: most tokens of a prompt and its output together; None: unknown.
         caveat: in what the computation deviates from the model; empty: in nothing.
         shared_ffn: total inner size of the experts that every token uses beside its chosen ones; 0: none.
+        window_layers: layers whose tokens attend to the last `window` tokens only.
+        window: tokens, few enough for every sequence to be taken to have them; 0: all layers attend to all.
     """
 
     name: str
@@ -52,7 +55,14 @@ class Model:
     query_key_norms: bool = False
     max_model_len: int | None = None
     shared_ffn: int = 0
+    window_layers: int = 0
+    window: int = 0
     caveat: str = ""
+
+    @property
+    def full_layers(self) -> int:
+        """Number of layers whose tokens attend to all before them."""
+        return self.num_layers - self.window_layers
 
     def is_shaped_as(self, other: "Model") -> bool:
         """Return whether another model takes the same steps, whatever its name and longest context."""
@@ -108,20 +118,25 @@ class Model:
 class Precision:
     """Bytes and types of a model's numbers.
 
-    The embedding and the head stay in 16 bits, and so do activations. 8-bit floating-point weights are multiplied in
-    8 bits where the GPU can; 4-bit and 8-bit integer weights are unpacked and multiplied in 16 bits.
+    The embedding and the head stay in 16 bits, and so do activations. 8-bit and 4-bit floating-point weights are
+    multiplied in their type where the GPU can; integer weights are unpacked and multiplied in 16 bits, and so is mxfp4,
+    in which only experts are stored.
 
     Attributes:
-        weight_bytes: of a layer's weight.
+        weight_bytes: of a layer's weight, except experts'.
         kv_bytes: of an element of the KV cache.
         weight_type: type in which matrix products run where the GPU can; one of `hardware.WEIGHT_TYPES`.
         integers: name of the integer type that weights are stored in and unpacked from; empty where they are not.
+        expert_bytes: of an expert's weight.
+        expert_type: of experts; one of `hardware.EXPERT_TYPES`.
     """
 
     weight_bytes: float = 2.0
     kv_bytes: int = 2
     weight_type: str = SIXTEEN
     integers: str = ""
+    expert_bytes: float = 2.0
+    expert_type: str = SIXTEEN
 
     @property
     def kv_type(self) -> str:
@@ -129,34 +144,50 @@ class Precision:
         return "fp8" if self.kv_bytes == 1 else SIXTEEN
 
 
-WEIGHT_DTYPES: Mapping[str, tuple[float, str]] = {
-    "float16": (2.0, SIXTEEN),
-    "bfloat16": (2.0, SIXTEEN),
-    "fp8": (1.0, "fp8"),
+WEIGHT_DTYPES: Mapping[str, tuple[float, str, str]] = {
+    "float16": (2.0, SIXTEEN, SIXTEEN),
+    "bfloat16": (2.0, SIXTEEN, SIXTEEN),
+    "fp8": (1.0, "fp8", "fp8"),
     # A 32-bit scale per 128 x 128 weights.
-    "fp8_block": (1.0 + 4 / 128**2, "fp8_block"),
-    "int8": (1.0, SIXTEEN),
+    "fp8_block": (1.0 + 4 / 128**2, "fp8_block", "fp8_block"),
+    "int8": (1.0, SIXTEEN, SIXTEEN),
     # 4 bits, and a 16-bit scale and a 4-bit zero point per group of 128 weights, as AWQ and GPTQ store them.
-    "int4": (0.5 + 2.5 / 128, SIXTEEN),
+    "int4": (TYPE_BYTES["int4"], SIXTEEN, "int4"),
+    # 4 bits, and an 8-bit scale per 16 weights.
+    "nvfp4": (TYPE_BYTES["nvfp4"], "nvfp4", "nvfp4"),
+    # 4 bits, and an 8-bit scale per 32 weights.
+    "mxfp4": (TYPE_BYTES["mxfp4"], SIXTEEN, "mxfp4"),
 }
-"""Name -> (bytes per weight, type of its products)."""
+"""Name -> (bytes per weight, type of its products, type of experts)."""
+EXPERTS_ONLY: Final = "mxfp4"
+"""Type that only experts are stored in, as gpt-oss does; a model's other weights are in 16 bits."""
 KV_DTYPES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "fp8": 1}
 """Name -> bytes per element."""
 
 
-def precision(weight_dtype: str, kv_dtype: str) -> Precision:
+def precision(weight_dtype: str, kv_dtype: str, model: Model | None = None) -> Precision:
     """Return the precision with these names.
 
+    Args:
+        weight_dtype: one of `WEIGHT_DTYPES`.
+        kv_dtype: one of `KV_DTYPES`.
+        model: whose weights they are; None: any.
+
     Raises:
-        CatalogueError: unknown name; the message lists the known ones.
+        CatalogueError: unknown name (the message lists the known ones), or a model without experts in `EXPERTS_ONLY`.
     """
     if weight_dtype not in WEIGHT_DTYPES:
         raise CatalogueError(f"weight dtype {weight_dtype!r} is not known; known: {', '.join(WEIGHT_DTYPES)}")
     if kv_dtype not in KV_DTYPES:
         raise CatalogueError(f"KV dtype {kv_dtype!r} is not known; known: {', '.join(KV_DTYPES)}")
-    weight_bytes, weight_type = WEIGHT_DTYPES[weight_dtype]
+    if weight_dtype == EXPERTS_ONLY and model is not None and model.num_experts == 1:
+        raise CatalogueError(
+            f"weight dtype {weight_dtype} is one of experts, and {model.name} has none; int4 and nvfp4 have as few bits"
+        )
+    expert_bytes, weight_type, expert_type = WEIGHT_DTYPES[weight_dtype]
+    weight_bytes = TYPE_BYTES[SIXTEEN] if weight_dtype == EXPERTS_ONLY else expert_bytes
     integers = weight_dtype if weight_dtype.startswith("int") else ""
-    return Precision(weight_bytes, KV_DTYPES[kv_dtype], weight_type, integers)
+    return Precision(weight_bytes, KV_DTYPES[kv_dtype], weight_type, integers, expert_bytes, expert_type)
 
 
 @dataclass(frozen=True, slots=True)

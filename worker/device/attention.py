@@ -19,6 +19,9 @@ Older fits have no exponent x; for those tiles of 64 rows run in whole waves:
     unified      = max(tau * waves, decodes' KV bytes / (B e)) + t_attn       a decode has q tiles of one row and of
                    length p_i + 100
 
+In a layer with a window of w tokens, a decode reads w tokens whatever its length, and a tile w of those before it at
+most. The tiles' sum and the longest tile are then means over layers. (Older fits compute tiles in full.)
+
 Integer arithmetic: times per decode KV token, per sequence and per token of the longest are rounded once, and so is the
 prefill time of a step.
 """
@@ -73,10 +76,19 @@ class AttentionKernels:
         heads: its share of the model.
         num_layers: number of layers to sum over.
         engine: selects the kernels.
+        window_layers: those of them that have a window.
+        window: its tokens.
     """
 
     def __init__(
-        self, gpu: Gpu, fit: KernelFit, heads: Heads, num_layers: int = 1, engine: Engine = KERNELS_ONLY
+        self,
+        gpu: Gpu,
+        fit: KernelFit,
+        heads: Heads,
+        num_layers: int = 1,
+        engine: Engine = KERNELS_ONLY,
+        window_layers: int = 0,
+        window: int = 0,
     ) -> None:
         constants = fit.attention_of(heads.kv_type)
         layers, self._num_sms, self._unified = num_layers, gpu.num_sms, engine.attention == "unified"
@@ -87,11 +99,15 @@ class AttentionKernels:
         self.reads_decode_lengths = self._unified and not self._overlap
         self.decode_kernel_ps = round(layers * constants.decode_us * 1e6 * decode)
         self._prefill_kernel_ps = round(layers * constants.prefill_us * 1e6 * prefill)
-        self.sequence_ps = round(layers * heads.kv * constants.sequence_ns * 1e3 * decode)
-        self.longest_token_ps = round(layers * constants.longest_ns * 1e3 * decode)
-        self._kv_token_bytes = layers * heads.kv * heads.size * 2 * heads.kv_bytes
+        full_layers, self._window, self._window_share = layers - window_layers, window, window_layers / layers
+        layer_token_bytes = heads.kv * heads.size * 2 * heads.kv_bytes
+        self._kv_token_bytes = full_layers * layer_token_bytes
+        self._window_bytes = window_layers * layer_token_bytes * window
         bandwidth = gpu.gb_per_second * 1e9 * constants.decode_bandwidth
         self.kv_token_ps = round(self._kv_token_bytes / bandwidth * PS_PER_SECOND * decode)
+        window_ps = self._window_bytes / bandwidth * PS_PER_SECOND * decode
+        self.sequence_ps = round(layers * heads.kv * constants.sequence_ns * 1e3 * decode + window_ps)
+        self.longest_token_ps = round(full_layers * constants.longest_ns * 1e3 * decode)
         tile_flops = 4 * self._rows * heads.size * gpu.num_sms
         seconds = layers * tile_flops / (gpu.tflops * 1e12 * constants.prefill_flops) * prefill
         self._tile_token_ps = seconds * PS_PER_SECOND
@@ -100,7 +116,8 @@ class AttentionKernels:
         if constants.store_bandwidth:
             per_second = gpu.gb_per_second * 1e9 * constants.store_bandwidth
             self._store_token_ps = round(layers * 4 * heads.kv * heads.size / per_second * PS_PER_SECOND * prefill)
-        self._pair_flops = 4 * layers * heads.query * heads.size
+        self._pair_flops = 4 * full_layers * heads.query * heads.size
+        self._window_flops = 4 * window_layers * heads.query * heads.size * window
 
     def batch_ps(self, batch: Batch) -> int:
         """Return the duration of the step's attention."""
@@ -131,8 +148,8 @@ class AttentionKernels:
         """Return `step_ps` of a single chunk; a long prompt has many of them."""
         if not self._overlap:
             return self.step_ps((PrefillChunk(new_tokens, past_tokens, False),), num_decodes, kv_tokens, longest)
-        total = -(-new_tokens // self._rows) * (past_tokens + new_tokens / 2 + self._start)
-        tiles_ps = self._shared_out_ps(total, past_tokens + new_tokens, new_tokens)
+        total = -(-new_tokens // self._rows) * (self._seen(past_tokens + new_tokens / 2) + self._start)
+        tiles_ps = self._shared_out_ps(total, self._seen(past_tokens + new_tokens), new_tokens)
         return self._beside(tiles_ps, num_decodes, kv_tokens, longest)
 
     def _beside(self, tiles_ps: int, num_decodes: int, kv_tokens: int, longest: int) -> int:
@@ -160,12 +177,18 @@ class AttentionKernels:
         total = 0.0
         for chunk in chunks:
             new, past = chunk.new_tokens, chunk.past_tokens
-            total += -(-new // rows) * (past + new / 2 + start)
+            total += -(-new // rows) * (self._seen(past + new / 2) + start)
             longest = max(longest, past + new)
             new_tokens += new
-        return self._shared_out_ps(total, longest, new_tokens) if new_tokens else 0
+        return self._shared_out_ps(total, self._seen(longest), new_tokens) if new_tokens else 0
 
-    def _shared_out_ps(self, total: float, longest: int, new_tokens: int) -> int:
+    def _seen(self, tokens: float) -> float:
+        """Return the mean over layers of the tokens that a tile reads, of those before it."""
+        if not self._window or tokens <= self._window:
+            return tokens
+        return tokens - self._window_share * (tokens - self._window)
+
+    def _shared_out_ps(self, total: float, longest: float, new_tokens: int) -> int:
         """Return the time for the sum of one head's tiles, the longest of which has this many KV tokens."""
         # In compiled code `math.pow` and `math.floor` are calls of C's; `**` and `round` would make objects.
         all_tiles = math.pow(total * (self._heads / self._num_sms), self._overlap)
@@ -182,10 +205,13 @@ class AttentionKernels:
         """Return the step's (FLOP, bytes of KV cache read and written)."""
         pairs = float(batch.decode_kv_tokens + batch.num_decodes)
         tokens = batch.decode_kv_tokens + batch.num_decodes
+        num_sequences, new_tokens = batch.num_decodes + len(batch.prefills), batch.num_decodes
         for chunk in batch.prefills:
             pairs += chunk.new_tokens * (chunk.past_tokens + (chunk.new_tokens + 1) / 2)
             tokens += chunk.past_tokens + chunk.new_tokens
-        return pairs * self._pair_flops, float(tokens * self._kv_token_bytes)
+            new_tokens += chunk.new_tokens
+        flops = pairs * self._pair_flops + float(new_tokens * self._window_flops)
+        return flops, float(tokens * self._kv_token_bytes + num_sequences * self._window_bytes)
 
 
 def prefill_waves(chunks: Iterable[PrefillChunk], num_heads: int, num_sms: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.engine import KERNELS_ONLY, Engine
 from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Basis, Gpu
+from lorrery.worker.device.kernels import compute_type
 from lorrery.worker.device.moe import slow_type
 
 FORMULAS = ("roofline", "naive-roofline")
@@ -62,8 +63,12 @@ def kernel_ground(gpu: Gpu, part: str, type_: str, *, modern: bool = True) -> Gr
         return Ground(part, "assumed", "no measurement of experts: computed as matrix products")
     if (part == "lora" and fit.lora is None) or (part == "lora_segmented" and fit.lora_segmented is None):
         return Ground(part, "assumed", f"no measurement of adapters' kernels on {gpu.name}: those of H100 and H200")
-    if type_ not in by_type.get(part, {type_: None}):
-        return Ground(part, "assumed", f"no measurement of {type_}: the constants of {SIXTEEN}")
+    known = by_type.get(part, {type_: None})
+    if type_ not in known:
+        runs = compute_type(gpu, type_)[1]
+        return Ground(
+            part, "assumed", f"no measurement of {type_}: the constants of {runs if runs in known else SIXTEEN}"
+        )
     return Ground(part, fit.basis, fit.source)
 
 
@@ -107,7 +112,8 @@ def _of_kernels(deployment: Deployment) -> list[Ground]:
     types = [("gemm", weights), ("attention", precision.kv_type), ("elementwise", SIXTEEN)]
     found = [kernel_ground(gpu, part, type_, modern=modern) for part, type_ in types]
     if deployment.model.num_experts > 1:
-        found.append(_of_experts(deployment, weights))
+        experts = precision.expert_type
+        found.append(_of_experts(deployment, weights if experts == SIXTEEN else experts))
     if deployment.lora.kernels != "roofline":
         found.append(kernel_ground(gpu, _LORA_PARTS[deployment.lora.kernels], SIXTEEN))
     if deployment.model.caveat:

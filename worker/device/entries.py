@@ -8,6 +8,7 @@ from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import (
+    EXPERT_TYPES,
     KV_TYPES,
     SIXTEEN,
     WEIGHT_TYPES,
@@ -38,7 +39,8 @@ _FLAT = {
 """Constants that a fit may give for all types at once -> (the table of types, the constants in it)."""
 _DIVISORS = {
     "flops", "bandwidth", "elementwise_bandwidth", "decode_bandwidth", "prefill_flops", "gb_per_second", "tflops",
-    "fp8_tflops", "pcie_gb_per_second", "activation_bandwidth", "prefill_lora_flops", "memory_gb", "usable_memory_gb",
+    "fp8_tflops", "fp4_tflops", "pcie_gb_per_second", "activation_bandwidth", "prefill_lora_flops", "memory_gb",
+    "usable_memory_gb",
 }  # fmt: skip
 """Figures that may not be less than `_LEAST`."""
 _LEAST, _LARGEST, _MOST_COUNT = 0.001, 1e6, 100_000_000
@@ -105,6 +107,11 @@ def build_model(entry: Table, at: str) -> Model:
         raise CatalogueError(
             f"{at}: experts_per_token cannot be {model.experts_per_token}; it must be at most num_experts,"
             f" {model.num_experts}"
+        )
+    if model.window_layers > model.num_layers or bool(model.window_layers) != bool(model.window):
+        raise CatalogueError(
+            f"{at}: window_layers is {model.window_layers} and window {model.window}; give both or neither, and at most"
+            f" num_layers, {model.num_layers}, layers"
         )
     return model
 
@@ -192,7 +199,7 @@ def build_fit(entry: Table, at: str) -> KernelFit:
     for key in figures.keys() & _FLAT.keys():
         part, *constants = _FLAT[key]
         flat[part].update(dict.fromkeys(constants, figures.pop(key)))
-    for part, types in (("gemm", WEIGHT_TYPES), ("attention", KV_TYPES), ("moe", WEIGHT_TYPES)):
+    for part, types in (("gemm", WEIGHT_TYPES), ("attention", KV_TYPES), ("moe", EXPERT_TYPES)):
         given = figures.pop(part, {})
         if not isinstance(given, Mapping):
             raise CatalogueError(f"{at}: {part} cannot be {given!r}")

@@ -11,8 +11,21 @@ Basis = Literal["measured", "fitted", "assumed"]
 """Basis of a figure: measured directly, fitted to measurements, or neither."""
 SIXTEEN = "bf16"
 """The type whose constants every fit has; they also stand in for missing types."""
-WEIGHT_TYPES = (SIXTEEN, "fp8", "fp8_block")
-"""Types of matrix products: 16 bits; 8 bits with one scale per tensor; 8 bits with one per 128 x 128 block."""
+WEIGHT_TYPES = (SIXTEEN, "fp8", "fp8_block", "nvfp4")
+"""Types of matrix products: 16 bits; 8 bits with one scale per tensor; 8 bits with one per 128 x 128 block; 4 bits with
+one per 16 weights."""
+EXPERT_TYPES = (*WEIGHT_TYPES, "mxfp4", "int4")
+"""Types of experts: also 4 bits that are unpacked and multiplied in 16, of floating point (a scale per 32 weights) and
+of integers (Marlin's kernel)."""
+TYPE_BYTES: Mapping[str, float] = {
+    SIXTEEN: 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0,
+    "nvfp4": 0.5 + 1 / 16,
+    "mxfp4": 0.5 + 1 / 32,
+    "int4": 0.5 + 2.5 / 128,
+}
+"""Type -> bytes of a weight, with its scales where those count."""
 KV_TYPES = (SIXTEEN, "fp8")
 PEER_BYTES = 256 * 1024
 """Message size from which an all-reduce pays its full cost per further GPU."""
@@ -29,6 +42,7 @@ class GemmFit:
         bandwidth: share of peak bandwidth.
         us: constant per product.
         tile: rows of one block of a large product.
+        least_rows: rows of the smallest block of a small one.
         inner_ns: time of a block of 64 rows per inner element, however few blocks there are.
         inner_rows: rows beyond which a block's inner element takes no longer.
         columns_start: extra columns that a product's arithmetic counts.
@@ -40,6 +54,7 @@ class GemmFit:
     bandwidth: float
     us: float
     tile: int = 64
+    least_rows: int = 64
     inner_ns: float = 0.0
     inner_rows: int = 64
     columns_start: float = 0.0
@@ -312,6 +327,7 @@ class Gpu:
         modern_all_reduce: a present-day engine's own, inside a CUDA graph; None if it uses the library's.
         pcie_gb_per_second: from pinned host memory, per GPU.
         fp8_tflops: dense 8-bit TFLOPS; None where 8-bit products are not supported.
+        fp4_tflops: dense 4-bit TFLOPS; None where 4-bit products are not supported.
         usable_memory_gb: as reported by the device; None if unknown.
     """
 
@@ -329,6 +345,7 @@ class Gpu:
     modern_all_reduce: AllReduce | None = None
     pcie_gb_per_second: float = 24.0
     fp8_tflops: float | None = None
+    fp4_tflops: float | None = None
     usable_memory_gb: float | None = None
 
     def kernels(self, *, modern: bool) -> KernelFit:

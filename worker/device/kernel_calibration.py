@@ -47,9 +47,9 @@ LEAST = {
     "columns_start": 100.0, "inner_start": 100.0,
 }  # fmt: skip
 """Starting value of a constant of 0, as a logarithm cannot leave 0. Others of 0 stay: the kernel has no such cost."""
-MOST = {"all_pairs": 1.0}
-"""Upper limits of constants."""
-CHOICES: Mapping[str, Sequence[int]] = {"tile": (64, 128, 256), "inner_rows": (64, 128, 256)}
+MOST = {"moe.all_pairs": 1.0, "moe.bandwidth": 1.0}
+"""Upper limits of constants. Small experts stay in the L2 cache from run to run, and look faster than memory."""
+CHOICES: Mapping[str, Sequence[int]] = {"tile": (64, 128, 256), "least_rows": (16, 64), "inner_rows": (64, 128, 256)}
 """Discrete constants -> values to try."""
 _APART = 0.05
 """Step of a logarithm for a slope: attention of one layer takes 30 to 1,000 ps a token, rounded to whole ones."""
@@ -119,7 +119,8 @@ def _possible(part: Part) -> list[KernelRow]:
 def fit(part: Part) -> PartFit:
     """Fit a part's constants to its rows that are for fitting.
 
-    Constants that the rows do not determine keep their values, and the others are fitted once more with them.
+    Constants that the rows do not determine keep their values, and the others are fitted once more with them. Discrete
+    ones are tried one by one, until no other value is better.
     """
     seen = [row for row in part.rows if row.is_fitted]
     rows = seen[:: max(1, -(-len(seen) // MOST_ROWS))]
@@ -130,13 +131,18 @@ def fit(part: Part) -> PartFit:
     while unknown := [name for name, error in errors.items() if error > MOST_ERROR]:
         kept.append(max(unknown, key=lambda name: errors[name]))
         values, loss, errors = _fit(part, rows, part.start, kept)
-    for name, choices in part.choices.items():
-        for choice in choices:
-            if choice != values[name]:
-                other = _fit(part, rows, {**part.start, name: choice}, kept)
-                if other[1] < loss * WORTH:
-                    values, loss, errors = other
-    return PartFit(part, values, errors, kept)
+    chosen = {name: part.start[name] for name in part.choices}
+    while True:
+        before = dict(chosen)
+        for name, choices in part.choices.items():
+            for choice in choices:
+                if choice != chosen[name]:
+                    other = _fit(part, rows, {**part.start, **chosen, name: choice}, kept)
+                    if other[1] < loss * WORTH:
+                        values, loss, errors = other
+                        chosen[name] = choice
+        if chosen == before:
+            return PartFit(part, values, errors, kept)
 
 
 def calibrated(gpu: Gpu, fits: Sequence[PartFit], source: str) -> Gpu:
@@ -163,12 +169,14 @@ def percent_errors(part: Part, values: Values) -> Floats:
 def _fit(part: Part, rows: Sequence[KernelRow], start: Values, kept: Sequence[str]) -> tuple[Values, float, Values]:
     """Return constants, their loss, and their standard errors; kept ones stay at the start."""
     fixed = {*kept, *part.choices}
+    kind = part.name.partition(".")[0]
+    most = {name: MOST[f"{kind}.{name}"] for name in start if f"{kind}.{name}" in MOST}
     names = [name for name, value in start.items() if name not in fixed and (value or name in LEAST)]
     begin = np.log([start[name] or LEAST[name] for name in names])
 
     def values(logs: Floats) -> Values:
         found = dict(zip(names, map(float, np.exp(logs)), strict=True))
-        return {**start, **{name: min(value, MOST.get(name, value)) for name, value in found.items()}}
+        return {**start, **{name: min(value, most.get(name, value)) for name, value in found.items()}}
 
     def errors(logs: Floats) -> Floats:
         return np.append(_soften(_log_errors(part, rows, values(logs))), PULL * (logs - begin))

@@ -16,7 +16,7 @@ from lorrery.worker.device.basis import kernel_ground, link_ground, no_measureme
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.grouped_lora import Slices
-from lorrery.worker.device.hardware import KV_TYPES, SIXTEEN, WEIGHT_TYPES, Gpu
+from lorrery.worker.device.hardware import EXPERT_TYPES, KV_TYPES, SIXTEEN, WEIGHT_TYPES, Gpu
 from lorrery.worker.device.kernel_rows import (
     OPS,
     AllReduceShape,
@@ -164,8 +164,10 @@ def why_not(row: KernelRow) -> str | None:
     match row.shape:
         case None:
             return f"op {row.op!r} is not known; known: {', '.join(OPS)}"
-        case GemmShape() | MoeShape() if weight_type(row) not in WEIGHT_TYPES:
+        case GemmShape() if weight_type(row) not in WEIGHT_TYPES:
             return f"dtype {row.dtype!r} is not known; known: bfloat16, float16, {', '.join(WEIGHT_TYPES[1:])}"
+        case MoeShape() if weight_type(row) not in EXPERT_TYPES:
+            return f"dtype {row.dtype!r} is not known; known: bfloat16, float16, {', '.join(EXPERT_TYPES[1:])}"
         case LoraShape() | SegmentedLoraShape() if weight_type(row) != SIXTEEN:
             return f"dtype {row.dtype!r} of adapters is not known; known: bfloat16, float16"
         case AttentionShape() if kv_type(row) not in KV_TYPES:

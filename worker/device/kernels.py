@@ -4,7 +4,7 @@ For a model with L layers, hidden size h, q query and kv KV elements per token, 
 over T GPUs (q/T, kv/T, f/T, V/T below); a GPU with F FLOPS and B bytes per second; n tokens; weights of w bytes:
 
     gemm(n, N, K) = sqrt(C^2 + M^2 + I^2) + t_gemm  C = 2 m (N + N_0) (K + K_0) / (F e)    M = (wNK + 2nK + 2nN) / (B e)
-    m             = n rounded up to whole tiles, of 64 rows up to 256 tokens and of `tile` rows beyond
+    m             = n rounded up to whole tiles: of `least_rows` up to 64 tokens, 64 rows up to 256, `tile` rows beyond
     I             = K t_inner * min(rows of a block, `inner_rows`) / 64      a block has 64, 128 or 256 rows
     elem(bytes)   = bytes / (B e) + t_elem
     linear        = gemm(n, q + 2kv, h) + gemm(n, h, q) + gemm(n, (1+gated)f, h) + gemm(n, h, f)
@@ -89,6 +89,7 @@ class _ProductType:
         "inner_rows",
         "inner_seconds",
         "inner_start",
+        "least_rows",
         "seconds",
         "tile",
     )
@@ -101,7 +102,7 @@ class _ProductType:
         self.seconds = of_type.us * 1e-6
         self.inner_seconds = of_type.inner_ns * 1e-9
         self.inner_rows = of_type.inner_rows
-        self.tile = of_type.tile
+        self.tile, self.least_rows = of_type.tile, of_type.least_rows
         self.columns_start, self.inner_start = of_type.columns_start, of_type.inner_start
 
 
@@ -137,7 +138,7 @@ class Products:
             rows: tokens.
             columns: output elements.
             inner: input elements.
-            weight_type: type of the product; 16 bits where the GPU has no 8-bit products.
+            weight_type: type of the weights, one of `hardware.EXPERT_TYPES`; see `compute_type`.
             weight_bytes: of one weight.
             read: number of weight matrices read.
             copies: number of weight matrices that each row is multiplied with.
@@ -145,7 +146,7 @@ class Products:
         fit = self._types.get(weight_type)
         if fit is None:
             fit = self._types[weight_type] = _ProductType(self._gpu, self._fit, weight_type)
-        tile = TILE if rows <= LARGE_ROWS else fit.tile
+        tile = fit.least_rows if rows <= TILE else TILE if rows <= LARGE_ROWS else fit.tile
         padded_rows = tile * -(-rows // tile) * copies
         columns_paid, inner_paid = columns + fit.columns_start, inner + fit.inner_start
         compute = 2 * padded_rows * columns_paid * inner_paid / fit.flops_per_second
@@ -162,10 +163,17 @@ class Products:
 
 
 def compute_type(gpu: Gpu, weight_type: str) -> tuple[float, str]:
-    """Return (peak TFLOPS, type) in which products with such weights run: 16 bits where the GPU has no 8-bit ones."""
-    if weight_type == SIXTEEN or gpu.fp8_tflops is None:
-        return gpu.tflops, SIXTEEN
-    return gpu.fp8_tflops, weight_type
+    """Return (peak TFLOPS, type) of the products with weights of one of `hardware.EXPERT_TYPES`.
+
+    Where the GPU has no 8-bit or 4-bit products, such weights are unpacked and multiplied in 16 bits.
+    """
+    match weight_type:
+        case "fp8" | "fp8_block":
+            return (gpu.tflops, SIXTEEN) if gpu.fp8_tflops is None else (gpu.fp8_tflops, weight_type)
+        case "nvfp4":
+            return (gpu.tflops, "int4") if gpu.fp4_tflops is None else (gpu.fp4_tflops, weight_type)
+        case _:
+            return gpu.tflops, weight_type
 
 
 class LayerExperts(Protocol):
@@ -209,6 +217,9 @@ class LinearKernels:
         self._degree, self._link, self._separate_add = tensor_parallel, link, engine.separate_add
         self._query_key_norms = model.query_key_norms and engine.modern
         self._weight_bytes, self._weight_type = precision.weight_bytes, precision.weight_type
+        self._ffn_bytes, self._ffn_type = self._weight_bytes, self._weight_type
+        if model.num_experts > 1:
+            self._ffn_bytes, self._ffn_type = precision.expert_bytes, precision.expert_type
         self._products = Products(gpu, fit, engine.gemm_factor)
         self._all_reduce_factor = engine.all_reduce_factor
         self._elementwise_bytes_per_second = gpu.gb_per_second * 1e9 * fit.elementwise_bandwidth
@@ -273,8 +284,8 @@ class LinearKernels:
             rows,
             columns,
             inner,
-            self._weight_type,
-            self._weight_bytes,
+            self._ffn_type,
+            self._ffn_bytes,
             read=1.0 if model.num_experts == 1 else model.distinct_experts(rows),
             copies=model.experts_per_token,
         )

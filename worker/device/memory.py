@@ -63,17 +63,22 @@ def weight_bytes(model: Model, precision: Precision = SIXTEEN_BITS, expert_paral
     on all.
     """
     spare = held_experts(model.num_experts, expert_parallel) * expert_parallel - model.num_experts
-    parameters = model.layer_parameters + model.num_layers * spare * model.expert_parameters
-    return round(parameters * precision.weight_bytes) + 2 * model.embedding_parameters
+    experts = 0
+    if model.num_experts > 1:
+        experts = model.num_layers * model.num_experts * model.expert_parameters
+    others = (model.layer_parameters - experts) * precision.weight_bytes
+    experts += model.num_layers * spare * model.expert_parameters
+    return round(others + experts * precision.expert_bytes) + 2 * model.embedding_parameters
 
 
 def kv_bytes_per_token(model: Model, tensor_parallel: int = 1, precision: Precision = SIXTEEN_BITS) -> int:
     """Return the KV cache bytes of one token over all GPUs: keys and values.
 
-    With more GPUs than KV heads each GPU holds a whole head, so heads are stored more than once.
+    With more GPUs than KV heads each GPU holds a whole head, so heads are stored more than once. Layers with a window
+    hold only the last few tokens, which do not count.
     """
     heads_held = max(model.num_kv_heads, tensor_parallel)
-    return 2 * model.num_layers * heads_held * model.head_size * precision.kv_bytes
+    return 2 * model.full_layers * heads_held * model.head_size * precision.kv_bytes
 
 
 def kv_pool_tokens(

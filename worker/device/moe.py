@@ -210,7 +210,7 @@ def expert_kernels(deployment: Deployment) -> ExpertKernels | None:
     model, precision = deployment.model, deployment.precision
     if model.num_experts == 1:
         return None
-    tflops, weight_type = compute_type(deployment.gpu, precision.weight_type)
+    tflops, weight_type = compute_type(deployment.gpu, precision.expert_type)
     if weight_type == "fp8":
         weight_type = deployment.engine.fp8_experts
     fit = deployment.fit.moe_of(weight_type) if deployment.engine.modern else None
@@ -227,7 +227,7 @@ def expert_kernels(deployment: Deployment) -> ExpertKernels | None:
         fit,
         Experts.of(model),
         tflops=tflops,
-        weight_bytes=precision.weight_bytes,
+        weight_bytes=precision.expert_bytes,
         expert_parallel=deployment.expert_parallel,
         cut=deployment.tensor_parallel // deployment.expert_parallel,
         distribution=deployment.expert_distribution,
@@ -239,7 +239,7 @@ def slow_type(deployment: Deployment) -> str | None:
 
     A measured kernel may be: with one scale per tensor on Hopper, where CUTLASS reaches a fifth of the bandwidth.
     """
-    kernels, weights = expert_kernels(deployment), deployment.precision.weight_type
+    kernels, weights = expert_kernels(deployment), deployment.precision.expert_type
     if kernels is None or compute_type(deployment.gpu, weights)[1] == SIXTEEN:
         return None
     others = {name: _in_type(deployment, name) for name in ("bfloat16", "fp8_block")}

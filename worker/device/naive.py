@@ -19,7 +19,7 @@ from lorrery.worker.device.architecture import check_split
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.hardware import SIXTEEN
+from lorrery.worker.device.kernels import compute_type
 from lorrery.worker.device.lora import LoraCost
 from lorrery.worker.device.memory import kv_bytes_per_token
 
@@ -37,14 +37,12 @@ class NaiveRoofline:
     def __init__(self, deployment: Deployment) -> None:
         model, degree, precision = deployment.model, deployment.tensor_parallel, deployment.precision
         check_split(model, degree, deployment.expert_parallel)
-        self._model, self._weight_bytes = model, precision.weight_bytes
-        tflops = deployment.gpu.tflops
-        if precision.weight_type != SIXTEEN and deployment.gpu.fp8_tflops is not None:
-            tflops = deployment.gpu.fp8_tflops
+        self._model, self._precision = model, precision
+        tflops, _ = compute_type(deployment.gpu, precision.weight_type)
         self._flops_per_second = tflops * 1e12 * degree
         self._bytes_per_second = deployment.gpu.gb_per_second * 1e9 * degree
         self._kv_token_bytes = kv_bytes_per_token(model, degree, precision)
-        self._pair_flops = 4 * model.num_layers * model.num_heads * model.head_size
+        self._pair_flops = 4 * model.full_layers * model.num_heads * model.head_size
         self._kv_token_ps = _ps(self._kv_token_bytes / self._bytes_per_second)
         self._half_pair_ps = _ps(self._pair_flops / self._flops_per_second / 2)
         self._lora = LoraCost(
@@ -112,12 +110,13 @@ class NaiveRoofline:
         model = self._model
         flops = 2.0 * model.active_layer_parameters * num_tokens + 2.0 * model.head_parameters * num_samples
         read: float = model.layer_parameters
+        others = 0
         if model.num_experts > 1:
-            per_expert = (model.layer_parameters - model.active_layer_parameters) / (
-                model.num_experts - model.experts_per_token
-            )
-            read = model.layer_parameters - (model.num_experts - model.distinct_experts(num_tokens)) * per_expert
-        num_bytes = self._weight_bytes * read
+            per_expert = model.num_layers * model.expert_parameters
+            others = model.layer_parameters - model.num_experts * per_expert
+            read -= (model.num_experts - model.distinct_experts(num_tokens)) * per_expert
+        weights = self._precision
+        num_bytes = weights.expert_bytes * read + (weights.weight_bytes - weights.expert_bytes) * others
         return flops, num_bytes + 2.0 * model.head_parameters if num_samples else num_bytes
 
     def _compute_size_ps(self, num_tokens: int, num_samples: int) -> tuple[int, int]:

@@ -45,7 +45,7 @@ class Roofline:
         experts = expert_kernels(deployment)
         self._linear = LinearKernels(gpu, fit, link, model, degree, shard, precision, engine, experts)
         heads = Heads.of(model, shard, precision)
-        self._attention = AttentionKernels(gpu, fit, heads, model.num_layers, engine)
+        self._attention = AttentionKernels(gpu, fit, heads, model.num_layers, engine, model.window_layers, model.window)
         self.reads_decode_lengths = self._attention.reads_decode_lengths
         self._lora, self._prefill_lora = (
             LoraCost(gpu, model, degree, deployment.lora, share, link=link, expert_parallel=groups)

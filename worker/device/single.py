@@ -4,7 +4,7 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.attention import AttentionKernels, Heads
 from lorrery.worker.device.batch import PrefillChunk
 from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
-from lorrery.worker.device.hardware import SIXTEEN, Gpu
+from lorrery.worker.device.hardware import SIXTEEN, TYPE_BYTES, Gpu
 from lorrery.worker.device.kernels import KernelTimes, Products, compute_type
 from lorrery.worker.device.moe import SERVED, ExpertKernels, Experts
 from lorrery.worker.device.segmented_lora import segmented_seconds
@@ -36,7 +36,7 @@ class SingleKernels:
             weight_type: one of `hardware.WEIGHT_TYPES`.
         """
         times = KernelTimes()
-        self._products.add(times, rows, columns, inner, weight_type, 2.0 if weight_type == SIXTEEN else 1.0)
+        self._products.add(times, rows, columns, inner, weight_type, TYPE_BYTES[weight_type])
         return max(times.seconds, self._fit.gemm_of(weight_type).launch_us * 1e-6)
 
     def prefill(self, batch: int, tokens: int, heads: Heads) -> float:
@@ -71,6 +71,7 @@ class SingleKernels:
         Raises:
             CatalogueError: unknown distribution, or an expert that cannot be cut this way.
         """
+        num_bytes = TYPE_BYTES[weight_type]
         tflops, weight_type = compute_type(self._gpu, weight_type)
         if (fit := self._fit.moe_of(weight_type)) is None:
             return None
@@ -79,7 +80,7 @@ class SingleKernels:
             fit,
             experts,
             tflops=tflops,
-            weight_bytes=2.0 if weight_type == SIXTEEN else 1.0,
+            weight_bytes=num_bytes,
             expert_parallel=expert_parallel,
             cut=cut,
             distribution=distribution,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from lorrery.chassis.tables import read_tables
+from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.deployment import Deployment
 
@@ -15,3 +16,8 @@ def deployment(gpu: str, model: str, tensor_parallel: int = 1, engine: str | Non
     if engine is not None:
         more["engine"] = CATALOGUE.engine(engine, known_gpu)
     return Deployment(known_gpu, CATALOGUE.model(model), tensor_parallel, **more)
+
+
+def decodes(num: int, kv_tokens: int) -> Batch:
+    """A batch of `num` decodes after `kv_tokens` tokens each."""
+    return Batch((), num, num * kv_tokens, kv_tokens)

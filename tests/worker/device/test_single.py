@@ -11,7 +11,7 @@ from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.single import SingleKernels
 from tests.worker.device.known import CATALOGUE, deployment
 
-MODERN = ("A100-80-SXM", "H100-SXM", "H200-SXM", "B200")
+MODERN = ("A100-80-SXM", "H100-SXM", "H200-SXM", "B200", "B300", "L40S", "RTX-PRO-6000", "H20")
 
 
 @pytest.mark.parametrize("gpu", MODERN)
@@ -34,14 +34,14 @@ def test_a_larger_message_or_product_never_takes_less(gpu):
     for degree in (2, 4, 8):
         times = [kernels.all_reduce(size, degree) for size in sizes]
         assert times == sorted(times)
-    for weight_type in ("bf16", "fp8", "fp8_block"):
+    for weight_type in ("bf16", "fp8", "fp8_block", "nvfp4"):
         times = [kernels.gemm(rows, 4096, 8192, weight_type) for rows in range(1, 3000)]
         assert times == sorted(times)
 
 
 def test_what_nobody_measured_says_so():
     assert no_measurement(CATALOGUE.gpu("H200-SXM")) is None
-    assert "no measurement of L40S" in str(no_measurement(CATALOGUE.gpu("L40S")))
+    assert "no measurement of L20" in str(no_measurement(CATALOGUE.gpu("L20")))
     assert "those of H100-SXM" in str(no_measurement(CATALOGUE.gpu("H20")))
     known = deployment("A100-80-SXM", "Llama-3-8B", 2, engine="present-day", precision=precision("bfloat16", "fp8"))
     found = {ground.part: ground.basis for ground in grounds(known)}
@@ -54,12 +54,12 @@ def test_host_times_and_memory_say_what_they_rest_on():
         served = deployment(gpu, "Llama-3-8B", engine=engine, memory=MemoryUse(reported=True))
         return {ground.part: f"{ground.basis}: {ground.why}" for ground in grounds(served, step_time)}
 
-    there, elsewhere, card = found("H100-SXM", "vllm"), found("H200-SXM", "vllm"), found("L40S", "vllm")
+    there, elsewhere, card = found("H100-SXM", "vllm"), found("H200-SXM", "vllm"), found("L20", "vllm")
     assert there["host"].startswith("fitted: fit to every third")
     assert there["host"].endswith("; up to 128 sequences in a step")
     assert elsewhere["host"].startswith("assumed: no measurement of vllm on H200-SXM")
     assert there["usable_memory_gb"].startswith("measured")
-    assert card["memory_gb"] == "assumed: no measurement of L40S's memory: its label's 48 GB"
+    assert card["memory_gb"] == "assumed: no measurement of L20's memory: its label's 48 GB"
     assert (
         there["activation_gb"]
         == there["gpu_memory_utilization"]
