@@ -20,7 +20,7 @@ from lorrery.chassis.channel import open_channel
 from lorrery.chassis.credentials import bearer
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.sections import TlsSettings
-from lorrery.chassis.silence import NOTHING, why_silent
+from lorrery.chassis.silence import why_silent
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.reception import NO_FINISH, Ask, Reception, Send
 from lorrery.loadgen.wire import (
@@ -95,9 +95,8 @@ class RouterClient:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise LorreryError(f"{self.target}: {error.code().name}: {error.details()}") from None
                 if not answered:  # else the last call merely had little time left
-                    why = await why_silent(self.target)
-                    if why != NOTHING:
-                        why += ", or --protocol openai for an HTTP server"
+                    channel = self._connections[0].channel
+                    why = await why_silent(self.target, channel, "--protocol openai for an HTTP server")
                 break
             finally:
                 call.cancel()

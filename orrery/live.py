@@ -66,7 +66,7 @@ class LiveFeed:
                         break
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            why = "no scheduler is connected to it" if answered else await why_silent(self._target)
+            why = "no scheduler is connected to it" if answered else await why_silent(self._target, self._opened())
             raise LorreryError(f"no cluster at {self._target} within {ANSWER_SECONDS:g} s: {why}") from None
         return Hello("live", shard.model, f"{shard.model} at {self._target}", VERSION, time_scale=shard.time_scale)
 
@@ -103,8 +103,11 @@ class LiveFeed:
             call.cancel()
 
     def _stub(self) -> "router_pb2_grpc.RouterServiceAsyncStub":  # known to type checkers only
+        return router_pb2_grpc.RouterServiceStub(self._opened())
+
+    def _opened(self) -> grpc.aio.Channel:
         assert self._channel is not None, "open it with async with"
-        return router_pb2_grpc.RouterServiceStub(self._channel)
+        return self._channel
 
     def _error(self, error: grpc.aio.AioRpcError) -> LorreryError:
         return LorreryError(f"{self._target}: {error.code().name}: {error.details()}")
