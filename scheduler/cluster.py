@@ -59,6 +59,7 @@ class Cluster:
         self.workers: dict[str, Dispatcher] = {}
         self.routers: dict[RouterLink, None] = {}  # in order of connecting
         self.slices = Slices()
+        self._closing = False
         self._balance_soon: asyncio.Handle | None = None
         self._factory = ReplicaFactory(settings)
         loaded = LoadedAdapters(settings)
@@ -281,11 +282,10 @@ class Cluster:
         if (history := self.feed.history) is not None:
             history.lost(worker.member, num_requeued, at_ps)
         self.metrics.requeued.inc(num_requeued)
-        if not worker.draining:
+        left = worker.draining or self._closing
+        if not left:
             self.metrics.workers_lost.inc()
-        log.info(
-            "worker_left" if worker.draining else "worker_lost", worker_id=worker.worker_id, num_requeued=num_requeued
-        )
+        log.info("worker_left" if left else "worker_lost", worker_id=worker.worker_id, num_requeued=num_requeued)
         self.requests.place(events, at_ps)
         self.look_for_moves()
 
@@ -329,8 +329,12 @@ class Cluster:
             router.send(wire_routers.draining())
         self.requests.tell_if_empty()
 
-    def end_traces(self) -> None:
-        """Make the spans of requests that are unfinished when this scheduler ends."""
+    def begin_close(self) -> None:
+        """Make the spans of unfinished requests, and log workers as left, since it ends their streams.
+
+        A worker whose stream ends earlier is lost even while the scheduler drains: its requests are recomputed.
+        """
+        self._closing = True
         for live in self.requests.lives.values():
             if live.trace is not None:
                 live.trace.ended(self.clock.now_ps())

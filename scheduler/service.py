@@ -82,7 +82,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await self._cluster.keep_journal()
             await asyncio.Event().wait()
         finally:
-            self._cluster.end_traces()
+            self._cluster.begin_close()
 
     async def drain(self) -> None:
         """Refuse new requests; return when the last one has ended."""

@@ -1,6 +1,7 @@
 """SIGTERM drains a service: nothing new, what runs is finished, exit code 0."""
 
 import asyncio
+import re
 import signal
 
 import grpc
@@ -126,7 +127,9 @@ async def test_worker_that_may_not_drain_long_gives_back_what_is_left(start_clus
     await nothing_held(cluster, without=["worker-0"])
 
 
-async def test_draining_scheduler_finishes_what_it_has_and_new_requests_wait_for_the_next(start_cluster: StartCluster):
+async def test_draining_scheduler_finishes_what_it_has_and_new_requests_wait_for_the_next(
+    start_cluster: StartCluster, capsys: pytest.CaptureFixture[str]
+):
     limits = ("scheduler.max_num_seqs=6", "scheduler.policy=fcfs")
     cluster = await start_cluster(*limits, *LONG_DRAIN)
     async with client_of(cluster) as client:
@@ -150,6 +153,7 @@ async def test_draining_scheduler_finishes_what_it_has_and_new_requests_wait_for
         await cluster.restart("scheduler")
         await _finish(cluster, later)
     await nothing_held(cluster)
+    assert {"worker_left", "worker_lost"} & set(re.findall(r"worker_\w+", capsys.readouterr().out)) == {"worker_left"}
 
 
 async def test_scheduler_that_may_not_drain_long_leaves_the_rest_to_the_next(start_cluster: StartCluster):

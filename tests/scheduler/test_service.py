@@ -6,6 +6,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
@@ -350,6 +351,29 @@ async def test_draining_refuses_new_requests_and_ends_with_the_last(scheduler: H
     await asyncio.wait_for(drained, PATIENCE_SECONDS)
     tokens, _ = await tokens_of(router, 1)
     assert tokens == [100, 101]
+
+
+async def test_a_worker_whose_stream_the_stopping_scheduler_ends_is_not_lost(scheduler: Harness) -> None:
+    running = asyncio.Event()
+
+    async def set_ready(_ready: bool) -> None:
+        running.set()
+
+    service = asyncio.create_task(scheduler.service.run(set_ready))
+    await running.wait()
+    lost = await scheduler.attach("lost")
+    await scheduler.attach("stays")
+    await scheduler.service.drain()
+    with capture_logs() as events:
+        lost.call.cancel()  # before the scheduler ends streams
+        await scheduler.until("workers_lost_total", 1)
+        service.cancel()
+        await asyncio.wait([service])
+        await scheduler.server.stop(None)
+        await wait_until(lambda: scheduler.value("workers", state="ready") == 0)
+    ends = [(event["event"], event["worker_id"]) for event in events if "worker_id" in event]
+    assert ends == [("worker_lost", "lost"), ("worker_left", "stays")]
+    assert scheduler.value("workers_lost_total") == 1
 
 
 async def test_a_stream_that_fails_while_its_hello_is_being_written_ends_with_its_status() -> None:
