@@ -93,7 +93,8 @@ def test_the_page_s_command_is_one_that_it_takes() -> None:
 
 
 def test_the_environment_gives_addresses_that_other_containers_reach(settings: Settings) -> None:
-    assert settings.router.schedulers == (settings.worker.scheduler,) == ("scheduler:50052",)
+    # A name that stands for every replica: a plain address would keep each router and worker at one of several.
+    assert settings.router.schedulers == (settings.worker.scheduler,) == ("dns:///scheduler:50052",)
     for name, port in HEALTH_PORTS.items():
         section = getattr(settings, name)
         assert section.listen == f"0.0.0.0:{port}"
