@@ -17,6 +17,7 @@ from lorrery.chassis.errors import Internal, RequestError
 from lorrery.chassis.exposition import expose
 from lorrery.chassis.names import cut, quoted
 from lorrery.chassis.version import VERSION
+from lorrery.router.access import check_operator
 from lorrery.router.handler import Handler
 from lorrery.router.http import anthropic, openai, responses, slora, vllm
 from lorrery.router.http.edge import Edge
@@ -56,7 +57,7 @@ def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
     edge = Edge(handler)
     for dialect in (openai, responses, anthropic, vllm, slora):
         app.include_router(dialect.routes(edge))
-    _add_process_routes(app, handler, registry)
+    _add_process_routes(app, edge, registry)
     _add_errors(app)
     if origins := handler.settings.router.http_allowed_origins:
         app.add_middleware(
@@ -69,7 +70,9 @@ def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
     return app
 
 
-def _add_process_routes(app: FastAPI, handler: Handler, registry: CollectorRegistry) -> None:
+def _add_process_routes(app: FastAPI, edge: Edge, registry: CollectorRegistry) -> None:
+    handler = edge.handler
+
     async def health() -> Response:
         """Answer 200 while requests can be served, else 503: no scheduler or no worker, or draining."""
         return Response(status_code=200 if await handler.can_serve() else 503)
@@ -79,8 +82,9 @@ def _add_process_routes(app: FastAPI, handler: Handler, registry: CollectorRegis
         app.add_api_route(path, health, methods=["HEAD", "POST"], include_in_schema=False)
 
     @app.get("/load", tags=["process"])
-    async def load() -> dict[str, int]:
-        """Return how many requests are open at this router."""
+    async def load(request: Request) -> dict[str, int]:
+        """Return how many requests are open at this router; with API keys, to an operator."""
+        check_operator(edge.caller(request), "read the router's load")
         return {"server_load": handler.num_open}
 
     @app.get("/version", tags=["process"])
@@ -91,7 +95,11 @@ def _add_process_routes(app: FastAPI, handler: Handler, registry: CollectorRegis
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", tags=["process"], response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """Show the router's metrics, and the cluster as one engine under vLLM's names, as Prometheus reads them."""
+        """Show the router's metrics, and the cluster as one engine under vLLM's names; with API keys, to an operator.
+
+        They name every tenant and adapter.
+        """
+        check_operator(edge.caller(request), "read the router's metrics")
         engine = await handler.engine_metrics()
         others = () if engine is None else (engine,)
         content_type, body = expose(registry, request.headers.get("accept", ""), *others)

@@ -202,7 +202,8 @@ async def test_a_conversation_has_the_tokens_that_the_tokenizer_counts(
 
 async def test_keys_hold_as_over_grpc(tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    replace(keys, entry("secret-of-a-tenant", name="one", tenant="a", adapters=["lora-0"], requests_per_minute=1))
+    one = entry("secret-of-a-tenant", name="one", tenant="a", adapters=["lora-0"], requests_per_minute=1)
+    replace(keys, one + entry("secret-of-an-operator", name="ops", tenant="ops", operator=True))
     shows = "authorization: Bearer secret-of-a-tenant"
     body = {"model": "lora-0", "prompt": PROMPT, "max_tokens": 2, "user": "somebody else"}
     async with running_cluster(tmp_path, f"router.keys={keys}") as cluster:
@@ -222,3 +223,9 @@ async def test_keys_hold_as_over_grpc(tmp_path: Path) -> None:
         refused = await exchange(cluster, "POST", "/v1/completions", body, shows)
         assert (status_of(refused), json_of(refused)["error"]["code"]) == (429, "quota_exceeded")
         assert b"retry-after: " in refused
+        for path in ("/load", "/metrics"):  # they count every tenant's requests
+            assert status_of(await exchange(cluster, "GET", path)) == 401
+            denied = await exchange(cluster, "GET", path, None, shows)
+            assert (status_of(denied), json_of(denied)["error"]["code"]) == (403, "permission_denied")
+            ops = await exchange(cluster, "GET", path, None, "authorization: Bearer secret-of-an-operator")
+            assert status_of(ops) == 200
