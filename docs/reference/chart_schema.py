@@ -29,6 +29,11 @@ TEXTS: Schema = {"type": "array", "items": TEXT}
 LABELS: Schema = {"type": "object", "additionalProperties": TEXT}
 OBJECTS: Schema = {"type": "array", "items": TABLE}
 PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
+_PART = "[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*"
+REPOSITORY = rf"^(([A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(:[0-9]+)?/)?{_PART}(/{_PART})*$"
+"""Of an image: HOST:PORT/PATH, of which only the path is required."""
+TAG = "^([A-Za-z0-9_][A-Za-z0-9._-]{0,127})?$"
+SERVICE_NAME = "^([a-z]([-a-z0-9]*[a-z0-9])?)?$"
 DNS_LABEL = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 DURATION = f"^({''.join(f'([0-9]+{unit})?' for unit in ('y', 'w', 'd', 'h', 'm', 's', 'ms'))})$"
 """Of Prometheus' operator, which takes an empty one as unset."""
@@ -89,6 +94,11 @@ def _values(settings: Schema, worker: Schema) -> dict[str, Schema]:
         "loadBalancerSourceRanges": TEXTS,
     }
     extra_port = _table({"name": _text("^[a-z]([-a-z0-9]{0,13}[a-z0-9])?$"), "port": PORT}, ("name", "port"))
+    variable = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {"name": TEXT, "value": {"type": ["string", "number", "boolean"]}, "valueFrom": TABLE},
+    }
     group_settings = {key: value for key, value in worker["properties"].items() if key not in OF_PROCESS}
     group = {
         "name": {"type": "string", "pattern": DNS_LABEL, "maxLength": 20},
@@ -106,13 +116,13 @@ def _values(settings: Schema, worker: Schema) -> dict[str, Schema]:
         "prometheus": TEXT,
     }
     return {
-        "fullnameOverride": {"type": "string", "maxLength": 36},
+        "fullnameOverride": {"type": "string", "pattern": SERVICE_NAME, "maxLength": 36},
         "clusterDomain": TEXT,
         "listenHost": TEXT,
         "image": _table(
             {
-                "repository": _text("."),
-                "tag": TEXT,
+                "repository": _text(REPOSITORY),
+                "tag": _text(TAG),
                 "digest": _text("^(sha256:[0-9a-f]{64})?$"),
                 "pullPolicy": _one_of("Always", "IfNotPresent", "Never"),
                 "pullSecrets": TEXTS,
@@ -169,7 +179,7 @@ def _values(settings: Schema, worker: Schema) -> dict[str, Schema]:
             }
         ),
         "serviceAccount": _table({"create": FLAG, "name": TEXT, "annotations": LABELS}),
-        "extraEnv": OBJECTS,
+        "extraEnv": {"type": "array", "items": variable},
         "extraVolumes": OBJECTS,
         "extraVolumeMounts": OBJECTS,
         "global": TABLE,

@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import shutil
 import tarfile
 import tomllib
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.deploy.chart import (
     KEDA,
     NAMESPACE,
     PROGRAM,
+    RELEASE,
     SERVICES,
     Document,
     Labels,
@@ -343,6 +345,14 @@ def test_every_process_is_scraped_once_under_the_job_that_dashboards_ask_for() -
         ("monitoring.serviceMonitor.interval=30x", "interval: Does not match pattern"),
         ("workers[0].name=H100_1", "workers.0.name: Does not match pattern"),
         ("scheduler.replicas=3", "scheduler.replicas is 3, and there are 2 workers in all"),
+        (f"{KEDA}.minReplicas=1,scheduler.replicas=2", "the least that worker.autoscaling.minReplicas allows"),
+        ("fullnameOverride=My_Name", "fullnameOverride: Does not match pattern"),
+        ("image.repository=UPPER CASE", "image.repository: Does not match pattern"),
+        ("image.tag=a b", "image.tag: Does not match pattern"),
+        (r"router.podLabels.app\.kubernetes\.io/component=foo", "app.kubernetes.io/component is set by the chart"),
+        ("worker.podLabels.lorrery/group=x", "worker.podLabels: lorrery/group is set by the chart"),
+        ("web.enabled=true,web.podAnnotations.checksum/settings=x", "checksum/settings is set by the chart"),
+        ("extraEnv[0].value=1", "extraEnv.0: name is required"),
         ("tls.enabled=true", "the name of a Secret with tls.crt"),
         ("config=x = ", "config: no TOML"),
         ('config=tracing.headers.key = "s3cret"', "tracing.headers (key) would be in a ConfigMap"),
@@ -367,10 +377,64 @@ def test_a_mistake_is_refused_and_named(value: str, message: str) -> None:
         "scheduler.persistence.size=1.5Gi",
         "scheduler.disruptionBudget.maxUnavailable=0",
         "worker.disruptionBudget.maxUnavailable=100%",
+        "image.repository=Registry.example.org:5000/group/lorrery__2.x-y",
+        "fullnameOverride=a1-b",
     ],
 )
 def test_what_kubernetes_takes_is_taken(value: str) -> None:
     template("--set", value)
+
+
+def test_names_that_look_like_numbers_stay_text() -> None:
+    options = ("fullnameOverride=x", "scheduler.persistence.enabled=true", "loadgen.enabled=true")
+    names = (
+        *("image.pullSecrets[0]=42", "serviceAccount.name=true", "router.priorityClassName=1"),
+        *("scheduler.persistence.storageClass=1e3", "scheduler.persistence.size=1"),
+        *("auth.keysSecret=7", "loadgen.apiKeySecret=8"),
+    )
+    result = helm("template", "123", CHART, "--set", ",".join(options), "--set-string", ",".join(names))
+    assert result.returncode == 0, result.stderr
+    documents = [one for one in yaml.safe_load_all(result.stdout) if one]
+    faults = [fault for one in documents for fault in kubernetes.faults(one, kubernetes.VERSIONS[-1])]
+    assert faults == []
+    assert {pod.labels["app.kubernetes.io/instance"] for pod in pods_of(documents)} == {"123"}
+
+
+def test_numbers_become_text_in_the_environment_and_in_arguments() -> None:
+    values = {"extraEnv": [{"name": "A", "value": 1000000}, {"name": "B", "value": 0.5}, {"name": "C", "value": True}]}
+    values["loadgen"] = {"enabled": True, "args": ["--num-requests", 1000000]}  # type: ignore[assignment]
+    documents = template("--set-json", ",".join(f"{key}={json.dumps(value)}" for key, value in values.items()))
+    for pod in pods_of(documents):
+        assert [pod.environment[name] for name in "ABC"] == ["1000000", "0.5", "true"]
+    (job,) = (pod for pod in pods_of(documents) if pod.owner["kind"] == "Job")
+    assert job.container["args"][-2:] == ["--num-requests", "1000000"]
+
+
+def test_a_release_whose_name_no_service_can_have_is_refused() -> None:
+    result = helm("template", "123", CHART)
+    assert result.returncode != 0
+    assert "123-lorrery-router would be a Service's name" in result.stderr
+
+
+def notes(folder: Path, *options: str) -> str:
+    """Return what `helm install` prints at its end; it prints that only where it reaches a cluster."""
+    chart = shutil.copytree(CHART, folder / "chart")
+    (chart / "files" / "notes.txt").write_bytes((chart / "templates" / "NOTES.txt").read_bytes())
+    text = '{kind: Notes, text: {{ tpl (.Files.Get "files/notes.txt") . | toJson }}}'
+    (chart / "templates" / "notes.yaml").write_text(text)
+    result = helm("template", RELEASE, chart, "--namespace", NAMESPACE, *options)
+    assert result.returncode == 0, result.stderr
+    (found,) = kind([one for one in yaml.safe_load_all(result.stdout) if one], "Notes")
+    return " ".join(found["text"].split())
+
+
+def test_the_notes_say_what_lacks_a_key(tmp_path: Path) -> None:
+    keys = ("--set", "auth.keysSecret=k,web.enabled=true")
+    both = notes(tmp_path / "none", *keys)
+    assert "loadgen.apiKeySecret is not set" in both
+    assert "web.apiKeySecret, an operator's, is not set" in both
+    assert "is not set" not in notes(tmp_path / "all", *keys, "--set", "loadgen.apiKeySecret=a,web.apiKeySecret=b")
+    assert "is not set" not in notes(tmp_path / "open")
 
 
 def test_the_same_values_render_the_same() -> None:

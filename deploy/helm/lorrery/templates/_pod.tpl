@@ -17,17 +17,17 @@ A pod of one container. It takes a dict:
 {{- $root := .root -}}
 {{- $values := merge (deepCopy (.own | default dict)) (get .root.Values .component) -}}
 {{- $tls := .root.Values.tls -}}
+{{- $selector := include "lorrery.componentSelector" (dict "root" .root "component" .component) | fromYaml -}}
+{{- $labels := merge $selector (.labels | default dict) -}}
 {{- $token := empty .probe | not | ternary .root.Values.auth.clusterTokenSecret "" -}}
 metadata:
   labels:
-    {{- include "lorrery.componentSelector" (dict "root" .root "component" .component) | nindent 4 }}
-    {{- with .labels }}{{ toYaml . | nindent 4 }}{{ end }}
-    {{- with $values.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- include "lorrery.andGiven" (dict "own" $labels "given" $values.podLabels "value" (printf "%s.podLabels" .component)) | nindent 4 }}
   annotations:
-    checksum/settings: {{ include "lorrery.checksum" .root }}
-    {{- with $values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- include "lorrery.andGiven" (dict "own" (dict "checksum/settings" (include "lorrery.checksum" .root))
+          "given" $values.podAnnotations "value" (printf "%s.podAnnotations" .component)) | nindent 4 }}
 spec:
-  serviceAccountName: {{ include "lorrery.serviceAccount" .root }}
+  serviceAccountName: {{ include "lorrery.serviceAccount" .root | quote }}
   automountServiceAccountToken: false
   # Variables such as LORRERY_ROUTER_SERVICE_HOST, which Kubernetes would set, are no settings, and refused.
   enableServiceLinks: false
@@ -41,11 +41,11 @@ spec:
   {{- with .root.Values.image.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ . | quote }}
     {{- end }}
   {{- end }}
   {{- with $values.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with $values.nodeSelector }}
   nodeSelector:
@@ -72,7 +72,7 @@ spec:
   {{- end }}
   containers:
     - name: {{ .component }}
-      image: {{ include "lorrery.image" .root }}
+      image: {{ include "lorrery.image" .root | quote }}
       imagePullPolicy: {{ .root.Values.image.pullPolicy }}
       args:
         {{- toYaml .args | nindent 8 }}
@@ -94,7 +94,10 @@ spec:
         - {name: LORRERY_CLIENT_TLS__KEY, value: /etc/lorrery/tls/tls.key}
         - {name: LORRERY_CLIENT_TLS__CA, value: /etc/lorrery/tls/ca.crt}
         {{- end }}
-        {{- with .root.Values.extraEnv }}{{ toYaml . | nindent 8 }}{{ end }}
+        {{- range .root.Values.extraEnv }}
+        {{- $given := hasKey . "value" | ternary (dict "value" (include "lorrery.text" .value)) dict }}
+        - {{ merge $given . | toYaml | nindent 10 | trim }}
+        {{- end }}
       {{- with .ports }}
       ports:
         {{- range $name, $number := . }}
@@ -150,13 +153,13 @@ spec:
         {{- with .root.Values.extraVolumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
   volumes:
     - name: config
-      configMap: {name: {{ include "lorrery.fullname" .root }}}
+      configMap: {name: {{ include "lorrery.fullname" .root | quote }}}
     - name: tmp
       emptyDir: {medium: Memory, sizeLimit: 16Mi}
     {{- if $tls.enabled }}
     - name: tls
       secret:
-        secretName: {{ get $tls.secrets .role | required (printf "tls.secrets.%s: the name of a Secret with tls.crt, tls.key and ca.crt, since tls.enabled is true" .role) }}
+        secretName: {{ get $tls.secrets .role | required (printf "tls.secrets.%s: the name of a Secret with tls.crt, tls.key and ca.crt, since tls.enabled is true" .role) | quote }}
         defaultMode: 0440
     {{- end }}
     {{- if $token }}
@@ -196,7 +199,7 @@ grpc:
 {{- define "lorrery.secretVolume" -}}
 name: {{ .name }}
 secret:
-  secretName: {{ .secret }}
+  secretName: {{ .secret | quote }}
   defaultMode: 0440
   items: [{key: {{ .key }}, path: {{ .key }}}]
 {{- end -}}
