@@ -5,6 +5,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from lorrery.chassis.credentials import Metadata, bearer
 from lorrery.chassis.errors import SettingsError
@@ -61,6 +62,23 @@ async def test_every_call_needs_the_token(token: Path, method: str):
         assert await outcome(harness, method) == "UNAUTHENTICATED"
         assert await outcome(harness, method, bearer("another-token-than-this")) == "UNAUTHENTICATED"
         assert await outcome(harness, method, bearer(TOKEN)) != "UNAUTHENTICATED"
+
+
+async def test_refused_calls_are_logged_with_the_reason(token: Path):
+    async with Harness(load(None, [*OVERRIDES, f"cluster_token={token}"])) as harness:
+        with capture_logs() as events:
+            await outcome(harness, "Attach")
+            await outcome(harness, "GetStatus", bearer("another-token-than-this"))
+            await outcome(harness, "GetStatus", bearer(TOKEN))
+    refused = [event for event in events if event["event"] == "call_refused"]
+    first, second = refused
+    assert first["called_as"] == "worker"
+    assert first["reason"].startswith("the cluster's token is needed here; give this service the scheduler's file")
+    assert second["called_as"] == "router or operator"
+    assert second["reason"].startswith("the token sent is not this cluster's; give this service the scheduler's file")
+    assert {event["peer"].partition(":")[0] for event in refused} == {"ipv4"}
+    assert TOKEN not in str(events)
+    assert "another-token" not in str(events)
 
 
 async def test_a_token_can_be_changed_while_services_run(token: Path):
