@@ -132,7 +132,7 @@ def check_load(caller: ApiKey, adapter_id: str) -> None:
     """
     if not caller.may_load(adapter_id):
         raise PermissionDenied(
-            f"this key may not load or unload adapter {quoted(adapter_id)}; an operator's may",
+            f"{_shown(caller)} may not load or unload adapter {quoted(adapter_id)}; an operator's may",
             field="adapter_id",
             value=quoted(adapter_id),
         )
@@ -145,7 +145,12 @@ def check_operator(caller: ApiKey, what: str) -> None:
         PermissionDenied: it is not.
     """
     if not caller.operator:
-        raise PermissionDenied(f"this key may not {what}; an operator's may")
+        raise PermissionDenied(f"{_shown(caller)} may not {what}; an operator's may")
+
+
+def _shown(caller: ApiKey) -> str:
+    """Return what the caller has shown, for messages."""
+    return "this certificate" if caller is CERTIFIED else "this key"
 
 
 def visible_adapters(caller: ApiKey, adapters: Iterable[types_pb2.Adapter]) -> list[types_pb2.Adapter]:

@@ -126,14 +126,15 @@ async def test_without_keys_operators_are_known_by_their_certificates(tmp_path: 
     certs = make_certificates(tmp_path / "certs")
     async with running_cluster(tmp_path, *tls(certs)) as cluster:
 
-        async def load(name: str) -> grpc.StatusCode:
+        async def load(name: str) -> tuple[grpc.StatusCode, str]:
             request = router_pb2.LoadAdapterRequest(adapter=types_pb2.Adapter(adapter_id=f"of-{name}", rank=8))
             async with channel(cluster.router_address, certs, name) as dialled:
                 call = router_pb2_grpc.RouterServiceStub(dialled).LoadAdapter(request, timeout=TIMEOUT_SECONDS)
-                return await call.code()
+                return await call.code(), await call.details()
 
-        assert await load("client") is grpc.StatusCode.PERMISSION_DENIED
-        assert await load("operator") is grpc.StatusCode.OK
+        code, details = await load("client")
+        assert (code, details.partition(" may not ")[0]) == (grpc.StatusCode.PERMISSION_DENIED, "this certificate")
+        assert (await load("operator"))[0] is grpc.StatusCode.OK
 
         shown = ("--cert", str(certs / "worker.pem"), "--key", str(certs / "worker.key"))
         addresses = {name: cluster.processes[name].grpc for name in ("router", "scheduler", "worker-0")}
