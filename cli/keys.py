@@ -56,6 +56,9 @@ def new(
     for option, value in (("--tenant", tenant), ("--name", name)):
         if (why := why_no_name(value)) is not None:
             raise SettingsError(f"{option} {why}")
+    for option, patterns, unset in (("--adapter", adapters, "all"), ("--load-adapter", load_adapters, "none")):
+        if patterns and not all(patterns):
+            raise SettingsError(f"{option} '' matches no adapter; give a name or pattern, or leave it out for {unset}")
     key = KEY_PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     lines = ["[[keys]]", f"name = {_quoted(name)}", f'sha256 = "{digest(key)}"', f"tenant = {_quoted(tenant)}"]
     for field, patterns in (("adapters", adapters), ("load_adapters", load_adapters)):

@@ -34,7 +34,15 @@ def test_a_new_key_is_found_by_the_entry_that_is_printed_with_it(tmp_path: Path)
     assert keys.find("another") is None
 
 
-@pytest.mark.parametrize("arguments", [["--tenant", "two words"], ["--tenant", "a", "--name", "a\tb"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--tenant", "two words"],
+        ["--tenant", "a", "--name", "a\tb"],
+        ["--tenant", "a", "--adapter", "a-*", "--adapter", ""],
+        ["--tenant", "a", "--load-adapter", ""],
+    ],
+)
 def test_a_name_that_cannot_be_is_refused(arguments: list[str]):
     result = CliRunner().invoke(app, ["new", *arguments])
     assert isinstance(result.exception, SettingsError)
