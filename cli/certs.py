@@ -43,7 +43,8 @@ def certs(
 ) -> None:
     """Create a certificate authority for development, and a certificate for each role in a cluster.
 
-    If the folder already contains an authority, it signs new certificates, which services pick up without a restart.
+    If the folder already contains an authority, it is kept and signs new certificates, which replace the previous ones;
+    services pick them up without a restart.
     Files: ca.pem, and NAME.pem with NAME.key for router, scheduler, worker, client, operator, and for cluster, which
     has the roles of all three services.
 
@@ -52,16 +53,22 @@ def certs(
       lorrery certs certs --host scheduler --host router.example.org --days 30
     """
     del version
-    names = _alternative_names([*HOSTS, *(hosts or ())])
+    all_hosts = [*HOSTS, *(hosts or ())]
+    names, made = _alternative_names(all_hosts), [*Role, CLUSTER]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        ca, ca_key = _authority(folder)
+        replaced = [name for name in made if (folder / f"{name}.pem").exists()]
+        ca, ca_key, ca_done = _authority(folder)
         for role in Role:
             _write(folder, role, *_signed(role, (role,), names if role in _SERVICES else [], ca, ca_key, days))
         _write(folder, CLUSTER, *_signed(CLUSTER, _SERVICES, names, ca, ca_key, days))
     except OSError as error:
         raise LorreryError(f"{folder}: {error.strerror}") from None
-    typer.echo(f"wrote {folder}/ca.pem and certificates for {', '.join([*Role, CLUSTER])}; docs/security.md says more")
+    typer.echo(f"{ca_done} {folder}/ca.pem, wrote certificates for {', '.join(made)}; docs/security.md says more")
+    if replaced:
+        typer.echo(
+            f"replaced the previous ones of {', '.join(replaced)}; the services' are now for {', '.join(all_hosts)}"
+        )
 
 
 def _alternative_names(hosts: list[str]) -> list[x509.GeneralName]:
@@ -77,8 +84,8 @@ def _alternative_names(hosts: list[str]) -> list[x509.GeneralName]:
     return names
 
 
-def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """Read the folder's authority, or make one if there is none."""
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey, str]:
+    """Read the folder's authority, or make one if there is none; return what was done too: kept or wrote."""
     certificate, key_file = folder / "ca.pem", folder / "ca.key"
     if certificate.exists() and key_file.exists():
         try:
@@ -88,7 +95,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
             raise LorreryError(f"{folder}: ca.pem and ca.key are not a certificate authority: {error}") from None
         if not isinstance(found, ec.EllipticCurvePrivateKey):
             raise LorreryError(f"{key_file}: not a key made by lorrery certs; use another folder")
-        return ca, found
+        return ca, found, "kept"
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("development CA")
     now = datetime.now(UTC)
@@ -102,7 +109,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
         .sign(key, hashes.SHA256())
     )
     _write(folder, "ca", ca, key)
-    return ca, key
+    return ca, key, "wrote"
 
 
 def _signed(

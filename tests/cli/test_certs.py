@@ -8,9 +8,10 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.certs import app
 
 
-def make(folder: Path, *arguments: str) -> None:
+def make(folder: Path, *arguments: str) -> str:
     result = CliRunner().invoke(app, [str(folder), *arguments])
     assert result.exit_code == 0, result.output
+    return result.output
 
 
 def read(path: Path) -> x509.Certificate:
@@ -38,9 +39,14 @@ def test_each_certificate_says_its_role_and_only_services_can_be_servers(tmp_pat
 
 
 def test_the_authority_of_a_folder_stays(tmp_path: Path):
-    make(tmp_path)
+    said = make(tmp_path)
+    assert said.startswith(f"wrote {tmp_path}/ca.pem, wrote certificates for ")
+    assert "replaced" not in said
     ca, first = (tmp_path / "ca.pem").read_bytes(), read(tmp_path / "worker.pem")
-    make(tmp_path)
+    said = make(tmp_path, "--host", "scheduler")
+    assert said.startswith(f"kept {tmp_path}/ca.pem, wrote certificates for ")
+    assert "replaced the previous ones of router, scheduler, worker, client, operator, cluster;" in said
+    assert "now for localhost, 127.0.0.1, ::1, scheduler\n" in said
     assert (tmp_path / "ca.pem").read_bytes() == ca
     second = read(tmp_path / "worker.pem")
     assert second.serial_number != first.serial_number
