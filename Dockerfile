@@ -11,7 +11,7 @@ COPY requirements/run.txt requirements/build.txt /tmp/
 RUN pip --python /opt/venv/bin/python install --only-binary=:all: --require-hashes -r /tmp/run.txt
 # A wheel of dist/ (make wheel) that fits this Python, in place of one built here: --build-arg WHEEL=dist/NAME.whl
 ARG WHEEL=
-# The compiler is for the core. Without one it is interpreted: slower, with equal results.
+# The compiler is for the core. Without one it is interpreted: slower, with equal results; the end of the build says so.
 RUN if [ -z "$WHEEL" ]; then \
     pip install --only-binary=:all: --require-hashes -r /tmp/build.txt \
     && { command -v cc || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev; } \
@@ -23,7 +23,9 @@ COPY . /src
 WORKDIR /src
 RUN if [ -z "$WHEEL" ]; then \
     pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheel . && WHEEL=/tmp/wheel/*.whl; \
-  fi && pip --python /opt/venv/bin/python install --no-deps $WHEEL && /opt/venv/bin/lorrery --version
+  fi && pip --python /opt/venv/bin/python install --no-deps $WHEEL && /opt/venv/bin/lorrery --version \
+  && { /opt/venv/bin/lorrery --version | grep -q 'compiled core' \
+    || echo 'WARNING: the core of this image is interpreted: there is no C compiler and apt installed none, or WHEEL has no compiled core'; }
 # What nothing here imports goes: the tokenizers' way to a hub, libraries' own tests, what one compiles against them,
 # colours for other languages than Python; and with `strip`, which comes with the compiler, what only a debugger reads.
 RUN pip --python /opt/venv/bin/python uninstall --yes --quiet \
