@@ -18,10 +18,10 @@ INTRODUCTION = f"""# Metrics
 {DO_NOT_EDIT.format("the services' series.py and docs/reference/metrics_page.py")}
 
 Every process answers `GET /metrics`: the router on port 9101 with `deploy/cluster.toml`, the scheduler on 9102, the
-workers of `lorrery up` from 9103 on, every container on 9100, `lorrery load` where `--metrics HOST:PORT` says.
-`deploy/prometheus/prometheus.yml` scrapes them, the dashboards in `deploy/grafana/` show them. Services export their
-series from the tables that generate this page; `tests/deploy/test_metrics.py` and a test of a live cluster compare
-the two.
+workers of `lorrery up` from 9103 on, in containers all of them on 9100, `lorrery load` where `--metrics HOST:PORT`
+says. The page's container, `web`, has none. `deploy/prometheus/prometheus.yml` scrapes them, the dashboards in
+`deploy/grafana/` show them. Services export their series from the tables that generate this page;
+`tests/deploy/test_metrics.py` and a test of a live cluster compare the two.
 
 Workers and the router's HTTP edge have vLLM's series too: [vllm-metrics.md](vllm-metrics.md). The edge's `/metrics` has
 the router's own as well, for scrapers that can reach no other port: let Prometheus scrape only one of the two.
