@@ -31,7 +31,7 @@ from lorrery.chassis.log import configure, get_logger
 from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
 from lorrery.chassis.open_files import warn_when_none_is_left
 from lorrery.chassis.reflection import enable_reflection
-from lorrery.chassis.server import Health, bind, dialable, new_server
+from lorrery.chassis.server import Health, at_port, bind, dialable, new_server
 from lorrery.chassis.settings import ProcessSettings
 from lorrery.chassis.tracing import Tracer
 from lorrery.chassis.version import VERSION
@@ -65,7 +65,7 @@ class Service(Protocol):
         ...
 
     async def listen(self) -> Mapping[str, str]:
-        """Bind its further addresses, and return them by name for the announcement.
+        """Bind its further addresses, and return them by name, with the actual ports.
 
         Raises:
             LorreryError: an address cannot be bound.
@@ -133,11 +133,11 @@ async def run_service(
             address = bind(server, listen, settings.server_tls, f"{service.name}.listen")
             await server.start()
             started = True
-            metrics_address = dialable(metrics, metrics_server.port)
-            addresses = {**await service.listen(), "metrics": metrics_address}
+            addresses = {**await service.listen(), "metrics": at_port(metrics, metrics_server.port)}
             log.info("listening", address=address, **addresses, version=VERSION)
             if announce is not None:
-                write_announcement(announce, {"grpc": address, **addresses, "pid": os.getpid()})
+                dialled = {name: dialable(bound) for name, bound in {"grpc": address, **addresses}.items()}
+                write_announcement(announce, {**dialled, "pid": os.getpid()})
             await _serve(service, health, state, stop, drain_seconds)
         finally:
             await _cancel(watching)

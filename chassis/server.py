@@ -85,7 +85,7 @@ def new_server(receive_bytes: int = RECEIVE_BYTES, guard: CallGuard | None = Non
 
 
 def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = "listen") -> str:
-    """Bind the address `listen` and return the one to dial: actual port, loopback in place of a wildcard.
+    """Bind the address `listen` and return it with the actual port; `dialable` makes of it the one to dial.
 
     Args:
         server: not started yet.
@@ -105,12 +105,17 @@ def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = 
         if credentials is not None:  # the address was free a moment ago
             raise SettingsError("server_tls: gRPC does not accept this cert, key and ca") from None
         raise LorreryError(f"{setting}: address {listen} cannot be taken: {error}") from None
-    return dialable(listen, bound)
+    return at_port(listen, bound)
 
 
-def dialable(listen: str, port: int) -> str:
-    """Return the address to dial from this machine for a server that listens on `listen` and got `port`."""
-    host = listen.rpartition(":")[0]
+def at_port(listen: str, port: int) -> str:
+    """Return the address `listen` with the port that it got in place of 0."""
+    return f"{listen.rpartition(':')[0]}:{port}"
+
+
+def dialable(bound: str) -> str:
+    """Return the address to dial from this machine for a bound one: loopback in place of a wildcard."""
+    host, _, port = bound.rpartition(":")
     return f"{_WILDCARDS.get(host, host)}:{port}"
 
 

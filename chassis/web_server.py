@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from lorrery.chassis.handshakes import REFUSED_SECONDS, Handshake
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.chassis.lingering import LingeringTransport
-from lorrery.chassis.server import dialable, listening_socket
+from lorrery.chassis.server import at_port, listening_socket
 
 REQUEST_SECONDS = 30.0
 """From the start of the connection, or the first byte after a previous request, to the last byte of a request."""
@@ -79,14 +79,14 @@ class WebServer:
         self._socket: socket.socket | None = None
 
     def listen(self) -> str:
-        """Take the address, and return it as it can be dialled.
+        """Take the address, and return it with the actual port.
 
         Raises:
             LorreryError: it cannot be taken.
         """
         self._socket = listening_socket(self._setting, self._address)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # accepted ones inherit it
-        return dialable(self._address, self._socket.getsockname()[1])
+        return at_port(self._address, self._socket.getsockname()[1])
 
     async def run(self) -> None:
         """Serve until cancelled."""

@@ -11,7 +11,7 @@ from lorrery.chassis import status
 from lorrery.chassis.errors import InvalidRequest, RunIsOver, SettingsError
 from lorrery.chassis.interrupt import SIGNALS, handled_by
 from lorrery.chassis.sections import TlsSettings
-from lorrery.chassis.server import Health, bind, new_server
+from lorrery.chassis.server import Health, bind, dialable, new_server
 from lorrery.lockstep.wire import finish_message, observation_message
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.virtual_cluster import RunIsOverError, VirtualCluster
@@ -122,7 +122,7 @@ async def serve(
     await health.set(True)
     with handled_by(asyncio.get_running_loop(), lambda _number: service.finished.set(), SIGNALS):
         try:
-            listening(address)
+            listening(dialable(address))
             await service.finished.wait()
             await health.end()
         finally:

@@ -18,6 +18,7 @@ from lorrery.chassis.interrupt import handled_by
 from lorrery.chassis.log import configure
 from lorrery.chassis.process import write_announcement
 from lorrery.chassis.sections import MAX_PORT, TlsSettings
+from lorrery.chassis.server import dialable
 from lorrery.chassis.version import VERSION
 from lorrery.chassis.web_server import WebServer
 from lorrery.orrery.app import make_app
@@ -123,13 +124,13 @@ async def _serve(
         application = make_app(source, hz)
         try:
             server = WebServer(application, f"{host}:{PORT if port is None else port}", "--port")
-            address = server.listen()
+            listen = server.listen()
         except LorreryError:
             if port is not None:
                 raise
             server = WebServer(application, f"{host}:0", "--port")
-            address = server.listen()
-        listen = f"{host}:{address.rpartition(':')[2]}"
+            listen = server.listen()
+        address = dialable(listen)
         warn_if_exposed("--host", listen, TlsSettings(), protected=False, cure="leave --host out")
         shown = f"record {record}" if record is not None else f"cluster {target}"
         typer.echo(f"{shown}: http://{address}")

@@ -38,7 +38,7 @@ class EngineServer:
         self._names = _register(name, port.protocol, Engine(handler, metrics, port), self._server)
 
     async def start(self) -> str:
-        """Bind the address and start; return the address as it can be dialled.
+        """Bind the address and start; return the address with the actual port.
 
         Raises:
             LorreryError: it cannot be bound.

@@ -12,6 +12,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
+from structlog.testing import capture_logs
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
@@ -42,14 +43,14 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(
-    tmp_path: Path, *, drain_seconds: float = 60.0, settings: Settings | None = None
+    tmp_path: Path, *, drain_seconds: float = 60.0, settings: Settings | None = None, host: str = "127.0.0.1"
 ) -> AsyncIterator[Running]:
     service, announce = EchoService(), tmp_path / "announce.json"
     task = asyncio.create_task(
         run_service(
             service,
-            listen="127.0.0.1:0",
-            metrics="127.0.0.1:0",
+            listen=f"{host}:0",
+            metrics=f"{host}:0",
             settings=settings or Settings.model_validate({}),
             drain_seconds=drain_seconds,
             registry=new_registry("echo"),
@@ -379,6 +380,16 @@ async def test_logs_are_json_events_with_the_service_name(tmp_path: Path):
     events = [json.loads(line) for line in error.splitlines()]
     assert [event["event"] for event in events] == ["listening", "draining", "stopped"]
     assert {event["service"] for event in events} == {"echo"}
+
+
+@pytest.mark.parametrize(("host", "dialled"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")])
+async def test_the_log_says_what_is_bound_and_the_announcement_what_to_dial(tmp_path: Path, host: str, dialled: str):
+    with capture_logs() as events:
+        async with running(tmp_path, host=host) as up:
+            assert {up.address.rpartition(":")[0], up.metrics.rpartition(":")[0]} == {dialled}
+    (listening,) = [event for event in events if event["event"] == "listening"]
+    for name, address in (("address", up.address), ("metrics", up.metrics)):
+        assert listening[name] == f"{host}:{address.rpartition(':')[2]}"
 
 
 def test_interpreter_runs_uvloop_where_it_is_there():
