@@ -36,6 +36,7 @@ async def run(fork_server: ForkServer, engine: Engine) -> int:
         own = [f"router.http={settings.router.http}"]
         if "router.listen" in engine.values:
             own.append(f"router.listen={settings.router.listen}")
+        own += engine.overrides  # an address in the file gives way to a free port, one that is given here does not
         cluster = LocalCluster(
             file, own, engine.num_workers, show=printer.show, free_ports=True, fork_server=fork_server
         )

@@ -47,7 +47,8 @@ lorrery simulate --config engine.toml --rate 10 --duration 3600
 ```
 
 Settings in environment variables (`LORRERY_SCHEDULER__...`) are ignored here; `--set` works and has the highest
-precedence.
+precedence. Only HTTP has a port by default; all else listens on free ports, unless `--grpc-port` or `--set`, such as
+`--set worker.metrics=127.0.0.1:9102`, gives one. Workers' ports count up from there.
 
 ## Flags
 

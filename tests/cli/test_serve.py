@@ -334,3 +334,28 @@ async def test_one_engine_answers_under_its_flags_and_ends_with_a_signal(tmp_pat
         assert (process.returncode, rest) == (0, b""), errors
         assert b"LORRERY_SCHEDULER__POLICY does not count here" in errors
         assert not [pid for pid in pids if alive(pid)]
+
+
+@pytest.mark.cluster
+async def test_services_listen_where_set_says():
+    names = [
+        *("router.listen", "router.metrics", "router.vllm_grpc", "router.sglang_grpc", "router.smg_vllm_grpc"),
+        *("worker.listen", "worker.metrics", "scheduler.listen", "scheduler.metrics", "router.engines"),
+    ]
+    with held_ports(len(names) + 1) as (http_port, *ports):
+        addresses = dict(zip(names, [f"127.0.0.1:{port}" for port in ports], strict=True))
+        addresses["router.engines"] = f'[{{listen = "{addresses["router.engines"]}", protocol = "vllm"}}]'
+        given = [part for name, address in addresses.items() for part in ("--set", f"{name}={address}")]
+        async with serving("Llama-3.1-8B", "--port", "1", *given, "--set", f"router.http=127.0.0.1:{http_port}") as (
+            process,
+            output,
+        ):
+            line = (await output.readline()).decode()
+            assert line.startswith(f"ready: http://127.0.0.1:{http_port} "), line
+            assert line.endswith(f" Lorrery's gRPC at {addresses['router.listen']}\n")
+            for port in ports:  # bound here without listening: only a service lets anyone connect
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+            process.send_signal(signal.SIGTERM)
+            await process.communicate()
+            assert process.returncode == 0
