@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lorrery.chassis.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
 from lorrery.chassis.exposition import Registry
-from lorrery.router.request import Finish
+from lorrery.router.request import Finish, Usage
 from lorrery.settings import Settings
 from lorrery.vocabulary.finish_reason import FinishReason
 
@@ -72,9 +72,8 @@ class EdgeEngine:
     def finished(self, prompt_tokens: int, max_tokens: int, finish: Finish) -> None:
         """Count a request that finished by itself; `finish` is its scheduler's."""
         usage, metrics = finish.usage, self._metrics
+        self.looked_up(usage)
         reason = "length" if finish.reason is FinishReason.LENGTH else "stop"
-        metrics.cached(prompt_tokens if metrics.cache.prefix_caching else 0, usage.cached_tokens)
-        metrics.prompt_cached(usage.cached_tokens)
         metrics.preempted(usage.num_requeues)
         # vLLM has no phase for adapter loads: the wait counts as queueing before the admission, as prefill after it.
         queue_seconds = usage.waited_seconds
@@ -94,6 +93,12 @@ class EdgeEngine:
                 usage.decode_seconds,
             )
         )
+
+    def looked_up(self, usage: Usage) -> None:
+        """Count what a request with a first token had in the prefix cache, which only the usage at its end tells."""
+        metrics = self._metrics
+        metrics.cached(usage.prompt_tokens if metrics.cache.prefix_caching else 0, usage.cached_tokens)
+        metrics.prompt_cached(usage.cached_tokens)
 
     def ended(self, outcome: str, adapter_id: str, *, submitted: bool, started: bool) -> None:
         """Record the end of a call, whatever its outcome."""

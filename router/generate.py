@@ -211,6 +211,8 @@ class Generation:
         finally:
             if trace is not None:
                 trace.num_tokens = output.num_tokens
+            if open_request.finish is not None:
+                timing.left(open_request.finish.usage)
             del self._callers[open_request]
             self._placement.release(open_request)
 

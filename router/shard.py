@@ -194,8 +194,11 @@ class Shard:
     def cancel(self, open_request: OpenRequest) -> None:
         """Drop a request that is open here, and cancel it at the scheduler."""
         assert self._session is not None
-        self._session.fanout.remove(open_request)
-        self._session.cancel(open_request.handle)
+        fanout = self._session.fanout
+        if self._session.cancel(open_request.handle):
+            fanout.leave(open_request)
+        else:
+            fanout.remove(open_request)
 
     def withdraw(self, open_request: OpenRequest) -> "asyncio.Future[Finish | None]":
         """Cancel a request that is open here; return a future for the scheduler's finish, None if it cannot come.

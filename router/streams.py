@@ -58,6 +58,7 @@ class Fanout:
     ) -> None:
         self.open_requests: dict[int, OpenRequest] = {}
         self._withdrawn: dict[int, asyncio.Future[Finish | None]] = {}
+        self._left: set[int] = set()  # cancelled, whose usage is still to be counted
         self.time_scale = time_scale
         self._clock: DeviceClock | None = None
         self._max_pending_tokens = max_pending_tokens
@@ -81,6 +82,15 @@ class Fanout:
         del self.open_requests[open_request.handle]
         open_request.fanout = None
 
+    def leave(self, open_request: OpenRequest) -> None:
+        """Unregister `open_request`, which is cancelled; the scheduler's answer to that has its usage, to be counted.
+
+        Without a token written it has no prompt that was counted, and may have no worker, which would answer.
+        """
+        if self._metrics.engine is not None and open_request.written:
+            self._left.add(open_request.handle)
+        self.remove(open_request)
+
     def withdraw(self, open_request: OpenRequest) -> "asyncio.Future[Finish | None]":
         """Unregister `open_request`, but wait for the finish with which the scheduler answers its cancel.
 
@@ -99,9 +109,11 @@ class Fanout:
         open_request = self.open_requests.get(handle)
         if open_request is not None:
             self.remove(open_request)
-        elif (future := self._withdrawn.get(handle)) is not None and not future.done():
+            return open_request
+        self._left.discard(handle)
+        if (future := self._withdrawn.get(handle)) is not None and not future.done():
             future.set_result(None)
-        return open_request
+        return None
 
     def hold(self) -> bool:
         """Return whether a stream's next token should wait for the flush; if so, make sure that one is scheduled."""
@@ -137,6 +149,10 @@ class Fanout:
                 awake.append(open_request)
             elif (future := self._withdrawn.get(handle)) is not None and not future.done():
                 future.set_result(finish)
+            elif handle in self._left:
+                self._left.remove(handle)
+                if self._metrics.engine is not None:
+                    self._metrics.engine.looked_up(finish.usage)
         # Only now, so that a message has all tokens of its frame, and the last one the finish too. Scheduled before the
         # writes below, whose time is not a delay of the loop.
         self._loop.call_soon(self._measure_loop)
@@ -152,7 +168,7 @@ class Fanout:
             self._arm()
         for open_request in slow:
             if open_request.fanout is self:
-                self.remove(open_request)
+                self.leave(open_request)
                 self._on_slow_reader(open_request)
 
     def close(self) -> list[OpenRequest]:

@@ -7,7 +7,7 @@ tokens - 1). All in device seconds: wall seconds over the cluster's `time_scale`
 import time
 
 from lorrery.router.metrics import RouterMetrics, Traffic
-from lorrery.router.request import Finish
+from lorrery.router.request import Finish, Usage
 
 
 class Timing:
@@ -117,6 +117,11 @@ class Timing:
             metrics.e2e.exemplify(self._e2e, self.trace_id)
         if metrics.engine is not None and finish is not None:
             metrics.engine.finished(prompt_tokens, self._max_tokens, finish)
+
+    def left(self, usage: Usage) -> None:
+        """Count a request that ended by itself, but whose client went before the last message was made."""
+        if self._metrics.engine is not None and self._e2e is None and self._has_token:
+            self._metrics.engine.looked_up(usage)
 
     def ended(self, outcome: str) -> None:
         """Count the end of the call, whatever its outcome."""

@@ -9,6 +9,7 @@ import json
 import random
 import urllib.request
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +113,17 @@ async def test_workers_and_the_edge_show_what_happens_under_other_engines_names(
         endless.cancel()
         await asyncio.wait([asyncio.ensure_future(_end(endless))])
         again = [await client.start(asks[0]) for _ in range(4)]  # finds its prompt wherever it is sent to a second time
+        left = client.start(replace(asks[0], max_new_tokens=3000))  # and so does one whose client leaves
+        await left.at(2)
+        left.cancel()
+        await asyncio.wait([asyncio.ensure_future(_end(left))])
         usages += [stream.check(cluster.settings) for stream in again]
     await nothing_held(cluster)
 
     async def told() -> bool:
         found = await all_of(cluster, *workers)
         at_rest = total(found, "vllm:num_requests_running") == total(found, "vllm:num_requests_waiting") == 0
-        return at_rest and total(found, "vllm:request_success_total", finished_reason="abort") == 1
+        return at_rest and total(found, "vllm:request_success_total", finished_reason="abort") == 2
 
     await wait_until(told, what="the workers to show that nothing runs")
     found = await all_of(cluster, *workers)
@@ -128,17 +133,19 @@ async def test_workers_and_the_edge_show_what_happens_under_other_engines_names(
     by_length = reasons[types_pb2.FINISH_REASON_LENGTH]
     assert total(found, "vllm:request_success_total", finished_reason="length") == by_length > 0
     assert total(found, "vllm:request_success_total", finished_reason="stop") == len(usages) - by_length > 0
-    assert total(found, "vllm:prompt_tokens_total") == prompts + 32
+    unfinished = 32 + asks[0].prompt_tokens
+    assert total(found, "vllm:prompt_tokens_total") == prompts + unfinished
     assert total(found, "vllm:request_prompt_tokens_sum") == prompts
     assert total(found, "vllm:request_generation_tokens_sum") == outputs
-    assert total(found, "vllm:generation_tokens_total") >= outputs + 2
-    assert total(found, "vllm:time_to_first_token_seconds_count") == len(usages) + 1
+    assert total(found, "vllm:generation_tokens_total") >= outputs + 4
+    assert total(found, "vllm:time_to_first_token_seconds_count") == len(usages) + 2
     cached = sum(usage.cached_tokens for usage in usages)
     assert cached > 0
-    assert total(found, "vllm:prompt_tokens_cached_total") == cached
-    assert total(found, "vllm:prefix_cache_hits_total") >= cached
-    # Every token but a request's first has a gap; what the cancelled one has beyond its two is not known here.
-    assert total(found, "vllm:inter_token_latency_seconds_count") >= outputs - len(usages) + 1
+    assert total(found, "vllm:prompt_tokens_cached_total") > cached
+    for name in ("prompt_tokens_cached", "prefix_cache_queries", "prefix_cache_hits"):
+        assert value(at_edge, f"vllm:{name}_total") == total(found, f"vllm:{name}_total")
+    # Every token but a request's first has a gap; what the cancelled ones have beyond their two is not known here.
+    assert total(found, "vllm:inter_token_latency_seconds_count") >= outputs - len(usages) + 2
     assert total(found, "vllm:kv_cache_usage_perc") == 0
     phases = [
         sum(usage.queue_seconds + usage.adapter_load_seconds for usage in usages),
@@ -156,8 +163,8 @@ async def test_workers_and_the_edge_show_what_happens_under_other_engines_names(
     assert value(found[0], "vllm:max_gpu_lora_adapters") == 2
     assert value(at_edge, "vllm:request_success_total", finished_reason="length") == by_length
     assert value(at_edge, "vllm:request_success_total", finished_reason="stop") == len(usages) - by_length
-    assert value(at_edge, "vllm:request_success_total", finished_reason="abort") == 1
-    assert value(at_edge, "vllm:prompt_tokens_total") == prompts + 32
+    assert value(at_edge, "vllm:request_success_total", finished_reason="abort") == 2
+    assert value(at_edge, "vllm:prompt_tokens_total") == prompts + unfinished
     assert value(at_edge, "vllm:request_generation_tokens_sum") == outputs
 
     wanted = {
