@@ -70,9 +70,14 @@ class Completions:
         return {"prompt": prompt, "max_tokens": ask.max_new_tokens, **_common(ask, model)}
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
-        """See `Route.read`."""
+        """See `Route.read`: a chunk without text, as LiteLLM's proxy ends its streams, brings no token."""
         for choice in event["choices"]:
-            answer.token_event(choice["text"], choice.get("finish_reason"))
+            if (text := choice.get("text")) is not None:
+                answer.token_event(text, choice.get("finish_reason"))
+            elif "delta" in choice:
+                raise LookupError("a chunk of a chat")
+            elif reason := choice.get("finish_reason"):
+                answer.finish_reason = reason
         _read_usage(event, answer)
 
 

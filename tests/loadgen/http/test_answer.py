@@ -78,6 +78,14 @@ def test_a_completion_as_vllm_streams_it():
     assert (finish.reason, finish.completion_tokens, finish.prompt_tokens, finish.cached_tokens) == ("length", 3, 7, 4)
 
 
+def test_a_completions_chunk_without_text_is_no_token():
+    """As LiteLLM's proxy ends a stream."""
+    ends = {"choices": [{"finish_reason": "length", "index": 0}]}, {**usage(7, 4), "choices": [{"index": 0}]}
+    got = received(Completions(), completion(" a a"), completion(" b b"), *ends, keep=True)
+    assert (got.status, got.message_tokens, "".join(got.text)) == ("OK", [2, 2], " a a b b")
+    assert (got.finish.reason, got.finish.prompt_tokens, got.finish.completion_tokens) == ("length", 7, 4)
+
+
 def test_a_role_alone_is_no_token_and_a_role_with_text_is_one():
     got = received(Chat(), chat(role="assistant", content=""), chat(content="a"), chat(content="b", reason="stop"))
     assert got.message_tokens == [1, 1]
