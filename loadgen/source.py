@@ -23,6 +23,10 @@ __all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
 _DEFAULT_EXPONENT = 1.0
 _DRAWN = "; --adapters all or --num-adapters N draws adapters"
+_NONE_LISTED = (
+    "--adapters all: none are listed; adapters.registry lists a cluster's; those of a server whose /v1/models gives"
+    " them no parent have to be named: --adapters sql,chat-{0..3}"
+)
 _SHIPPED = "an excerpt of the trace, the one that ships with Lorrery; --trace FILE plays another"
 _SHARED_DRAWS = 1
 _MAX_REQUESTS = 10_000_000
@@ -324,6 +328,8 @@ def _adapter_names(options: LoadOptions, known_adapters: Sequence[str]) -> list[
         return []
     if options.adapters is not None and options.adapters != ALL_ADAPTERS:
         names = expand_adapters(options.adapters)
+    elif options.adapters == ALL_ADAPTERS and not known_adapters:
+        raise SettingsError(_NONE_LISTED)
     elif options.adapters == ALL_ADAPTERS or options.num_adapters is not None:
         names = list(known_adapters)
     else:

@@ -152,6 +152,12 @@ def test_a_workload_without_adapters_says_base_model_only(workload):
     assert not any("base model" in note for note in build(workload=workload, num_adapters=2).notes)
 
 
+@pytest.mark.parametrize("workload", ["poisson", "slora"])
+def test_all_adapters_of_a_server_that_lists_none_is_an_error_with_a_cure(workload):
+    with pytest.raises(SettingsError, match=r"--adapters all: none are listed.*--adapters sql,chat"):
+        build_workload(LoadOptions(target="there:1", workload=workload, adapters="all"), [])
+
+
 def test_a_workload_for_a_named_model_says_its_name():
     notes = build(workload="poisson", protocol="openai", model="sql").notes
     assert any(note.startswith("model sql only; --adapters all") for note in notes)
