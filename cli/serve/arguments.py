@@ -4,8 +4,10 @@
 --lora-modules a=8 b=8           --lora-modules a=8 --lora-modules b=8
 --enable-prefix-caching=false    --no-enable-prefix-caching    Go's flags have values
 -tp 2                            --tensor-parallel-size 2
+-O3                              -O=3
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
@@ -15,7 +17,9 @@ from lorrery.cli.serve.flags import FLAGS
 from lorrery.cli.serve.not_taken import instead_of
 
 _OWN = ("--set", "--print-config", "--dry-run", "--version", "--help", "-h")
-_SHORT = {"-pp": "--pipeline-parallel-size", "-n": "--nnodes", "-r": "--node-rank"}
+_SHORT = {"-O": "--optimization-level", "-r": "--node-rank"}
+_ATTACHED = re.compile(r"(-[A-Za-z])(\d+)")
+_NEGATIVE = re.compile(r"-\d+")
 _BY_NAME = {part: flag for flag in FLAGS for name in flag.names for part in name.split("/")}
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
@@ -32,7 +36,7 @@ def arranged(arguments: Iterable[str]) -> list[str]:
     for argument in rest:
         if argument == "--":
             return [*found, argument, *rest]
-        if not argument.startswith("-") or argument == "-":
+        if not argument.startswith("-") or argument == "-" or _NEGATIVE.fullmatch(argument):
             found += [several, argument] if several is not None and found[-1] != several else [argument]
             continue
         several = None
@@ -50,6 +54,8 @@ def arranged(arguments: Iterable[str]) -> list[str]:
 
 def _named(argument: str) -> tuple[str, Flag | None, str | None]:
     """Return a flag's name, the flag if it is in the table, and the value attached with `=`."""
+    if attached := _ATTACHED.fullmatch(argument):
+        argument = "=".join(attached.groups())
     name, equals, value = argument.partition("=")
     if name.startswith("--"):
         name = name.replace("_", "-")

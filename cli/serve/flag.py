@@ -26,6 +26,8 @@ class Flag:
         least: lowest value.
         metavar: of the value in the help.
         variable: environment variable that can set it.
+        only: the one value that is taken, without effect; None: there are others.
+        why: why other values are refused, and what to do instead.
     """
 
     names: tuple[str, ...]
@@ -37,6 +39,8 @@ class Flag:
     least: float | None = None
     metavar: str | None = None
     variable: str | None = None
+    only: str | int | None = None
+    why: str = ""
 
     @property
     def key(self) -> str:

@@ -52,6 +52,8 @@ _KV_CACHE = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16", "
 )
 _KV_EVENTS = ("endpoint", "replay_endpoint", "buffer_steps", "hwm", "topic")
 _LOG_LEVELS = {"critical": "error", "trace": "debug"}
+_AUTO = ("auto", "-1")
+"""Values of --max-model-len for the longest requests that fit."""
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -90,6 +92,7 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
         SettingsError: an invalid value; the message names the flag or the setting, and the valid values.
     """
     flags = {key: value for key, value in given.items() if value not in (None, [])}
+    _without_effect(flags)
     values = dict(_OWN)
     named = _model(model, flags.pop("model", None))
     values["router.served_model_names"] = [named]
@@ -124,6 +127,17 @@ def _flags_have_effect(given: Mapping[str, Any], values: Mapping[str, Any], sett
             given_to_all = nested(key, values[key]) if key in values else {}
             if (why := Settings.without_effect([{"workers": groups}, given_to_all])) is not None:
                 raise SettingsError(f"--{flag.key.replace('_', '-')} {value}: {why}")
+
+
+def _without_effect(flags: Mapping[str, Any]) -> None:
+    """Refuse another value than the one that a flag may have.
+
+    Raises:
+        SettingsError: names the flag, the value, and what to do instead.
+    """
+    for flag in FLAGS:
+        if flag.only is not None and flags.get(flag.key, flag.only) != flag.only:
+            raise SettingsError(f"{flag.names[0]} {flags[flag.key]}: it must be {flag.only}; {flag.why}")
 
 
 def _model(positional: str | None, named: str | None) -> str:
@@ -162,10 +176,8 @@ def _ways(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
         values["scheduler.batching"] = "continuous"
     if not flags.get("enable_prefix_caching", True):
         values["scheduler.prefix_cache.kind"] = "none"
-    if flags.get("preemption_mode", "lifo") != "lifo":
-        raise SettingsError(f"--preemption-mode {flags['preemption_mode']}: the last to arrive is preempted, lifo")
-    if flags.get("engine_type", "vllm") != "vllm":
-        raise SettingsError(f"--engine-type {flags['engine_type']}: vllm is the only one; docs/policies.md has others")
+    if "max_num_batched_tokens" in flags:
+        values["scheduler.max_num_batched_tokens"] = size("--max-num-batched-tokens", flags["max_num_batched_tokens"])
 
 
 def _adapters(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
@@ -295,7 +307,11 @@ def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[s
     pool = pool // block * block
     if given:
         values["scheduler.max_total_token_num"] = pool
-    longest = size("--max-model-len", flags["max_model_len"]) if "max_model_len" in flags else min(MAX_MODEL_LEN, pool)
+    given_length = flags.get("max_model_len")
+    if given_length in _AUTO:
+        longest = min(deployment.model.max_model_len or pool, pool)
+    else:
+        longest = min(MAX_MODEL_LEN, pool) if given_length is None else size("--max-model-len", given_length)
     if longest > pool:
         raise SettingsError(
             f"--max-model-len {longest}: the KV cache holds {pool} tokens; give fewer, or --gpu-memory-utilization,"
