@@ -68,8 +68,8 @@ FLAGS = (
         str,
         _MODEL,
         "scheduler.max_req_total_len, max_req_input_len",
-        "Maximum tokens of a prompt and its output; default: 8192, or what the KV pool holds; auto: the model's own, or"
-        " what the pool holds. 8k is 8,000, 8K is 8,192.",
+        "Maximum tokens of a prompt and its output; default, and auto: the model's own, or what the KV pool holds."
+        " 8k is 8,000, 8K is 8,192.",
         plain=False,
         metavar="TOKENS",
     ),
@@ -133,7 +133,14 @@ FLAGS = (
         "Share of GPU memory for weights, KV cache and activations; default: 0.9.",
         plain=False,
     ),
-    _flag("--block-size", int, _KV, "scheduler.block_size", "Tokens per KV block; default: 16.", least=1),
+    _flag(
+        "--block-size",
+        int,
+        _KV,
+        "scheduler.block_size",
+        "Tokens per KV block: 1, 8, or a multiple of 16; default: 16.",
+        least=1,
+    ),
     _flag(
         "--num-gpu-blocks-override --kv-cache-size",
         int,
@@ -198,7 +205,8 @@ FLAGS = (
         str,
         _KV,
         "worker.kv_events",
-        "vLLM's JSON: endpoint, replay_endpoint, buffer_steps, hwm, topic.",
+        "vLLM's JSON: endpoint, replay_endpoint, buffer_steps, hwm, topic; nothing is published unless it has"
+        " enable_kv_cache_events.",
         plain=False,
         metavar="JSON",
     ),
@@ -219,10 +227,17 @@ FLAGS = (
         int,
         _LORA,
         "adapters.max_cpu_loras",
-        "Maximum adapters in host memory, others load from disk; default: as many as --max-loras.",
+        "Maximum adapters in host memory, others load from disk; at least and by default as many as --max-loras.",
         least=1,
     ),
-    _flag("--max-lora-rank", int, _LORA, "adapters.max_lora_rank", "Maximum rank; default: 16.", least=1),
+    _flag(
+        "--max-lora-rank",
+        int,
+        _LORA,
+        "adapters.max_lora_rank",
+        "Maximum rank: 1, 8, 16, 32, 64, 128, 256, 320 or 512; default: 16.",
+        least=1,
+    ),
     _flag(
         "--lora-target-modules",
         list[str],

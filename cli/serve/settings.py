@@ -4,6 +4,7 @@ A flag that is not given leaves the value of `engine = "vllm"` (`settings/data/p
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,13 @@ from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.memory import kv_bytes_per_token
 
 MAX_MODEL_LEN = 8192
-"""Most tokens of a prompt and its output, unless a flag says otherwise or fewer fit."""
+"""Most tokens of a prompt and its output of a model whose own are not in the catalogue."""
+LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""Environment variable that allows a longer --max-model-len than the model's own, as in vLLM."""
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's --max-lora-rank."""
+_BLOCK = 16
+"""What vLLM's --block-size is a multiple of, apart from the smaller ones."""
 
 _OWN: Mapping[str, Any] = {
     "engine": "vllm",
@@ -176,13 +183,39 @@ def _ways(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
         values["scheduler.batching"] = "continuous"
     if not flags.get("enable_prefix_caching", True):
         values["scheduler.prefix_cache.kind"] = "none"
+    block = values.get("scheduler.block_size", _BLOCK)
+    if block not in (1, 8) and block % _BLOCK:
+        raise SettingsError(f"--block-size {block}: it must be 1, 8, or a multiple of {_BLOCK}")
+    _batches(flags, values)
+
+
+def _batches(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Set a step's tokens and sequences: each of a decode needs one, and sequences not given are as many as fit."""
     if "max_num_batched_tokens" in flags:
         values["scheduler.max_num_batched_tokens"] = size("--max-num-batched-tokens", flags["max_num_batched_tokens"])
+    scheduler = changed({}, values).scheduler
+    tokens, sequences = scheduler.step_tokens, scheduler.max_num_seqs
+    if tokens >= sequences:
+        return
+    if "scheduler.max_num_seqs" in values:
+        raise SettingsError(
+            f"--max-num-batched-tokens {tokens}: it must be at least --max-num-seqs, {sequences}: a step computes a"
+            " token of each; raise it, or give fewer sequences"
+        )
+    values["scheduler.max_num_seqs"] = max(1, tokens)
 
 
 def _adapters(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+    most_loras, most_in_memory = changed({}, values).adapters.max_loras, values["adapters.max_cpu_loras"]
+    if most_loras is not None and most_in_memory < most_loras:
+        raise SettingsError(
+            f"--max-cpu-loras {most_in_memory}: it must be at least --max-loras, {most_loras}; raise it, or leave it"
+            " out"
+        )
     adapters = read_adapters(flags.get("lora_modules", ()))
     most = values["adapters.max_lora_rank"]
+    if most not in _RANKS:
+        raise SettingsError(f"--max-lora-rank {most}: it must be one of {', '.join(map(str, _RANKS))}")
     for one in adapters:
         if one.rank > most:
             raise SettingsError(
@@ -265,12 +298,15 @@ def _kv_events(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
         raise SettingsError(f"--kv-events-config {quoted(text)}: no JSON: {error}") from None
     if not isinstance(config, dict):
         raise SettingsError(f"--kv-events-config {text}: a JSON object expected")
-    if config.get("enable_kv_cache_events") is False or config.get("publisher") == "null":
-        return
+    publisher = config.get("publisher")
+    if publisher not in (None, "null", "zmq"):
+        raise SettingsError(f"--kv-events-config: publisher is {quoted(str(publisher))}; it must be null or zmq")
     if unknown := config.keys() - _KV_EVENTS - {"enable_kv_cache_events", "publisher", "max_queue_size"}:
         raise SettingsError(
             f"--kv-events-config: {', '.join(sorted(unknown))} has no meaning here; it may have {', '.join(_KV_EVENTS)}"
         )
+    if not config.get("enable_kv_cache_events") or publisher == "null":
+        return
     found = {"endpoint": "tcp://*:5557", **{key: config[key] for key in _KV_EVENTS if config.get(key) is not None}}
     values |= {f"worker.kv_events.{key}": value for key, value in found.items()}
 
@@ -307,11 +343,13 @@ def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[s
     pool = pool // block * block
     if given:
         values["scheduler.max_total_token_num"] = pool
-    given_length = flags.get("max_model_len")
-    if given_length in _AUTO:
-        longest = min(deployment.model.max_model_len or pool, pool)
-    else:
-        longest = min(MAX_MODEL_LEN, pool) if given_length is None else size("--max-model-len", given_length)
+    own = deployment.model.max_model_len
+    given_length = flags.get("max_model_len", _AUTO[0])
+    longest = min(own or MAX_MODEL_LEN, pool) if given_length in _AUTO else size("--max-model-len", given_length)
+    if own is not None and longest > own and os.environ.get(LONG) != "1":
+        raise SettingsError(
+            f"--max-model-len {longest}: {deployment.model.name} takes {own} tokens; give fewer, or set {LONG}=1"
+        )
     if longest > pool:
         raise SettingsError(
             f"--max-model-len {longest}: the KV cache holds {pool} tokens; give fewer, or --gpu-memory-utilization,"
@@ -320,6 +358,9 @@ def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[s
     if longest < 2:
         raise SettingsError(f"--max-model-len {longest}: a prompt and its output have at least 2 tokens")
     values |= {"scheduler.max_req_total_len": longest, "scheduler.max_req_input_len": longest - 1}
+    if settings.scheduler.batching != "chunked" and "scheduler.max_num_batched_tokens" not in values:
+        # As in vLLM: a prompt that is not computed in chunks has to fit in one step.
+        values["scheduler.max_num_batched_tokens"] = max(settings.scheduler.step_tokens, longest)
 
 
 def _share(value: float) -> Fraction:

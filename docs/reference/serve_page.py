@@ -31,7 +31,11 @@ curl http://127.0.0.1:8000/v1/models
 * It listens on 127.0.0.1 unless `--host` says otherwise. vLLM listens on every address: use `--host 0.0.0.0` for that.
 * Flags that are not given have the values of `engine = "vllm"` ([engines.md](engines.md)): first come first served,
   chunked prefill, limits by GPU, paged KV cache, prefix cache, one adapter on the GPU, steps that wait for adapter
-  loads, and vLLM's host time and kernels. `--max-model-len` is {{max_model_len:,}}; vLLM takes the model's own.
+  loads, and vLLM's host time and kernels. `--max-model-len` is the model's own, or, if it is less, what the KV cache
+  holds, where vLLM does not start; {{max_model_len:,}} for a model whose own is not in the catalogue.
+* Values that vLLM refuses are refused: a `--max-model-len` above the model's own (without
+  `VLLM_ALLOW_LONG_MAX_MODEL_LEN=1`), fewer `--max-num-batched-tokens` than `--max-num-seqs`, fewer `--max-cpu-loras`
+  than `--max-loras`, another `--max-lora-rank` or `--block-size` than it knows.
 * An adapter is `NAME=RANK`, `NAME=PATH` with an `adapter_config.json` in PATH, or vLLM's JSON. Nothing is downloaded;
   only the rank and the projections are read from a PATH. `POST /v1/load_lora_adapter` loads further adapters.
 * `--print-config` prints the equivalent settings, to keep, to change, or to simulate:

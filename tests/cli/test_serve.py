@@ -77,6 +77,13 @@ def test_issue_s_own_command_line_amounts_to_vllms_way_with_four_adapters_at_onc
         ("--no-enable-chunked-prefill", "scheduler.batching", "continuous"),
         ("--enable-prefix-caching=false", "scheduler.prefix_cache.kind", "none"),
         ("--enable-kvcache --block-size 32", "scheduler.block_size", 32),
+        ("--max-num-batched-tokens 100", "scheduler.max_num_seqs", 100),
+        ("--max-lora-rank 320", "adapters.max_lora_rank", 320),
+        ("--block-size 48", "scheduler.block_size", 48),
+        ("--block-size 1", "scheduler.block_size", 1),
+        ("--max-loras 2 --max-cpu-loras 2", "adapters.max_cpu_loras", 2),
+        ("--seed 1", "scheduler.max_req_total_len", 8192),
+        ("--gpu L4 --kv-cache-size 64", "scheduler.max_req_total_len", 1024),
         ("--kv-cache-size 1024", "scheduler.max_total_token_num", 16384),
         ("--num-gpu-blocks-override 64 --block-size 64 --max-model-len 4k", "scheduler.max_total_token_num", 4096),
         ("--max-model-len 4K", "scheduler.max_req_total_len", 4096),
@@ -104,8 +111,15 @@ def test_issue_s_own_command_line_amounts_to_vllms_way_with_four_adapters_at_onc
         ("--prefill-overhead 30ms --inter-token-latency 20", "worker.step_time", "constant"),
         ("--zmq-endpoint tcp://*:5557 --use-vllm-map-event-format", "worker.kv_events.format", "map"),
         ("--use-vllm-map-event-format=false", "worker.kv_events.format", "array"),
-        ('--kv-events-config {"publisher":"zmq","buffer_steps":9}', "worker.kv_events.buffer_steps", 9),
-        ('--kv-events-config {"publisher":"zmq"}', "worker.kv_events.endpoint", "tcp://*:5557"),
+        ('--kv-events-config {"enable_kv_cache_events":true,"buffer_steps":9}', "worker.kv_events.buffer_steps", 9),
+        ('--kv-events-config {"enable_kv_cache_events":true}', "worker.kv_events.endpoint", "tcp://*:5557"),
+        (
+            '--kv-events-config {"enable_kv_cache_events":true,"publisher":"zmq"}',
+            "worker.kv_events.endpoint",
+            "tcp://*:5557",
+        ),
+        ('--kv-events-config {"publisher":"zmq"}', "worker.kv_events.endpoint", None),
+        ('--kv-events-config {"enable_kv_cache_events":true,"publisher":"null"}', "worker.kv_events.endpoint", None),
         ("--uvicorn-log-level trace", "log.level", "debug"),
         ("--shutdown-timeout 3", "worker.drain_seconds", 3.0),
         ("--lora-target-modules q_proj down_proj", "adapters.target_modules", "all-linear"),
@@ -186,7 +200,18 @@ def test_adapters_have_the_rank_of_their_folder_and_the_widest_projections(tmp_p
         ("Llama-3-8B --lora-modules a", "NAME=RANK or NAME=PATH expected"),
         ('Llama-3-8B --lora-modules {"name":3}', 'an object with "name"'),
         ("Llama-3-8B --lora-modules Llama-3-8B=8", "has the base model's name"),
-        ("Llama-3-8B --max-model-len 900k", "the KV cache holds 445856 tokens"),
+        ("Llama-3-8B --max-model-len 16k", "Llama-3-8B takes 8192 tokens; give fewer, or set VLLM_ALLOW_LONG_MAX_MO"),
+        ("Llama-3.1-8B --gpu L4 --max-model-len 100k", "--max-model-len 100000: the KV cache holds"),
+        (
+            "Llama-3-8B --max-num-batched-tokens 100 --max-num-seqs 256",
+            "--max-num-batched-tokens 100: it must be at least --max-num-seqs, 256",
+        ),
+        ("Llama-3-8B --max-num-seqs 10000", "--max-num-batched-tokens 8192: it must be at least --max-num-seqs, 10000"),
+        ("Llama-3-8B --max-cpu-loras 1 --max-loras 4", "--max-cpu-loras 1: it must be at least --max-loras, 4"),
+        ("Llama-3-8B --max-lora-rank 12", "--max-lora-rank 12: it must be one of 1, 8, 16, 32, 64, 128, 256, 320, 512"),
+        ("Llama-3-8B --max-lora-rank 1000", "--max-lora-rank 1000: it must be one of"),
+        ("Llama-3-8B --block-size 17", "--block-size 17: it must be 1, 8, or a multiple of 16"),
+        ('Llama-3-8B --kv-events-config {"publisher":"kafka"}', "publisher is 'kafka'; it must be null or zmq"),
         ("Llama-3-8B --kv-cache-size 9 --gpu-memory-utilization 0.5", "both say how large the KV cache is"),
         ("Llama-3-8B --gpu-memory-utilization 1.5", "it must be above 0 and at most 1"),
         ("Llama-3-8B --speedup-ratio 0", "it must be above 0"),
@@ -204,6 +229,19 @@ def test_adapters_have_the_rank_of_their_folder_and_the_widest_projections(tmp_p
 )
 def test_what_cannot_be_is_refused_with_a_cure(arguments: str, message: str):
     assert message in refused(*arguments.split())
+
+
+def test_a_model_may_take_more_than_its_own_tokens_if_the_environment_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    assert printed("Llama-3-8B", "--max-model-len", "16K").scheduler.max_req_total_len == 16384
+    assert "the KV cache holds 445856 tokens" in refused("Llama-3-8B", "--max-model-len", "900k")
+
+
+@pytest.mark.parametrize(("model", "tokens"), [("Llama-3.1-8B", 131072), ("Llama-2-7B", 4096)])
+@pytest.mark.parametrize("flags", [[], ["--no-enable-chunked-prefill"]])
+def test_a_request_is_as_long_as_the_model_allows(model: str, tokens: int, flags: list[str]):
+    scheduler = printed(model, *flags).scheduler
+    assert (scheduler.max_req_total_len, scheduler.max_req_input_len) == (tokens, tokens - 1)
 
 
 def test_every_flag_of_the_peers_is_taken_or_explained():
