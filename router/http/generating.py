@@ -21,11 +21,15 @@ TokenId = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
 """Validation of a list stops at the first wrong element: the errors of a whole list would be a hundred times as big."""
-Count = Annotated[int, Field(ge=0, le=0x7FFFFFFF)]
-Positive = Annotated[int, Field(ge=1, le=0x7FFFFFFF)]
+Switch = Annotated[bool, Field(strict=False)]
+Whole = Annotated[int, Field(strict=False)]
+Number = Annotated[float, Field(strict=False)]
+"""Read as pydantic does in its lax mode, which vLLM has for all fields: "3" and 3.0 are 3, "true" and 1 are true."""
+Count = Annotated[Whole, Field(ge=0, le=0x7FFFFFFF)]
+Positive = Annotated[Whole, Field(ge=1, le=0x7FFFFFFF)]
 
 LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
-"""Unknown fields are ignored; values must have exactly the field's type."""
+"""Unknown fields are ignored; values must have exactly the field's type, unless it is one of the three above."""
 
 _REFUSED = {
     "suffix": "output follows its prompt, and is followed by nothing",
@@ -53,7 +57,7 @@ class StreamOptions(BaseModel):
 
     model_config = LENIENT
 
-    include_usage: bool | None = None
+    include_usage: Switch | None = None
 
 
 class GeneratingRequest(BaseModel):
@@ -62,39 +66,41 @@ class GeneratingRequest(BaseModel):
     model_config = LENIENT
 
     model: str | None = Field(default=None, description="the base model, or an adapter; unset: the base model")
-    stream: bool | None = None
+    stream: Switch | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Count | None = Field(default=None, description="n at most: none is better than another")
     stop: str | Texts | None = None
     stop_token_ids: Tokens | None = Field(default=None, description="the output ends with the first of these")
-    include_stop_str_in_output: bool | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_p: float | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(default=None, description="0 and -1: all tokens")
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    ignore_eos: bool | None = None
+    include_stop_str_in_output: Switch | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**64)] | None = None
+    temperature: Annotated[Number, Field(ge=0)] | None = None
+    top_p: Number | None = None
+    top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = Field(default=None, description="0 and -1: all tokens")
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(default=None, description="without effect")
+    repetition_penalty: Annotated[Number, Field(gt=0)] | None = Field(default=None, description="without effect")
+    ignore_eos: Switch | None = None
     min_tokens: Count | None = Field(
         default=None, description="the output's own end and stop strings come after so many"
     )
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+    prompt_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = Field(
         default=None, description="how likely each token of the prompt was, with so many alternatives; not in streams"
     )
-    return_tokens_as_token_ids: bool | None = Field(
+    return_tokens_as_token_ids: Switch | None = Field(
         default=None, description="tokens of log-probabilities are called token_id:N"
     )
-    return_token_ids: bool | None = Field(default=None, description="choices have token_ids and prompt_token_ids")
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=0x7FFFFFFF)] | None = Field(
+    return_token_ids: Switch | None = Field(default=None, description="choices have token_ids and prompt_token_ids")
+    truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, le=0x7FFFFFFF)] | None = Field(
         default=None, description="so many last tokens of the prompt count; -1: as many as there may be"
     )
-    add_special_tokens: bool | None = Field(default=None, description="whether a text begins with the token for that")
+    add_special_tokens: Switch | None = Field(default=None, description="whether a text begins with the token for that")
     user: str | None = Field(default=None, description="the tenant, where no API keys are asked for")
     response_format: dict[str, Any] | None = Field(default=None, description="type text, or nothing")
     suffix: str | None = None
     prompt_embeds: Any = None
-    use_beam_search: bool | None = None
+    use_beam_search: Switch | None = None
     logits_processors: Any = None
     allowed_token_ids: Any = None
     bad_words: Any = None
@@ -106,7 +112,7 @@ class GeneratingRequest(BaseModel):
     functions: Any = None
     audio: Any = None
     kv_transfer_params: Any = None
-    priority: int | None = None
+    priority: Whole | None = None
     cache_salt: str | None = None
 
     most_tokens_name: ClassVar[str] = "max_tokens"

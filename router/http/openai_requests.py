@@ -7,7 +7,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
-from lorrery.router.http.generating import LENIENT, Count, GeneratingRequest, Positive, Texts, Tokens, refused
+from lorrery.router.http.generating import (
+    LENIENT,
+    Count,
+    GeneratingRequest,
+    Positive,
+    Switch,
+    Texts,
+    Tokens,
+    Whole,
+    refused,
+)
 
 _CHAT_REFUSED = {
     "chat_template": "the router runs no code of its clients; router.tokenizer brings the template",
@@ -22,8 +32,8 @@ class CompletionRequest(GeneratingRequest):
 
     prompt: str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
     max_tokens: Count | None = Field(default=None, description="16 if unset; 0 only with echo")
-    echo: bool | None = Field(default=None, description="the text begins with the prompt")
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+    echo: Switch | None = Field(default=None, description="the text begins with the prompt")
+    logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = Field(
         default=None, description="how likely each token was, with so many alternatives"
     )
 
@@ -130,19 +140,19 @@ class ChatRequest(GeneratingRequest):
     messages_: Annotated[list[ChatMessage], Field(min_length=1, alias="messages", fail_fast=True)]
     max_completion_tokens: Positive | None = Field(default=None, description="unset: max_tokens")
     max_tokens: Positive | None = Field(default=None, description="unset: what the prompt leaves of the context")
-    logprobs: bool | None = Field(default=None, description="how likely each token was")
-    top_logprobs_: Annotated[int, Field(ge=0, le=20)] | None = Field(
+    logprobs: Switch | None = Field(default=None, description="how likely each token was")
+    top_logprobs_: Annotated[Whole, Field(ge=0, le=20)] | None = Field(
         default=None, alias="top_logprobs", description="so many alternatives to each token; needs logprobs"
     )
     modalities: Texts | None = Field(default=None, description="text")
     tools: Any = Field(default=None, description="for the chat template; the mock model calls none")
     documents: Any = Field(default=None, description="for the chat template")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")
-    add_generation_prompt: bool | None = Field(
+    add_generation_prompt: Switch | None = Field(
         default=None, description="whether the prompt ends with what begins the assistant's turn"
     )
     chat_template: str | None = None
-    continue_final_message: bool | None = None
+    continue_final_message: Switch | None = None
     tool_choice: Any = Field(default=None, description="none, or auto")
 
     fills_context: ClassVar[bool] = True

@@ -7,7 +7,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.blocks import Block, Content, text_of, unread
-from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Texts, refuse_given, refused
+from lorrery.router.http.generating import (
+    LENIENT,
+    GeneratingRequest,
+    Positive,
+    Switch,
+    Texts,
+    Whole,
+    refuse_given,
+    refused,
+)
 
 _TEXTS = ("input_text", "output_text", "text")
 _ITEMS = ("message", "function_call", "function_call_output")
@@ -82,9 +91,9 @@ class ResponsesRequest(GeneratingRequest):
     )
     tool_choice: Any = Field(default=None, description="none, or auto")
     include: Texts | None = None
-    top_logprobs_: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, alias="top_logprobs")
+    top_logprobs_: Annotated[Whole, Field(ge=0, le=20)] | None = Field(default=None, alias="top_logprobs")
     metadata: dict[str, Any] | None = None
-    background: bool | None = None
+    background: Switch | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     prompt: Any = None

@@ -41,6 +41,40 @@ def test_the_first_wrong_element_ends_the_reading_of_a_list(kind: type[BaseModel
     assert caught.value.error_count() <= 5
 
 
+GIVEN = {
+    "max_tokens": 3,
+    "n": 2,
+    "top_k": 1,
+    "seed": 1,
+    "temperature": 0.5,
+    "top_p": 1.0,
+    "stream": True,
+    "min_tokens": 1,
+}
+GIVEN_LAXLY = [
+    {"max_tokens": "3", "n": "2", "top_k": "1", "seed": "1", "temperature": "0.5", "top_p": "1", "stream": "true"},
+    {"max_tokens": 3.0, "n": 2.0, "top_k": True, "seed": 1.0, "temperature": ".5", "top_p": 1, "stream": 1},
+]
+
+
+@pytest.mark.parametrize("laxly", GIVEN_LAXLY)
+@pytest.mark.parametrize(
+    ("kind", "prompt"),
+    [(CompletionRequest, {"prompt": "x"}), (ChatRequest, {"messages": [{"role": "user", "content": "x"}]})],
+)
+def test_numbers_and_booleans_are_read_as_vllm_reads_them(
+    kind: type[BaseModel], prompt: dict[str, Any], laxly: dict[str, Any]
+) -> None:
+    read = kind.model_validate({**prompt, **laxly, "min_tokens": "1"})
+    assert read == kind.model_validate({**prompt, **GIVEN})
+
+
+@pytest.mark.parametrize("prompt", [3, True, [3.0], ["3", 4], [["5"]], [True]])
+def test_a_prompt_is_not_read_from_other_kinds(prompt: object) -> None:
+    with pytest.raises(ValidationError):
+        CompletionRequest.model_validate({"prompt": prompt})
+
+
 @pytest.mark.parametrize("given", [{}, {"parameters": None}, {"parameters": {}}])
 def test_sloras_parameters_may_be_null_as_other_fields_may(given: dict[str, Any]) -> None:
     assert SloraRequest.model_validate({"inputs": "x", **given}).parameters == SloraParameters()
