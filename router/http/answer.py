@@ -96,13 +96,9 @@ class Collected:
         return self.finish.usage
 
 
-def finish_word(message: router_pb2.GenerateResponse) -> str | None:
-    """Return OpenAI's finish reason of a message; None: it is not the last message."""
-    if not message.HasField("finish"):
-        return None
-    return {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}.get(
-        FinishReason.of(message.finish.reason), "stop"
-    )
+def finish_word(reason: FinishReason) -> str:
+    """Return OpenAI's name of a finish reason."""
+    return {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}.get(reason, "stop")
 
 
 class ChoiceCall:

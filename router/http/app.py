@@ -79,7 +79,8 @@ def _add_process_routes(app: FastAPI, edge: Edge, registry: CollectorRegistry) -
 
     for path in ("/health", "/healthz", "/ping"):
         app.add_api_route(path, health, methods=["GET"], tags=["process"], response_class=Response)
-        app.add_api_route(path, health, methods=["HEAD", "POST"], include_in_schema=False)
+        app.add_api_route(path, health, methods=["HEAD"], include_in_schema=False)
+    app.add_api_route("/ping", health, methods=["POST"], include_in_schema=False)  # vLLM takes it there only
 
     @app.get("/load", tags=["process"])
     async def load(request: Request) -> dict[str, int]:

@@ -66,9 +66,19 @@ class Edge:
             self.handler.count_refused(error)
             raise
 
-    def request_id(self, http: Request) -> str:
-        """Return the request's id: the client's, or one that the server generated."""
-        name: str = http.scope["state"][REQUEST_ID]
+    def request_id(self, http: Request, in_body: str | None = None) -> str:
+        """Return the request's id: that of its header, else of its body, else the one that the server generated.
+
+        The response's `x-request-id` is the same.
+
+        Raises:
+            InvalidRequest: the body's is too long.
+        """
+        state = http.scope["state"]
+        if in_body and not http.headers.get("x-request-id"):
+            check_length("request_id", in_body)
+            state[REQUEST_ID] = in_body
+        name: str = state[REQUEST_ID]
         return name
 
     def tenant(self, user: str | None) -> str:

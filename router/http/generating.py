@@ -17,6 +17,8 @@ from lorrery.v1 import router_pb2, types_pb2
 MAX_CHOICES = 128
 """Upper bound on the outputs of one prompt, as in OpenAI's API."""
 
+RequestId = Annotated[str, Field(pattern="^[ -~]*$")]
+"""Only what a header can show, since the response has it in one."""
 TokenId = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -95,6 +97,7 @@ class GeneratingRequest(BaseModel):
     truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, le=0x7FFFFFFF)] | None = Field(
         default=None, description="so many last tokens of the prompt count; -1: as many as there may be"
     )
+    request_id: RequestId | None = Field(default=None, description="the request's id, without a header x-request-id")
     add_special_tokens: Switch | None = Field(default=None, description="whether a text begins with the token for that")
     user: str | None = Field(default=None, description="the tenant, where no API keys are asked for")
     response_format: dict[str, Any] | None = Field(default=None, description="type text, or nothing")
@@ -154,8 +157,12 @@ class GeneratingRequest(BaseModel):
         if self.best_of is not None and self.best_of > (self.n or 1):
             raise refused("best_of", self.best_of, "no output is better than another; ask for n of them")
         if self.min_tokens and self.most_tokens is not None and self.min_tokens > self.most_tokens:
-            most = f"{self.most_tokens_name} is {self.most_tokens}"
-            raise refused("min_tokens", self.min_tokens, f"{most}; ask for fewer")
+            raise InvalidRequest(
+                f"min_tokens is {self.min_tokens}; it must be at most {self.most_tokens_name}, {self.most_tokens}",
+                field="min_tokens",
+                value=self.min_tokens,
+                limit=self.most_tokens,
+            )
         if self.prompt_logprobs is not None and self.stream:
             raise refused("prompt_logprobs", self.prompt_logprobs, "streams have none; leave out one of the two")
 

@@ -36,7 +36,9 @@ def routes(edge: Edge) -> APIRouter:
         """Complete one or more prompts, each text or tokens; as a stream or in one piece."""
         request.check()
         prompts = request.prompts
-        return await _answer(edge, request, http, prompts, f"cmpl-{edge.request_id(http)}", CompletionShape)
+        return await _answer(
+            edge, request, http, prompts, f"cmpl-{edge.request_id(http, request.request_id)}", CompletionShape
+        )
 
     @router.post("/chat/completions", responses=EITHER)
     async def chat(request: ChatRequest, http: Request) -> Response:
@@ -49,7 +51,8 @@ def routes(edge: Edge) -> APIRouter:
                 add_generation_prompt=request.add_generation_prompt is not False,
                 variables=request.variables,
             )
-        return await _answer(edge, request, http, [prompt], f"chatcmpl-{edge.request_id(http)}", ChatShape)
+        request_id = f"chatcmpl-{edge.request_id(http, request.request_id)}"
+        return await _answer(edge, request, http, [prompt], request_id, ChatShape)
 
     @router.get("/models")
     async def models(http: Request) -> Response:
@@ -108,7 +111,8 @@ async def _answer(
     messages = request.messages(prompts, request_id, edge.tenant(request.user))
     names = [one._replace(max_model_len=edge.max_model_len) for one in _names(request)]
     details = await _details(edge, request, http, list(zip(messages, names, strict=True)))
-    shown = shape(request_id, request.model or edge.model, n, request.include_usage, details)
+    stop_token_ids = frozenset(request.stop_token_ids or ())
+    shown = shape(request_id, request.model or edge.model, n, request.include_usage, details, stop_token_ids)
     its_names = [one for one in names for _ in range(n)]
     return edge.answer(http, outputs(messages, n, request.seed), shown, stream=request.stream, names=its_names)
 

@@ -189,7 +189,11 @@ class ChatRequest(GeneratingRequest):
             if value := getattr(self, name):
                 raise refused(name, value, why)
         if self.top_logprobs_ and not self.logprobs:
-            raise refused("top_logprobs", self.top_logprobs_, "it needs logprobs: true")
+            raise InvalidRequest(
+                f"top_logprobs is {self.top_logprobs_}; it needs logprobs: true; set that, or leave it out",
+                field="top_logprobs",
+                value=self.top_logprobs_,
+            )
         if self.tool_choice not in (None, "none", "auto"):
             raise refused("tool_choice", self.tool_choice, "the mock model calls no tools; leave it out, or auto")
         if self.modalities is not None and set(self.modalities) != {"text"}:

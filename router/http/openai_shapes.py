@@ -6,7 +6,7 @@ the last; usage has its own chunk, without choices, and only if requested; the l
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
@@ -16,6 +16,9 @@ from lorrery.router.http.errors import error_body
 from lorrery.router.http.openai_details import Details, Piece
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.v1 import router_pb2, types_pb2
+from lorrery.vocabulary.finish_reason import FinishReason
+
+_GOES_ON = '"finish_reason": null, "stop_reason": null'
 
 
 class CompletionShape:
@@ -27,6 +30,7 @@ class CompletionShape:
         n: outputs per prompt.
         include_usage: whether a stream ends with its usage.
         details: what to show beside the text; None: text only.
+        stop_token_ids: tokens that end an output.
     """
 
     media_type = EVENT_STREAM
@@ -36,10 +40,17 @@ class CompletionShape:
     """Whether details of a prompt are in each choice, or beside the choices."""
 
     def __init__(
-        self, request_id: str, model: str, n: int, include_usage: bool, details: Details | None = None
+        self,
+        request_id: str,
+        model: str,
+        n: int,
+        include_usage: bool,
+        details: Details | None = None,
+        stop_token_ids: Collection[int] = (),
     ) -> None:
         self._n = n
         self._details = details
+        self._stop_token_ids = stop_token_ids
         self._head = {"id": request_id, "created": unix_seconds(), "model": model}
         head = json.dumps({"id": request_id, "object": self.chunk_kind, "created": self._head["created"]})[:-1]
         self._prefix = f'data: {head}, "model": {json.dumps(model)}, "choices": [{{"index": '
@@ -49,29 +60,36 @@ class CompletionShape:
         """See `Shape`."""
         if self._details is not None:
             for piece in self._details.echoed(index):
-                yield self._detailed_event(self._details, index, piece, None)
+                yield self._detailed_event(self._details, index, piece, _GOES_ON)
 
     def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
         """See `Shape`."""
-        finish = finish_word(message)
+        ending = self._ending(message.finish, message.token_ids) if message.HasField("finish") else _GOES_ON
         if self._details is not None:
             piece = self._details.take(index, message.text, message.token_ids, logprobs)
-            return self._detailed_event(self._details, index, piece, finish)
+            return self._detailed_event(self._details, index, piece, ending)
         return (
-            f"{self._prefix}{index}, {self._delta(index, quoted(message.text))},"
-            f' "logprobs": null, "finish_reason": {_word(finish)}}}]}}\n\n'
+            f'{self._prefix}{index}, {self._delta(index, quoted(message.text))}, "logprobs": null, {ending}}}]}}\n\n'
         ).encode()
 
-    def _detailed_event(self, details: Details, index: int, piece: Piece, finish: str | None) -> bytes:
+    def _ending(self, finish: router_pb2.Finish, token_ids: Sequence[int]) -> str:
+        """Return a choice's fields about its end; `token_ids`: up to the last."""
+        reason = FinishReason.of(finish.reason)
+        stopped_by: str | int | None = finish.stop_sequence or None
+        if reason is FinishReason.STOP and not stopped_by and token_ids and token_ids[-1] in self._stop_token_ids:
+            stopped_by = token_ids[-1]
+        return f'"finish_reason": "{finish_word(reason)}", "stop_reason": {json.dumps(stopped_by)}'
+
+    def _detailed_event(self, details: Details, index: int, piece: Piece, ending: str) -> bytes:
         delta = self._delta(index, quoted(piece.text))
-        choice = "".join(self._detailed(details, delta, piece, finish))
+        choice = "".join(self._detailed(details, delta, piece, ending))
         return f"{self._prefix}{index}, {choice}}}]{''.join(self._beside(details, piece))}}}\n\n".encode()
 
-    def _detailed(self, details: Details, text: str, piece: Piece, finish: str | None) -> Iterator[str]:
+    def _detailed(self, details: Details, text: str, piece: Piece, ending: str) -> Iterator[str]:
         """Yield the fields of a choice with its details."""
         yield f'{text}, "logprobs": '
         yield from self._logprobs(details, piece)
-        yield f', "finish_reason": {_word(finish)}'
+        yield f", {ending}"
         yield from details.own(piece)
         if self.prompt_in_choice:
             yield from details.about_prompt(piece)
@@ -103,14 +121,14 @@ class CompletionShape:
         beside: list[tuple[Details, Piece]] = []
         for index, choice in enumerate(choices):
             assert choice.finish is not None
-            finish = finish_word(router_pb2.GenerateResponse(finish=choice.finish))
+            ending = self._ending(choice.finish, choice.token_ids)
             yield f'{", " if index else ""}{{"index": {index}, '
             if self._details is None:
                 text = self._whole_text(quoted(choice.text.getvalue()))
-                yield f'{text}, "logprobs": null, "finish_reason": {_word(finish)}'
+                yield f'{text}, "logprobs": null, {ending}'
             else:
                 piece = self._details.take(index, choice.text.getvalue(), choice.token_ids, choice.logprobs)
-                yield from self._detailed(self._details, self._whole_text(quoted(piece.text)), piece, finish)
+                yield from self._detailed(self._details, self._whole_text(quoted(piece.text)), piece, ending)
                 beside.append((self._details, piece))
             yield "}"
         yield "]"
@@ -136,9 +154,15 @@ class ChatShape(CompletionShape):
     prompt_in_choice = False
 
     def __init__(
-        self, request_id: str, model: str, n: int, include_usage: bool, details: Details | None = None
+        self,
+        request_id: str,
+        model: str,
+        n: int,
+        include_usage: bool,
+        details: Details | None = None,
+        stop_token_ids: Collection[int] = (),
     ) -> None:
-        super().__init__(request_id, model, n, include_usage, details)
+        super().__init__(request_id, model, n, include_usage, details, stop_token_ids)
         self._introduced: set[int] = set()
 
     def _delta(self, index: int, text: str) -> str:
@@ -152,10 +176,6 @@ class ChatShape(CompletionShape):
 
     def _logprobs(self, details: Details, piece: Piece) -> Iterator[str]:
         return details.chat_logprobs(piece)
-
-
-def _word(finish: str | None) -> str:
-    return "null" if finish is None else f'"{finish}"'
 
 
 def usage_of(usages: Sequence[types_pb2.Usage], n: int, *, output: bool = True) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def routes(edge: Edge) -> APIRouter:
             prompt = await edge.handler.encode_chat(
                 request.turns(), lambda: edge.caller(http), variables=request.variables
             )
-        request_id = edge.request_id(http)
+        request_id = edge.request_id(http, request.request_id)
         messages = request.messages([prompt], f"resp_{request_id}", edge.tenant(request.user))
         shape = ResponseShape(request_id, request.model or edge.model, request)
         return edge.answer(http, outputs(messages, 1, request.seed), shape, stream=request.stream, names=[names])

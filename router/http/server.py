@@ -68,9 +68,8 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsC
             await app(scope, receive, send)
             return
         begun, status_sent = perf_counter(), 0
-        request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        request_id = request_id or uuid4().hex.encode()
-        scope["state"][REQUEST_ID] = request_id.decode("latin-1")
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        scope["state"][REQUEST_ID] = given.decode("latin-1") or uuid4().hex
         scope["state"][WRITER] = DirectWriter(send)
         if scope["http_version"] == "1.0":
             send = in_no_chunks(send)
@@ -81,7 +80,8 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsC
                 status_sent = message["status"]
                 if trace is not None:
                     trace.answered(message["status"], getattr(scope.get("route"), "path", None))
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                request_id: str = scope["state"][REQUEST_ID]  # a body may have set it
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode("latin-1"))]
             await send(message)
 
         num_bytes = 0

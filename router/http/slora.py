@@ -207,7 +207,9 @@ def routes(edge: Edge) -> APIRouter:
             return answer(request, http, stream=False)
         request.check()
         request.check_outputs(1, edge.handler.settings.router.http_max_outputs)
-        (message,) = request.messages([request.prompt], edge.request_id(http), edge.tenant(request.user))
+        (message,) = request.messages(
+            [request.prompt], edge.request_id(http, request.request_id), edge.tenant(request.user)
+        )
         n = request.n or 1
         shape = LlmMockShape(request.prompt, n)
         messages = outputs([message], n, request.seed)

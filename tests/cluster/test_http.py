@@ -142,6 +142,8 @@ async def test_process_routes(cluster: LocalCluster) -> None:
     for path, methods in (("/health", "GET HEAD"), ("/healthz", "GET"), ("/ping", "GET POST"), ("/load", "GET")):
         for method in methods.split():
             assert status_of(await exchange(cluster, method, path)) == 200
+    for path in ("/health", "/healthz", "/load"):
+        assert status_of(await exchange(cluster, "POST", path)) == 405
     assert json_of(await exchange(cluster, "GET", "/load")) == {"server_load": 0}
     assert set(json_of(await exchange(cluster, "GET", "/version"))) == {"version"}
     assert b"lorrery_router_requests_total" in await exchange(cluster, "GET", "/metrics")

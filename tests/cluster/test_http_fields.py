@@ -154,20 +154,72 @@ async def test_least_lengths_stop_tokens_and_stop_strings_that_stay(cluster: Loc
     token_ids = tokens_of(cluster, 8, 30)
     words = text_of(token_ids).split()
 
-    async def output(**fields: Any) -> tuple[str, str, int]:
+    async def output(**fields: Any) -> tuple[str, str, int, object]:
         answer = await openai.completions.create(
             model=MODEL, prompt="x", seed=8, max_tokens=30, extra_body=EXACT | fields
         )
         assert answer.usage is not None
-        return answer.choices[0].text, answer.choices[0].finish_reason, answer.usage.completion_tokens
+        (choice,) = answer.choices
+        return choice.text, choice.finish_reason, answer.usage.completion_tokens, (choice.model_extra or {})[STOPPED]
 
-    assert await output(stop_token_ids=[token_ids[9]]) == (text_of(token_ids[:10]), "stop", 10)
-    stopped = {"stop": [f" {words[9]}"], "include_stop_str_in_output": True}
-    assert await output(**stopped) == (text_of(token_ids[:10]), "stop", 10)
-    assert await output(**stopped, min_tokens=10) == (text_of(token_ids), "length", 30)
+    stop_token, stop = token_ids[9], f" {words[9]}"
+    assert await output(stop_token_ids=[stop_token]) == (text_of(token_ids[:10]), "stop", 10, stop_token)
+    shown = {"stop_token_ids": [stop_token], "logprobs": 1}
+    assert await output(**shown) == (text_of(token_ids[:10]), "stop", 10, stop_token)
+    stopped = {"stop": ["nowhere", stop], "include_stop_str_in_output": True}
+    assert await output(**stopped) == (text_of(token_ids[:10]), "stop", 10, stop)
+    assert await output(**stopped, min_tokens=10) == (text_of(token_ids), "length", 30, None)
     exact = await openai.completions.create(model=MODEL, prompt="x", max_tokens=40, extra_body={"min_tokens": 40})
     assert exact.usage is not None
     assert (exact.usage.completion_tokens, exact.choices[0].finish_reason) == (40, "length")
+
+
+@pytest.mark.parametrize("logprobs", [None, True])
+async def test_a_stream_says_what_stopped_it(cluster: LocalCluster, openai: AsyncOpenAI, logprobs: bool | None) -> None:
+    token_ids = tokens_of(cluster, 8, 30)
+    words = text_of(token_ids).split()
+    for stop, shown in (({"stop": f" {words[9]}"}, f" {words[9]}"), ({"stop_token_ids": [token_ids[9]]}, token_ids[9])):
+        stream = await openai.chat.completions.create(
+            model="",
+            messages=[{"role": "user", "content": "x"}],
+            seed=8,
+            max_tokens=30,
+            stream=True,
+            logprobs=logprobs,
+            extra_body=EXACT | stop,
+        )
+        reasons = [(chunk.choices[0].model_extra or {})[STOPPED] async for chunk in stream]
+        assert reasons == [*[None] * (len(reasons) - 1), shown]
+
+
+async def test_ends_by_themselves_have_no_stop_reason(openai: AsyncOpenAI) -> None:
+    answer = await openai.completions.create(model=MODEL, prompt="x", seed=8, max_tokens=2000)
+    assert (answer.choices[0].finish_reason, (answer.choices[0].model_extra or {})[STOPPED]) == ("stop", None)
+
+
+async def test_wrong_combinations_name_the_limit(openai: AsyncOpenAI) -> None:
+    with pytest.raises(BadRequestError, match="min_tokens is 10; it must be at most max_tokens, 2"):
+        await openai.completions.create(model=MODEL, prompt="x", max_tokens=2, extra_body={"min_tokens": 10})
+    with pytest.raises(BadRequestError, match="top_logprobs is 3; it needs logprobs: true"):
+        await openai.chat.completions.create(model="", messages=[{"role": "user", "content": "x"}], top_logprobs=3)
+
+
+async def test_an_id_in_the_body_is_the_requests_unless_the_header_has_one(openai: AsyncOpenAI) -> None:
+    async def ids(*, header: str | None, body: str) -> tuple[str, str]:
+        answer = await openai.completions.with_raw_response.create(
+            model=MODEL,
+            prompt="x",
+            max_tokens=1,
+            extra_headers={} if header is None else {"x-request-id": header},
+            extra_body={"request_id": body},
+        )
+        return answer.headers["x-request-id"], answer.parse().id
+
+    assert await ids(header=None, body="mine") == ("mine", "cmpl-mine")
+    assert await ids(header="other", body="mine") == ("other", "cmpl-other")
+    for wrong in ("x\r\nset-cookie: a=b", "\u00e9", "x" * 1000):
+        with pytest.raises(BadRequestError, match="request_id"):
+            await ids(header=None, body=wrong)
 
 
 async def test_a_chat_without_a_length_may_fill_the_context(openai: AsyncOpenAI) -> None:
@@ -192,6 +244,7 @@ async def test_prompts_may_be_cut_and_have_no_special_tokens(openai: AsyncOpenAI
     assert await prompt_tokens(truncate_prompt_tokens=-1) == 3
 
 
+STOPPED = "stop_reason"
 PASSED_OVER: dict[str, Any] = {
     "presence_penalty": -2.0,
     "frequency_penalty": -0.5,

@@ -103,7 +103,7 @@ async def test_a_conversation_goes_on_with_the_output_of_a_response(openai: Asyn
         ({"include": ["message.output_text.logprobs"]}, "include", "/v1/chat/completions"),
         ({"top_logprobs": 2}, "top_logprobs", "/v1/chat/completions"),
         ({"prompt_logprobs": 0}, "prompt_logprobs", "/v1/chat/completions"),
-        ({"min_tokens": 5, "max_output_tokens": 4}, "min_tokens", "max_output_tokens is 4"),
+        ({"min_tokens": 5, "max_output_tokens": 4}, "min_tokens", "at most max_output_tokens, 4"),
         ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
         ({"max_output_tokens": 9999}, "max_output_tokens", "maximum context length is 4096 tokens"),
         (
