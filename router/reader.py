@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import replace
+from hashlib import blake2b
 from uuid import uuid4
 
 from lorrery.chassis.errors import InvalidRequest, Reason, UnknownName
@@ -66,14 +67,15 @@ class RequestReader:
             sampling = replace(sampling, max_new_tokens=self._room(len(prompt), caller))
         check_use(caller, adapter_id, sampling.max_new_tokens, len(prompt))
         check_least(sampling)
+        prompt_u32 = u32.pack(prompt)
         return Request(
             request_id=message.request_id or uuid4().hex,
             adapter_id=adapter_id,
             tenant_id=tenant_id,
-            prompt_token_ids_u32=u32.pack(prompt),
+            prompt_token_ids_u32=prompt_u32,
             sampling=sampling,
             stop_token_sequences=await self._stop_token_sequences(sampling),
-            seed=message.seed if message.HasField("seed") else self._random_bits(64),
+            seed=message.seed if message.HasField("seed") else self._seed(message, sampling, prompt_u32),
             true_output_tokens=message.true_output_tokens,
             eos_id=self._tokenizer.eos_id,
             key=caller if self._access.counts else None,
@@ -93,6 +95,16 @@ class RequestReader:
         if message.adapter_id not in ("", model) or why_no_name(model) is not None:
             raise unknown_model(model, self.served[0])
         return model
+
+    def _seed(self, message: router_pb2.GenerateRequest, sampling: SamplingParams, prompt_token_ids_u32: bytes) -> int:
+        """Return a seed for a request without one: drawn, or the prompt's if greedy decoding is asked for.
+
+        Greedy output follows from the prompt and the adapter, and a worker adds the adapter to the seed. Requests that
+        are greedy because S-LoRA's default is, without asking for it, get a drawn seed: their outputs should differ.
+        """
+        if sampling.is_greedy and message.sampling.HasField("do_sample"):
+            return int.from_bytes(blake2b(prompt_token_ids_u32, digest_size=8).digest(), "little")
+        return self._random_bits(64)
 
     def _sampling(self, message: router_pb2.GenerateRequest) -> SamplingParams:
         limits, asked = self._settings.router, message.sampling

@@ -40,6 +40,11 @@ class SamplingParams:
     include_stop_sequence: bool = False
     signed_penalties: bool = False
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether each token is the likeliest, of normalised parameters."""
+        return self.top_k == 1
+
     def effective(self) -> dict[str, bool | float | int]:
         """Return the S-LoRA parameters that normalisation may change, by name, with their effective values."""
         return {name: getattr(self, name) for name in _NORMALISED}

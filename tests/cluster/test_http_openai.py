@@ -95,6 +95,19 @@ async def test_several_prompts_and_outputs_come_as_choices_in_order(cluster: Loc
     assert texts == [expected(20 + i) for i in range(4)]
 
 
+async def test_equal_greedy_requests_have_equal_answers(openai: AsyncOpenAI) -> None:
+    async def texts(model: str, **fields: Any) -> list[str]:
+        answer = await openai.completions.create(model=model, prompt=PROMPT, max_tokens=8, **fields)
+        return [choice.text for choice in answer.choices]
+
+    base, adapter = "Llama-3-8B", "lora-1"
+    greedy = await texts(base, temperature=0)
+    assert await texts(base, temperature=0) == greedy != await texts(adapter, temperature=0)
+    assert await texts(base, temperature=0, n=2) == greedy * 2
+    assert await texts(base, temperature=0, seed=1) != greedy
+    assert await texts(base) != await texts(base)
+
+
 async def test_output_ends_before_a_stop_string(cluster: LocalCluster, openai: AsyncOpenAI) -> None:
     words = text_of(cluster, Ask(seed=8, max_new_tokens=30)).split()
     answer = await openai.completions.create(

@@ -85,6 +85,30 @@ async def test_seed_and_request_id_are_made_if_the_client_gives_none(start_route
     await router.until_empty()
 
 
+async def test_a_greedy_request_without_a_seed_has_that_of_its_prompt(start_router: StartRouter) -> None:
+    router = await start_router()
+    route = await router.route()
+    greedy = types_pb2.SamplingParams(do_sample=False)
+    prompts = [[9, 8, 2163], [9, 8, 2163], [9, 8, 2164], [9, 8]]
+
+    async def seeds(**fields: object) -> list[int]:
+        calls = [router.generate(token_ids=router_pb2.TokenIds(ids=ids), **fields) for ids in prompts]
+        submits = [await next_submit(route) for _ in calls]
+        for call in calls:
+            call.cancel()
+        return [submit.sampling.seed for submit in submits]
+
+    by_prompt = sorted(await seeds(sampling=greedy))
+    assert len(set(by_prompt)) == 3
+    assert sorted(await seeds(sampling=greedy)) == by_prompt
+    tiny = types_pb2.SamplingParams(do_sample=True, temperature=1e-6)
+    assert sorted(await seeds(sampling=tiny)) == by_prompt
+    assert await seeds(sampling=greedy, seed=5) == [5] * 4
+    for drawn in ({}, {"sampling": types_pb2.SamplingParams(do_sample=True)}):
+        assert len(set(await seeds(**drawn))) == 4
+    await router.until_empty()
+
+
 async def test_without_a_length_output_may_fill_what_the_prompt_leaves(start_router: StartRouter) -> None:
     router = await start_router()
     route = await router.route()

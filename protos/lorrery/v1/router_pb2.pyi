@@ -74,7 +74,9 @@ class GenerateRequest(message.Message):
     empty.
     """
     seed: builtins.int
-    """Equal seeds give equal tokens. Drawn by the router if unset."""
+    """Equal seeds give equal tokens. If unset, the router draws one, or derives it
+    from the prompt where do_sample is set and decoding is greedy.
+    """
     true_output_tokens: builtins.int
     """True output length from a trace: the model ends there by itself unless
     ignore_eos is set. No scheduling decision sees it. Unset: drawn from the
