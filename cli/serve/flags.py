@@ -59,7 +59,8 @@ FLAGS = (
         str,
         _MODEL,
         "worker.weight_dtype",
-        "Quantization of the weights: fp8, awq, gptq, int8 and the like.",
+        "Quantization of the weights: fp8, awq, gptq, int8, nvfp4, mxfp4 and the like; default: what the model's name"
+        " ends with (-FP8, -AWQ), or its published checkpoint has.",
         plain=False,
         metavar="METHOD",
     ),

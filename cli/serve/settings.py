@@ -51,9 +51,13 @@ _WEIGHTS = {
 }
 _QUANTIZED = {
     **dict.fromkeys(("fp8", "ptpc_fp8", "fbgemm_fp8", "modelopt"), "fp8"),
+    **dict.fromkeys(("nvfp4", "modelopt_fp4"), "nvfp4"),
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), "mxfp4"),
     **dict.fromkeys(("int8", "w8a8", "experts_int8"), "int8"),
     **dict.fromkeys(("int4", "awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes", "compressed-tensors"), "int4"),
 }
+_ENDINGS = {"fp8": "fp8", "awq": "int4", "int4": "int4", "gptq": "int4", "nvfp4": "nvfp4"}
+"""Last part of a checkpoint's name -> type of its weights."""
 _KV_CACHE = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"} | dict.fromkeys(
     ("fp8", "fp8_e4m3", "fp8_e5m2"), "fp8"
 )
@@ -113,7 +117,9 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
     _steps(flags, values)
     _kv_events(flags, values)
     overrides = tuple(overrides)
-    values["model"] = _in_catalogue(named, changed(changed({}, values), overrides).catalogue)
+    values["model"], stored = _in_catalogue(named, changed(changed({}, values), overrides).catalogue)
+    if flags.get("dtype", "auto") == "auto" and "quantization" not in flags:
+        values["worker.weight_dtype"] = stored
     _memory(flags, values, overrides)
     settings = changed(changed({}, values), overrides)
     _flags_have_effect(given, values, settings)
@@ -155,12 +161,21 @@ def _model(positional: str | None, named: str | None) -> str:
     return positional or named or ""
 
 
-def _in_catalogue(name: str, catalogue: Iterable[Path]) -> str:
-    """Return the catalogue's name for a model: every service of a cluster must use the same name."""
+def _in_catalogue(name: str, catalogue: Iterable[Path]) -> tuple[str, str]:
+    """Return the catalogue's name for a model, the same for every service of a cluster, and its checkpoint's type.
+
+    The type is that of the published checkpoint, or the one that the name ends with: Qwen3-32B-AWQ.
+    """
+    known = read_catalogue(catalogue)
     try:
-        return read_catalogue(catalogue).model(name).name
+        model = known.model(name)
     except CatalogueError as error:
-        raise SettingsError(f"--model: {error}") from None
+        head, _, last = name.rpartition("-")
+        stored = _ENDINGS.get(last.lower())
+        if stored is None:
+            raise SettingsError(f"--model: {error}") from None
+        return _in_catalogue(head, catalogue)[0], stored
+    return model.name, model.checkpoint
 
 
 def _one_of(flag: str, value: str, known: Mapping[str, str]) -> str:

@@ -134,6 +134,22 @@ def test_flag_sets_what_docs_say(flags: str, key: str, value: object):
     assert found == value
 
 
+@pytest.mark.parametrize(
+    ("arguments", "weight_dtype"),
+    [
+        ("openai/gpt-oss-120b", "mxfp4"),
+        ("openai/gpt-oss-20b --dtype auto", "mxfp4"),
+        ("openai/gpt-oss-20b --dtype bfloat16", "bfloat16"),
+        ("Qwen/Qwen3-32B-AWQ", "int4"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "fp8"),
+        ("Qwen/Qwen3-32B-FP8 -q nvfp4 --gpu B200", "nvfp4"),
+        ("Qwen/Qwen3-8B", "bfloat16"),
+    ],
+)
+def test_weights_have_the_type_of_the_checkpoint(arguments: str, weight_dtype: str):
+    assert printed(*arguments.split()).worker.weight_dtype == weight_dtype
+
+
 def test_gpu_memory_utilization_and_bytes_size_the_kv_pool():
     def pool(*flags: str) -> int:
         found = printed("Llama-3-8B", *flags).scheduler.max_total_token_num

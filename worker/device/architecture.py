@@ -36,6 +36,7 @@ class Model:
         shared_ffn: total inner size of the experts that every token uses beside its chosen ones; 0: none.
         window_layers: layers whose tokens attend to the last `window` tokens only.
         window: tokens, few enough for every sequence to be taken to have them; 0: all layers attend to all.
+        checkpoint: weight dtype of the published checkpoint, one of `WEIGHT_DTYPES`.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Model:
     shared_ffn: int = 0
     window_layers: int = 0
     window: int = 0
+    checkpoint: str = "bfloat16"
     caveat: str = ""
 
     @property

@@ -35,7 +35,8 @@ DEFAULT_LINK = "pcie-4"
 PACKAGE = "lorrery.worker.device"
 """Package whose folder `data` holds the shipped tables."""
 
-_ENDING = re.compile(r"(-(hf|chat|instruct|base|it|v\d[\d.]*))+$", re.IGNORECASE)
+_ENDING = re.compile(r"(-(hf|chat|instruct|thinking|base|it|v\d[\d.]*|2[4-9]\d\d))+$", re.IGNORECASE)
+"""What checkpoints of one architecture add to its name: what they were trained for, a version, year and month."""
 _LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce")
 
 _Record = TypeVar("_Record", Gpu, Model)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar, get_args
 
-from lorrery.worker.device.architecture import Model
+from lorrery.worker.device.architecture import WEIGHT_DTYPES, Model
 from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import (
@@ -107,6 +107,10 @@ def build_model(entry: Table, at: str) -> Model:
         raise CatalogueError(
             f"{at}: experts_per_token cannot be {model.experts_per_token}; it must be at most num_experts,"
             f" {model.num_experts}"
+        )
+    if model.checkpoint not in WEIGHT_DTYPES:
+        raise CatalogueError(
+            f"{at}: checkpoint cannot be {shown(model.checkpoint)}; it must be one of {', '.join(WEIGHT_DTYPES)}"
         )
     if model.window_layers > model.num_layers or bool(model.window_layers) != bool(model.window):
         raise CatalogueError(

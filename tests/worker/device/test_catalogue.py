@@ -105,6 +105,9 @@ def test_gpus_are_known_by_the_names_of_profiles(asked, name):
         ("internlm/internlm-20b", "internlm-20B"),
         ("huggyllama/llama-7b", "Llama-2-7B"),
         ("bloom-176b", "BLOOM-176B"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen3-30B-A3B"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "Qwen3-235B-A22B"),
+        ("mistralai/Mistral-Large-Instruct-2411", "Mistral-Large-123B"),
     ],
 )
 def test_models_are_known_by_the_names_of_checkpoints(asked, name):

@@ -53,3 +53,10 @@ def test_narrower_weights_never_take_longer_where_the_gpu_multiplies_them(gpu, m
         for batch in (decodes(1, 500), decodes(64, 500)):
             times = [step.step_ps(batch) for step in steps]
             assert times == sorted(times)
+
+
+def test_a_model_that_does_not_fit_says_how_its_checkpoint_is_stored():
+    with pytest.raises(CatalogueError, match=r"KV cache; its checkpoint is in mxfp4, 65\.1 GB$"):
+        deployment("H100-SXM", "gpt-oss-120b").kv_pool_tokens()
+    with pytest.raises(CatalogueError, match=r"GB for the KV cache$"):
+        deployment("H100-SXM", "Llama-3-70B").kv_pool_tokens()
