@@ -94,7 +94,7 @@ def test_what_moves_between_workers_is_replayed_and_stands_in_the_journal(placem
 
 
 def test_what_was_preempted_before_it_moved_is_replayed(tmp_path: Path) -> None:
-    path = run_settings((*WAYS["chunked paged"], "scheduler.max_num_seqs=4"), "moves 12", tmp_path, num_requests=60)
+    path = run_settings((*WAYS["chunked paged"], "scheduler.max_num_seqs=4"), "moves 12", tmp_path, num_requests=100)
     moved = {line["handle"] for line in read_lines(path) if "moved_from" in line}
     assert moved & {handle for line in read_lines(path) for handle, _ in line.get("preempted", ())}
     assert replayed(path).differences == []
