@@ -7,8 +7,8 @@ policy is first come first served. Prompts and outputs are drawn from the shippe
 trace, arrivals are Poisson; every rule gets the same requests. A request is good if its first token comes within 200 ms
 and its further ones every 40 ms on average. A GPU's use is the share of the time in which it runs a step.
 
-Step times of the L40S are from its data sheet: nothing of it was measured. The rules, not the GPUs, are what is
-compared. Writes mixed_fleet.csv and the figure. Takes about a quarter of a minute.
+Step times follow from kernels of both GPUs, timed one by one. The rules, not the GPUs, are what is compared. Writes
+mixed_fleet.csv and the figure. Takes about a quarter of a minute.
 """
 
 from collections import defaultdict
@@ -187,8 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     caption = (
         f"One {FAST} and {NUM_SLOW} {SLOW}, Llama-3-8B, {NUM_ADAPTERS} adapters of rank 16, first come first served;"
         f" Azure's 2023 conversation lengths, Poisson arrivals, {options.seconds:g} s. Good: first token within"
-        f" {1e3 * GOOD_TTFT:g} ms, further ones every {1e3 * GOOD_TPOT:g} ms. All simulated. The {SLOW}'s step times"
-        " are from its data sheet; there is no measurement of it."
+        f" {1e3 * GOOD_TTFT:g} ms, further ones every {1e3 * GOOD_TPOT:g} ms. All simulated."
     )
     figure.save(lambda: draw(rows), options.out, NAME, caption)
 
