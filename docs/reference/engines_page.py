@@ -30,7 +30,7 @@ lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weigh
 * **The longest request** is the model's `max_model_len` in the catalogue, or `scheduler.max_total_token_num` if that is
   set and smaller; a prompt may have one token less. Requests that do not fit a worker's KV cache are refused as usual.
   So `Llama-3-8B`, the default of a cluster, takes 8,192 tokens, like its checkpoint, and `Llama-3.1-8B` 131,072.
-* **Memory** is what the device reports, where the catalogue has it (H100, H200, B200), or the nominal size;
+* **Memory** is what the device reports, where the catalogue has it (all GPUs but L20), or the nominal size;
   `worker.gpu_memory_utilization` and `worker.activation_gb` say how much of it the engine uses.
 * **Workers.** If an engine is named, `simulate` and `up` run one worker unless `--workers` says otherwise: a closed
   loop of `-c` clients then means the same as in that engine's own benchmark.
