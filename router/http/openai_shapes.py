@@ -51,6 +51,7 @@ class CompletionShape:
         self._n = n
         self._details = details
         self._stop_token_ids = stop_token_ids
+        self._introduced: set[int] = set()  # outputs whose role a chat has shown
         self._head = {"id": request_id, "created": unix_seconds(), "model": model}
         head = json.dumps({"id": request_id, "object": self.chunk_kind, "created": self._head["created"]})[:-1]
         self._prefix = f'data: {head}, "model": {json.dumps(model)}, "choices": [{{"index": '
@@ -152,18 +153,6 @@ class ChatShape(CompletionShape):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     prompt_in_choice = False
-
-    def __init__(
-        self,
-        request_id: str,
-        model: str,
-        n: int,
-        include_usage: bool,
-        details: Details | None = None,
-        stop_token_ids: Collection[int] = (),
-    ) -> None:
-        super().__init__(request_id, model, n, include_usage, details, stop_token_ids)
-        self._introduced: set[int] = set()
 
     def _delta(self, index: int, text: str) -> str:
         if index in self._introduced:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from lorrery.worker.device.architecture import Model, Precision, check_split, held_experts
-from lorrery.worker.device.architecture import precision as dtypes
+from lorrery.worker.device.architecture import precision as precision_of
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import Gpu
 
@@ -111,7 +111,7 @@ def kv_pool_tokens(
     tokens = left // kv_bytes_per_token(model, tensor_parallel, precision)
     if tokens < 1:
         adapters = f" - {adapter_bytes / 1e9:.1f} GB of adapters" if adapter_bytes else ""
-        published = weight_bytes(model, dtypes(model.checkpoint, "bfloat16"), expert_parallel)
+        published = weight_bytes(model, precision_of(model.checkpoint, "bfloat16"), expert_parallel)
         hint = f"; its checkpoint is in {model.checkpoint}, {published / 1e9:.1f} GB" if published < weights else ""
         raise CatalogueError(
             f"{model.name} does not fit on {tensor_parallel} x {gpu.name}:"
