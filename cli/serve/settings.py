@@ -118,8 +118,8 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
     _kv_events(flags, values)
     overrides = tuple(overrides)
     values["model"], stored = _in_catalogue(named, changed(changed({}, values), overrides).catalogue)
-    if flags.get("dtype", "auto") == "auto" and "quantization" not in flags:
-        values["worker.weight_dtype"] = stored
+    if "quantization" not in flags and stored not in _WEIGHTS.values():
+        values["worker.weight_dtype"] = stored  # whatever --dtype says, which is the type of what they are unpacked to
     _memory(flags, values, overrides)
     settings = changed(changed({}, values), overrides)
     _flags_have_effect(given, values, settings)

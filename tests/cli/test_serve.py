@@ -139,8 +139,10 @@ def test_flag_sets_what_docs_say(flags: str, key: str, value: object):
     [
         ("openai/gpt-oss-120b", "mxfp4"),
         ("openai/gpt-oss-20b --dtype auto", "mxfp4"),
-        ("openai/gpt-oss-20b --dtype bfloat16", "bfloat16"),
+        ("openai/gpt-oss-20b --dtype bfloat16", "mxfp4"),
         ("Qwen/Qwen3-32B-AWQ", "int4"),
+        ("Qwen/Qwen3-32B-AWQ --dtype half", "int4"),
+        ("Qwen/Qwen3-8B --dtype half", "float16"),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "fp8"),
         ("Qwen/Qwen3-32B-FP8 -q nvfp4 --gpu B200", "nvfp4"),
         ("Qwen/Qwen3-8B", "bfloat16"),
