@@ -311,7 +311,8 @@ class Cluster:
 
     def connect(self, router_id: str) -> RouterLink:
         """Connect a router."""
-        router = RouterLink(router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)
+        earlier = self.requests.of([link for link in self.routers if link.router_id == router_id])
+        router = RouterLink(router_id, self.clock, self.settings.scheduler.max_pending_router_tokens, earlier)
         self.routers[router] = None
         log.info("router_connected", router_id=router_id, num_adapters=len(self.core.adapters))
         return router

@@ -111,6 +111,7 @@ class Requests:
 
     def submit(self, submit: Submit, router: RouterLink) -> None:
         """Accept a request, or refuse it at once."""
+        counted = self._take_over(submit, router) if submit.resumed else Counted.NOTHING
         at_ps = self._clock.now_ps()
         self._num_handles += 1
         sequence = Sequence(
@@ -163,7 +164,7 @@ class Requests:
             prompt_token_ids_u32=submit.prompt_token_ids_u32,
             sampling=submit.sampling,
             token_ids=submit.produced,
-            counted=self._counted(submit, router),
+            counted=counted,
             context=submit.trace,
             trace=trace,
         )
@@ -181,9 +182,14 @@ class Requests:
         )
         self._carry_out(events, at_ps)
 
-    def _counted(self, submit: Submit, router: RouterLink) -> Counted:
-        """Return how much the metrics have counted of a request from a stream that broke."""
-        orphaned = self._orphans.pop((router.router_id, submit.request_id)) if submit.resumed else None
+    def _take_over(self, submit: Submit, router: RouterLink) -> Counted:
+        """End what is left of a resumed request on the stream that broke; return how much of it was counted."""
+        key = router.router_id, submit.request_id
+        live = self.lives.get(router.earlier.pop(submit.request_id, 0))
+        if live is not None and not live.orphaned:
+            self._orphan(live)
+            self.cancel(live.router, live.router_handle)
+        orphaned = self._orphans.pop(key)
         return Counted.FIRST_TOKEN if submit.produced else orphaned or Counted.NOTHING
 
     def cancel(self, router: RouterLink, router_handle: int) -> None:
@@ -220,13 +226,24 @@ class Requests:
     def orphan(self, router: RouterLink) -> None:
         """Cancel the requests of a router whose stream has ended."""
         for handle in router.owned.values():
-            live = self.lives[handle]
-            live.orphaned = True
-            if live.sequence.first_admitted_ps is not None:
-                first = live.counted is Counted.FIRST_TOKEN or live.sequence.first_token_ps is not None
-                counted = Counted.FIRST_TOKEN if first else Counted.ADMISSION
-                self._orphans.put((router.router_id, live.request_id), counted)
+            if not (live := self.lives[handle]).orphaned:
+                self._orphan(live)
         self.cancel_all(router, list(router.owned))
+
+    def of(self, routers: Iterable[RouterLink]) -> dict[str, int]:
+        """Return the handles of the requests of these streams, by request ID."""
+        return {self.lives[handle].request_id: handle for router in routers for handle in router.owned.values()}
+
+    def _orphan(self, live: LiveRequest) -> None:
+        """Note that a request's stream has broken, and remember how much of it was counted, for its resumption."""
+        live.orphaned = True
+        counted = live.counted
+        if live.sequence.first_token_ps is not None:
+            counted = Counted.FIRST_TOKEN
+        elif live.sequence.first_admitted_ps is not None:
+            counted = max(counted, Counted.ADMISSION)
+        if counted is not Counted.NOTHING:
+            self._orphans.put((live.router.router_id, live.request_id), counted)
 
     def _end_use(self, live: LiveRequest) -> None:
         """Stop counting a request against its API key."""

@@ -24,14 +24,19 @@ class RouterLink:
         router_id: as it announced itself.
         clock: stamps messages.
         max_pending_tokens: bound on pending messages, in tokens of 8 bytes; ends and refusals count by their size.
+        earlier: the scheduler's handles of the requests of the router's other streams, by request ID.
 
     Attributes:
         owned: the scheduler's handles of its requests, by the router's handles.
+        earlier: as given. The end of a stream that broke may become known after the router has resumed its requests.
     """
 
-    def __init__(self, router_id: str, clock: DeviceClock, max_pending_tokens: int) -> None:
+    def __init__(
+        self, router_id: str, clock: DeviceClock, max_pending_tokens: int, earlier: dict[str, int] | None = None
+    ) -> None:
         self.router_id = router_id
         self.owned: dict[int, int] = {}
+        self.earlier = earlier or {}
         self._clock = clock
         self._max_pending_bytes = 8 * max_pending_tokens  # 4 bytes for the token, 4 for its handle
         self._handles: list[bytes] = []

@@ -71,6 +71,13 @@ class Harness:
         assert hello.hello.model == "Llama-2-7B"
         return Router(call, hello.hello)
 
+    async def hang_up(self, router: "Router") -> None:
+        """End a router's stream; return once the scheduler knows."""
+        links = self.service._cluster.routers
+        expected = len(links) - 1
+        router.call.cancel()
+        await wait_until(lambda: len(links) == expected, what=f"{expected} routers")
+
     async def attach(self, worker_id: str = "w", model: str = "Llama-2-7B", pool: int = 6000) -> "Worker":
         call = self.stub.Attach()
         self.calls.append(call)

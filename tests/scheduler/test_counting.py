@@ -59,8 +59,9 @@ async def test_a_mixed_step_counts_the_tokens_of_its_prefills() -> None:
         assert scheduler.value("batch_tokens_sum") - before == 701
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["its end is known", "its end is not known yet"])
 @pytest.mark.parametrize("num_steps", [0, 1, 2], ids=["in prefill", "first token", "second token"])
-async def test_a_request_whose_stream_was_resumed_counts_once(scheduler: Harness, num_steps: int) -> None:
+async def test_a_request_whose_stream_was_resumed_counts_once(scheduler: Harness, num_steps: int, known: bool) -> None:
     worker, router = await scheduler.attach(), await scheduler.route()
     await router.submit(1, prompt=10, max_new=50)
     plan = await worker.plan()
@@ -68,7 +69,8 @@ async def test_a_request_whose_stream_was_resumed_counts_once(scheduler: Harness
         await worker.step(plan)
         await router.read()
         plan = plan if step else await worker.plan()
-    router.call.cancel()
+    if known:
+        await scheduler.hang_up(router)
     again = await scheduler.route()
     await again.submit(1, prompt=10, max_new=50, produced=[100, 101][:num_steps], resumed=True)
     plan = await worker.plan_that_leaves(plan)
@@ -83,12 +85,14 @@ async def test_a_request_whose_stream_was_resumed_counts_once(scheduler: Harness
     assert scheduler.value("time_to_first_token_seconds_count") == 1
 
 
-async def test_a_request_that_waited_when_its_stream_broke_counts_once_too(scheduler: Harness) -> None:
+@pytest.mark.parametrize("known", [True, False], ids=["its end is known", "its end is not known yet"])
+async def test_a_request_that_waited_when_its_stream_broke_counts_once_too(scheduler: Harness, known: bool) -> None:
     router = await scheduler.route()
     await router.submit(1, prompt=10, max_new=2)
     await router.submit(2, adapter="unknown")
     await router.read()
-    router.call.cancel()
+    if known:
+        await scheduler.hang_up(router)
     again = await scheduler.route()
     await again.submit(1, prompt=10, max_new=2, resumed=True)
     await served_by(await scheduler.attach(), again, 1)
