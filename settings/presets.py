@@ -4,6 +4,7 @@ The values and their sources are in `data/presets.toml`. A preset ranks below th
 environment, command line) that names it, and above the earlier layers.
 """
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -95,6 +96,28 @@ def preset(name: str) -> EnginePreset:
     if line is None:
         raise SettingsError(f"engine: {name!r} is not known in that version; known: {_versions(engine)}")
     return versions[line]
+
+
+def nearest(engine: str, version: str) -> EnginePreset:
+    """Return the preset of an engine that is nearest to a version: the last one not above it, else the oldest.
+
+    Without a number in `version`, the newest.
+
+    Raises:
+        SettingsError: no such engine; the message lists the existing ones.
+    """
+    newest = preset(engine)
+    numbers = _numbers(version)
+    if not numbers:
+        return newest
+    versions = presets()[engine]
+    oldest = versions[next(iter(versions))]
+    return next((own for known, own in reversed([*versions.items()]) if _numbers(known) <= numbers), oldest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: (0, 9, 1) of 0.9.1rc2."""
+    return tuple(int(number) for number in re.findall(r"\d+", re.match(r"[\d.]*", version)[0]))  # type: ignore[index]
 
 
 @dataclass(frozen=True, slots=True)

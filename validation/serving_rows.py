@@ -52,7 +52,7 @@ class ServingRow:
         adapter_rank: of each of them.
         adapter_projections: that each of them modifies.
         max_loras: of the server; None: the engine's default.
-        measured: milliseconds by name; each a mean over requests.
+        measured: milliseconds by name; each a mean over requests. A TTFT that does not count may be missing.
     """
 
     line: int
@@ -204,8 +204,12 @@ def _row(cells: _Cells) -> ServingRow:
         adapter_projections=cells.one_of("adapter_projections", ADAPTER_PROJECTIONS),
         max_loras=cells.any_count("max_loras", _MOST_ADAPTERS),
         quality=cells.text("quality", OK),
-        ttft_quality=cells.text("ttft_quality", OK),
-        measured={name: cells.number(name) for name in MEASURED},
+        ttft_quality=(ttft_quality := cells.text("ttft_quality", OK)),
+        measured={
+            name: cells.number(name)
+            for name in MEASURED
+            if name != "ttft_ms" or ttft_quality == OK or cells.text("ttft_ms")
+        },
     )
 
 

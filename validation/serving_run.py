@@ -15,7 +15,7 @@ import numpy as np
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
-from lorrery.settings.presets import preset
+from lorrery.settings.presets import nearest
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.validation.serving_rows import ServingRow
@@ -55,6 +55,7 @@ class Source:
         clients_bound_batch: whether max-num-seqs was the number of clients.
         version_of: an engine -> the version of those of its runs that state none; of others: the newest.
         drawn_after: versions of SGLang whose rows wrongly assume fixed lengths.
+        own_tokens: of a prompt that are not in the prefix cache when it comes; None: all, and there is no cache.
     """
 
     clients: Clients = Clients()
@@ -63,6 +64,7 @@ class Source:
     clients_bound_batch: bool = False
     version_of: Mapping[str, str] = field(default_factory=dict)
     drawn_after: tuple[str, ...] = ()
+    own_tokens: int | None = None
 
 
 OTHER = Source(flags={"scheduler.prefix_cache.kind": "none"})
@@ -82,6 +84,8 @@ SOURCES: Mapping[str, Source] = {
             "adapters.max_cpu_loras": 64,
         },
     ),
+    # vLLM's benchmark_latency: the same batch again and again, so that all but the first run find its prompts cached.
+    "amd": Source(clients=Clients(1), own_tokens=16),
     # Not documented; found on the TTFT of every third row, docs/validation.md.
     "nvidia_internal": Source(
         clients=Clients(10, 0.95, prompt_token_ms=0.03),
@@ -194,8 +198,11 @@ def load_options(row: ServingRow, options: Options) -> LoadOptions:
     ratio = clients.length_ratio if row.length_ratio is None or guessed else row.length_ratio
     if DRAWN_LENGTHS in options.without:
         ratio = 1.0
+    own = source_of(row).own_tokens
+    cached = 0 if own is None else max(row.input_tokens - own, 0)
     return LoadOptions(
-        input_tokens=row.input_tokens,
+        input_tokens=row.input_tokens - cached,
+        shared_prefix=(cached, 1) if cached else None,
         output_tokens=row.output_tokens,
         length_ratio=ratio,
         adapters="all" if row.adapters else None,
@@ -232,14 +239,9 @@ def _reason(error: LorreryError) -> str:
 
 
 def engine_of(row: ServingRow) -> str:
-    """Return the name of the row's engine, with its version if known.
+    """Return the name of the row's engine, in the version nearest to its own.
 
     Raises:
         SettingsError: unknown engine.
     """
-    named = f"{row.backend}-{row.version or source_of(row).version_of.get(row.backend, '')}"
-    try:
-        preset(named)
-    except SettingsError:
-        return preset(row.backend).name
-    return named
+    return nearest(row.backend, row.version or source_of(row).version_of.get(row.backend, "")).name

@@ -206,7 +206,8 @@ def test_without_a_file_the_shipped_excerpt_is_judged(tmp_path):
     found = json.loads(out.read_text())
     assert len(found["rows"]) > 3000
     assert {one["gpu"] for one in found["rows"]} == {
-        "A100-80-SXM", "H100-SXM", "H200-SXM", "B200", "B300", "GB200", "GB300", "L40S", "RTX-PRO-6000",
+        "A100-80-SXM", "H100-SXM", "H200-SXM", "B200", "B300", "GB200", "GB300", "L40S", "RTX-PRO-6000", "MI300X",
+        "MI355X",
     }  # fmt: skip
     predicted = [one for one in found["rows"] if one["predicted_us"] is not None]
     assert sum(one["rows"] for one in found["groups"]) == len(predicted)

@@ -89,7 +89,7 @@ def test_a_row_runs_as_its_source_ran_it(tmp_path):
     file = read_file(written(tmp_path / "s.csv", row(VLLM, concurrency=48), row(SGLANG, length_ratio="")))
     vllm, sglang = file.rows
     settings = settings_of(vllm, Options())
-    assert (settings.engine, settings.worker.tensor_parallel, settings.worker.kv_dtype) == ("vllm-0.15.1", 4, "fp8")
+    assert (settings.engine, settings.worker.tensor_parallel, settings.worker.kv_dtype) == ("vllm-0.15", 4, "fp8")
     assert (settings.scheduler.max_num_seqs, settings.scheduler.max_num_batched_tokens) == (48, 8192)
     load = load_options(vllm, Options())
     assert (load.prompt_lengths, load.output_lengths, load.most_requests) == ((819, 1024), (51, 64), 480)
@@ -188,6 +188,34 @@ def test_a_run_with_adapters_is_that_of_its_server_and_names_each_as_often(tmp_p
     assert with_them.tpot_ms > without.tpot_ms + 1
 
 
+@pytest.mark.parametrize(
+    ("version", "preset"),
+    [("0.9.1", "0.11"), ("0.11.2", "0.11"), ("0.13.0rc2", "0.12"), ("0.31", "0.24"), ("nightly", "0.24")],
+)
+def test_a_version_that_is_not_known_runs_as_the_last_one_before_it(tmp_path, version, preset):
+    (one,) = read_file(written(tmp_path / "s.csv", row(VLLM, backend_version=version))).rows
+    assert settings_of(one, Options()).engine == f"vllm-{preset}"
+
+
+def test_a_first_token_that_does_not_count_need_not_have_been_measured(tmp_path):
+    path = written(tmp_path / "s.csv", row(VLLM, ttft_ms="", ttft_quality="not_measured"))
+    assert dict(read_file(path).rows[0].measured) == {"tpot_ms": 12.25}
+    assert run(path)[0] == 0
+    with pytest.raises(FormatError, match="ttft_ms is ''; it must be a number above 0"):
+        read_file(written(tmp_path / "t.csv", row(VLLM, ttft_ms="")))
+
+
+def test_runs_of_a_batch_whose_prompts_are_cached_do_not_wait_for_prompts(tmp_path):
+    batch = {"model": "Llama-3.1-8B", "tensor_parallel": 1, "concurrency": 32, "requests_per_client": 1}
+    prompts = {"input_tokens": 2048}
+    cached, fresh = read_file(
+        written(tmp_path / "s.csv", *(row(VLLM, source=source, **batch, **prompts) for source in ("amd", "other")))
+    ).rows
+    assert load_options(cached, Options()).shared_prefix == (2032, 1)
+    cached_ms, fresh_ms = (predict(one, Options()).tpot_ms for one in (cached, fresh))
+    assert cached_ms < fresh_ms * 0.95
+
+
 def test_a_run_without_a_version_is_of_the_one_that_its_source_ran(tmp_path):
     unknown = row(VLLM, backend_version="")
     other = row(VLLM, backend_version="", source="")
@@ -202,5 +230,5 @@ def test_columns_to_group_by_must_be_there(tmp_path):
 
 def test_the_shipped_runs_can_be_read():
     file = read_file(MEASURED_SERVING)
-    assert sum(one.counts for one in file.rows) == 603
+    assert sum(one.counts for one in file.rows) == 637
     assert set(serving.GROUPED_BY) <= set(file.columns)
