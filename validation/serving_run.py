@@ -55,6 +55,7 @@ class Source:
         clients_bound_batch: whether max-num-seqs was the number of clients.
         version_of: an engine -> the version of those of its runs that state none; of others: the newest.
         drawn_after: versions of SGLang whose rows wrongly assume fixed lengths.
+        marlin_on: GPUs on which experts in mxfp4 were computed by Marlin's kernel.
         own_tokens: of a prompt that are not in the prefix cache when it comes; None: all, and there is no cache.
     """
 
@@ -65,6 +66,7 @@ class Source:
     version_of: Mapping[str, str] = field(default_factory=dict)
     drawn_after: tuple[str, ...] = ()
     own_tokens: int | None = None
+    marlin_on: tuple[str, ...] = ()
 
 
 OTHER = Source(flags={"scheduler.prefix_cache.kind": "none"})
@@ -75,6 +77,7 @@ SOURCES: Mapping[str, Source] = {
         flags={"scheduler.prefix_cache.kind": "none", "scheduler.max_num_batched_tokens": 8192},
         clients_bound_batch=True,
         version_of={"vllm": "0.11"},  # the newest when they were measured, in October 2025
+        marlin_on=("H100-SXM",),  # benchmarks/gptoss_fp4_h100.sh: VLLM_MXFP4_USE_MARLIN=1
     ),
     # Made for this project (validation/data/README.md): the engine in a process of its own, without a server.
     "lorrery": Source(
@@ -178,6 +181,8 @@ def settings_of(row: ServingRow, options: Options) -> Settings:
         "worker.kv_dtype": _kv_dtype(row),
         **source.flags,
     }
+    if weight_dtype == "mxfp4" and row.gpu in source.marlin_on:
+        overrides["worker.moe_backend"] = "marlin"
     if row.max_num_seqs or source.clients_bound_batch:
         overrides["scheduler.max_num_seqs"] = row.max_num_seqs or row.concurrency
     if row.max_loras:

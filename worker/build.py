@@ -20,7 +20,7 @@ from lorrery.worker.device.answers import Answers, Words
 from lorrery.worker.device.architecture import Model, precision
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.constant import StepConstants
-from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.deployment import Deployment, MoeBackend
 from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.fitted import Fitted
@@ -35,6 +35,9 @@ from lorrery.worker.device.slow import Spells
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
 from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 from lorrery.worker.settings import OutputSettings
+
+_MARLIN_DTYPES = ("mxfp4", "int4")
+"""Weights of experts whose constants in Marlin's kernel are known."""
 
 
 def read_catalogue(extra: Iterable[Path] = ()) -> Catalogue:
@@ -121,9 +124,25 @@ def deployment_of(settings: Settings) -> Deployment:
             StepConstants(**worker.constant.model_dump()),
             worker.expert_groups,
             worker.expert_distribution,
+            _moe_backend(settings),
         )
     except CatalogueError as error:
         raise SettingsError(f"{_at(settings, 'gpu', 'engine')}, model: {error}") from None
+
+
+def _moe_backend(settings: Settings) -> MoeBackend:
+    """Return whose kernels compute experts.
+
+    Raises:
+        SettingsError: Marlin's, with weights of a type in which its constants are not known.
+    """
+    worker = settings.worker
+    if worker.moe_backend == "marlin" and worker.weight_dtype not in _MARLIN_DTYPES:
+        raise SettingsError(
+            f"{_at(settings, 'moe_backend')} = 'marlin' with weight_dtype = {worker.weight_dtype!r}: its constants are"
+            f" known for {' and '.join(_MARLIN_DTYPES)}; leave it at 'auto'"
+        )
+    return worker.moe_backend
 
 
 def _check_kinds(steps: Iterable[EngineStep], at: str) -> None:

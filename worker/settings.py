@@ -257,6 +257,11 @@ class WorkerSettings(Section):
         description="how unevenly tokens use experts: served: as in a served model (docs/step-time.md); balanced:"
         " evenly; power_law_1.2: as in NVIDIA's kernel timings",
     )
+    moe_backend: Literal["auto", "marlin"] = Field(
+        default="auto",
+        description="whose kernels compute a mixture's experts: auto: those that the engine chooses; marlin: Marlin's,"
+        " as with vLLM's --moe-backend marlin, for gpt-oss (mxfp4)",
+    )
     step_time: Literal["roofline", "naive-roofline", "llm-mock", "constant", "table", "fitted"] = Field(
         default="roofline", description="step-time model; docs/step-time.md describes each"
     )

@@ -38,6 +38,15 @@ FLAGS = (
         "Distribute a mixture's experts over the GPUs instead of splitting each expert over all.",
     ),
     _flag(
+        "--moe-backend",
+        str,
+        _MODEL,
+        "worker.moe_backend",
+        "Whose kernels compute a mixture's experts: auto, or marlin for experts in 4 bits (gpt-oss).",
+        plain=False,
+        metavar="BACKEND",
+    ),
+    _flag(
         "--data-parallel-size -dp --num-workers",
         int,
         _MODEL,

@@ -58,6 +58,7 @@ _QUANTIZED = {
 }
 _ENDINGS = {"fp8": "fp8", "awq": "int4", "int4": "int4", "gptq": "int4", "nvfp4": "nvfp4"}
 """Last part of a checkpoint's name -> type of its weights."""
+_MOE_BACKENDS = {"auto": "auto", "marlin": "marlin"}
 _KV_CACHE = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"} | dict.fromkeys(
     ("fp8", "fp8_e4m3", "fp8_e5m2"), "fp8"
 )
@@ -189,6 +190,8 @@ def _formats(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
         values["worker.weight_dtype"] = _one_of("--dtype", flags["dtype"], _WEIGHTS)
     if "quantization" in flags:
         values["worker.weight_dtype"] = _one_of("--quantization", flags["quantization"], _QUANTIZED)
+    if "moe_backend" in flags:
+        values["worker.moe_backend"] = _one_of("--moe-backend", flags["moe_backend"].lower(), _MOE_BACKENDS)
     if "kv_cache_dtype" in flags:
         values["worker.kv_dtype"] = _one_of("--kv-cache-dtype", flags["kv_cache_dtype"], _KV_CACHE)
 

@@ -95,6 +95,7 @@ def test_issue_s_own_command_line_amounts_to_vllms_way_with_four_adapters_at_onc
         ("-pp 1 -n 1 --api-server-count 1", "worker.tensor_parallel", 1),
         ("-tp 2", "worker.tensor_parallel", 2),
         ("--quantization fp8", "worker.weight_dtype", "fp8"),
+        ("--moe-backend Marlin --quantization awq", "worker.moe_backend", "marlin"),
         ("-q awq", "worker.weight_dtype", "int4"),
         ("--kv-cache-dtype fp8_e4m3", "worker.kv_dtype", "fp8"),
         ("--host 0.0.0.0", "router.http", "0.0.0.0:8000"),

@@ -105,6 +105,7 @@ def test_engine_of_2023_is_the_one_measured_on_this_gpu():
         ("worker.step_time=table", "needs profile"),
         ("worker.step_time=fitted", "needs profile"),
         ("worker.weight_dtype=int3", "worker.weight_dtype"),
+        ("worker.moe_backend=marlin", "worker.moe_backend = 'marlin' with weight_dtype = 'bfloat16'"),
         ('catalogue=["none.toml"]', r"none\.toml: No such file"),
     ],
 )

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.engine import KERNELS_ONLY, Engine
-from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Basis, Gpu
+from lorrery.worker.device.hardware import MARLIN, SIXTEEN, AllReduce, Basis, Gpu
 from lorrery.worker.device.kernels import compute_type
-from lorrery.worker.device.moe import slow_type
+from lorrery.worker.device.moe import expert_type, slow_type
 
 FORMULAS = ("roofline", "naive-roofline")
 """Step-time models made of kernels; the others have their own basis."""
@@ -126,7 +126,13 @@ def _of_kernels(deployment: Deployment) -> list[Ground]:
 def _of_experts(deployment: Deployment, weights: str) -> Ground:
     gpu, engine = deployment.gpu, deployment.engine
     found = kernel_ground(gpu, "moe", weights, modern=engine.modern)
-    if found.basis == "assumed" or weights != "fp8" or engine.fp8_experts == weights:
+    if found.basis == "assumed":
+        return found
+    if weights == "mxfp4" and deployment.moe_backend == "marlin":
+        if expert_type(deployment) == MARLIN:
+            return kernel_ground(gpu, "moe", MARLIN, modern=engine.modern)
+        return Ground("moe", "assumed", f"no measurement of Marlin's kernel on {gpu.name}: the one timed for mxfp4")
+    if weights != "fp8" or engine.fp8_experts == weights:
         return found
     why = f"no measurement of {weights} in {engine.name}: the constants of {engine.fp8_experts}"
     return Ground("moe", "assumed", why)

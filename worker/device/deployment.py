@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal
 
 from lorrery.worker.device.architecture import Model, Precision
 from lorrery.worker.device.constant import DEFAULT, StepConstants
@@ -12,6 +13,8 @@ from lorrery.worker.device.lora import REAL_RANKS, LoraKernels
 from lorrery.worker.device.memory import SIXTEEN_BITS, USUAL, MemoryUse, kv_pool_tokens
 from lorrery.worker.device.profile import ProfileRow
 from lorrery.worker.device.steps import EngineStep
+
+MoeBackend = Literal["auto", "marlin"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Deployment:
         constants: for the model `constant`.
         expert_parallel: groups of GPUs over which a mixture's experts are distributed; a group's GPUs cut each expert.
         expert_distribution: how unevenly tokens use experts, one of `moe.DISTRIBUTIONS`.
+        moe_backend: whose kernels compute experts: those that the engine chooses, or Marlin's.
     """
 
     gpu: Gpu
@@ -45,6 +49,7 @@ class Deployment:
     constants: StepConstants = DEFAULT
     expert_parallel: int = 1
     expert_distribution: str = "served"
+    moe_backend: MoeBackend = "auto"
 
     @property
     def fit(self) -> KernelFit:

@@ -8,8 +8,8 @@ from lorrery.worker.device.architecture import WEIGHT_DTYPES, Model
 from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import (
-    EXPERT_TYPES,
     KV_TYPES,
+    MOE_TYPES,
     SIXTEEN,
     WEIGHT_TYPES,
     AllReduce,
@@ -203,7 +203,7 @@ def build_fit(entry: Table, at: str) -> KernelFit:
     for key in figures.keys() & _FLAT.keys():
         part, *constants = _FLAT[key]
         flat[part].update(dict.fromkeys(constants, figures.pop(key)))
-    for part, types in (("gemm", WEIGHT_TYPES), ("attention", KV_TYPES), ("moe", EXPERT_TYPES)):
+    for part, types in (("gemm", WEIGHT_TYPES), ("attention", KV_TYPES), ("moe", MOE_TYPES)):
         given = figures.pop(part, {})
         if not isinstance(given, Mapping):
             raise CatalogueError(f"{at}: {part} cannot be {given!r}")

@@ -17,6 +17,9 @@ one per 16 weights."""
 EXPERT_TYPES = (*WEIGHT_TYPES, "mxfp4", "int4")
 """Types of experts: also 4 bits that are unpacked and multiplied in 16, of floating point (a scale per 32 weights) and
 of integers (Marlin's kernel)."""
+MARLIN = "mxfp4_marlin"
+MOE_TYPES = (*EXPERT_TYPES, MARLIN)
+"""Tables of experts' constants: by type, and for `mxfp4` in Marlin's kernel, which vLLM runs if it is told to."""
 TYPE_BYTES: Mapping[str, float] = {
     SIXTEEN: 2.0,
     "fp8": 1.0,

@@ -40,7 +40,7 @@ from statistics import NormalDist
 from lorrery.worker.device.architecture import Model, held_experts, precision
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import SIXTEEN, Gpu, MoeFit
+from lorrery.worker.device.hardware import MARLIN, SIXTEEN, Gpu, MoeFit
 from lorrery.worker.device.kernels import KernelTimes, compute_type
 
 LARGEST_SHARE = 0.8
@@ -201,6 +201,16 @@ class ExpertKernels:
         )
 
 
+def expert_type(deployment: Deployment) -> str:
+    """Return which of `hardware.MOE_TYPES` has the constants of a deployment's experts."""
+    weight_type = compute_type(deployment.gpu, deployment.precision.expert_type)[1]
+    if weight_type == "fp8":
+        return deployment.engine.fp8_experts
+    if weight_type == "mxfp4" and deployment.moe_backend == "marlin" and MARLIN in deployment.fit.moe:
+        return MARLIN
+    return weight_type
+
+
 def expert_kernels(deployment: Deployment) -> ExpertKernels | None:
     """Return the kernels of a deployment's experts; None if it has none, or its kernels' constants are unknown.
 
@@ -210,10 +220,7 @@ def expert_kernels(deployment: Deployment) -> ExpertKernels | None:
     model, precision = deployment.model, deployment.precision
     if model.num_experts == 1:
         return None
-    tflops, weight_type = compute_type(deployment.gpu, precision.expert_type)
-    if weight_type == "fp8":
-        weight_type = deployment.engine.fp8_experts
-    fit = deployment.fit.moe_of(weight_type) if deployment.engine.modern else None
+    fit = deployment.fit.moe_of(expert_type(deployment)) if deployment.engine.modern else None
     if fit is None:
         if deployment.expert_parallel > 1:
             raise CatalogueError(
@@ -226,7 +233,7 @@ def expert_kernels(deployment: Deployment) -> ExpertKernels | None:
         deployment.gpu,
         fit,
         Experts.of(model),
-        tflops=tflops,
+        tflops=compute_type(deployment.gpu, precision.expert_type)[0],
         weight_bytes=precision.expert_bytes,
         expert_parallel=deployment.expert_parallel,
         cut=deployment.tensor_parallel // deployment.expert_parallel,

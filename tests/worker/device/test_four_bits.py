@@ -3,6 +3,9 @@
 import pytest
 
 from lorrery.worker.device.architecture import precision
+from lorrery.worker.device.basis import Ground, grounds
+from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import EXPERT_TYPES, TYPE_BYTES
 from lorrery.worker.device.kernels import compute_type
@@ -53,6 +56,25 @@ def test_narrower_weights_never_take_longer_where_the_gpu_multiplies_them(gpu, m
         for batch in (decodes(1, 500), decodes(64, 500)):
             times = [step.step_ps(batch) for step in steps]
             assert times == sorted(times)
+
+
+def test_marlins_kernel_is_faster_with_few_tokens_and_slower_with_prompts():
+    four_bits = precision("mxfp4", "bfloat16")
+    auto, marlin, elsewhere = (
+        deployment(gpu, "gpt-oss-120b", 2, "vllm", precision=four_bits, moe_backend=backend)
+        for gpu, backend in (("H100-SXM", "auto"), ("H100-SXM", "marlin"), ("B200", "marlin"))
+    )
+    prompt = Batch((PrefillChunk(8192, 0, samples=True),))
+    assert Roofline(marlin).step_ps(decodes(4, 500)) < Roofline(auto).step_ps(decodes(4, 500))
+    assert Roofline(marlin).step_ps(prompt) > 1.5 * Roofline(auto).step_ps(prompt)
+    own = deployment("B200", "gpt-oss-120b", 2, "vllm", precision=four_bits)
+    assert Roofline(elsewhere).step_ps(prompt) == Roofline(own).step_ps(prompt)
+    assert [of_experts(one).basis for one in (auto, marlin, elsewhere)] == ["fitted", "fitted", "assumed"]
+    assert of_experts(elsewhere).why == "no measurement of Marlin's kernel on B200: the one timed for mxfp4"
+
+
+def of_experts(known: Deployment) -> Ground:
+    return next(ground for ground in grounds(known) if ground.part == "moe")
 
 
 def test_a_model_that_does_not_fit_says_how_its_checkpoint_is_stored():
