@@ -132,7 +132,8 @@ FLAGS = (
         int,
         _BATCHES,
         "scheduler.max_waiting_requests",
-        "Maximum waiting requests; the next one gets a 429.",
+        "Maximum waiting requests; the next one gets a 429. A request waits until its first step begins, so that a burst"
+        " between two steps counts as a whole.",
         least=1,
     ),
     _flag(

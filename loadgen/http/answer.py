@@ -72,7 +72,14 @@ class Answer:
 
     def feed(self, body: bytes) -> None:
         """Process a piece of the body."""
-        for data in self._events.feed(body):
+        if self._failure is not None:
+            return
+        try:
+            events = self._events.feed(body)
+        except ValueError as error:
+            self.fail(BAD_RESPONSE, str(error))
+            return
+        for data in events:
             if self._failure is not None:
                 return
             if data == b"[DONE]":

@@ -19,7 +19,7 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen.cluster_view import ClusterView
-from lorrery.loadgen.http.answer import Answer, error_text
+from lorrery.loadgen.http.answer import BAD_RESPONSE, Answer, error_text
 from lorrery.loadgen.http.connection import Connection, ConnectionLostError, Pool, Response
 from lorrery.loadgen.http.routes import Route
 from lorrery.loadgen.reception import Ask, Reception, Send
@@ -31,7 +31,7 @@ CONNECTION_FAILED = "CONNECTION_FAILED"
 CONNECTION_LOST = "CONNECTION_LOST"
 """Status of a request whose connection ended before the answer did."""
 _POLL_SECONDS = 0.2
-_MOST_ERROR_BYTES = 1 << 16
+_MOST_ERROR_BYTES, _MOST_LIST_BYTES = 1 << 16, 1 << 26
 _OK, _NOT_FOUND = 200, 404
 _NOT_ALLOWED = (401, 403)
 _SERVER_ERRORS = 500
@@ -191,7 +191,7 @@ class HttpClient:
 
     async def _receive(self, message: bytes, answer: Answer, timeout_seconds: float) -> None:
         def on_body(response: Response, piece: bytes) -> None:
-            if response.status == _OK:
+            if response.status == _OK and not _is_document(response):
                 answer.feed(piece)
             else:
                 _collect(response, piece)
@@ -210,6 +210,8 @@ class HttpClient:
         else:
             if response.status != _OK:
                 answer.fail(f"HTTP_{response.status}", _why(response))
+            elif _is_document(response):
+                answer.fail(BAD_RESPONSE, f"no stream of events, but: {_why(response)}")
 
     async def _exchange(self, message: bytes, response: Response) -> None:
         connection: Connection = await self._pool.take()
@@ -223,8 +225,13 @@ class HttpClient:
 
 
 def _collect(response: Response, piece: bytes) -> None:
-    if len(response.body) < _MOST_ERROR_BYTES or response.status == _OK:
+    if len(response.body) < (_MOST_LIST_BYTES if response.status == _OK else _MOST_ERROR_BYTES):
         response.body += piece
+
+
+def _is_document(response: Response) -> bool:
+    """Whether an answer is one JSON document and no stream: some servers report errors so, with the status 200."""
+    return response.headers.get("content-type", "").startswith("application/json")
 
 
 def _why(response: Response) -> str:

@@ -161,7 +161,10 @@ def _read_usage(event: Mapping[str, Any], answer: Answer) -> None:
     usage = event.get("usage")
     if usage:
         details = usage.get("prompt_tokens_details") or {}
-        answer.usage = (usage["prompt_tokens"], usage["completion_tokens"], details.get("cached_tokens") or 0)
+        counts = usage["prompt_tokens"], usage["completion_tokens"], details.get("cached_tokens") or 0
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise ValueError("usage")
+        answer.usage = counts
 
 
 def _texts(ask: Ask) -> list[str]:

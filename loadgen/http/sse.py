@@ -14,6 +14,8 @@ __all__ = ["EventStream"]
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
+MOST_EVENT_BYTES = 16 << 20
+"""Longest event: one without an end would be copied with every piece that arrives."""
 
 
 class EventStream:
@@ -27,9 +29,15 @@ class EventStream:
         self._begun = self._after_cr = False
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Return the data of each event that these bytes complete."""
+        """Return the data of each event that these bytes complete.
+
+        Raises:
+            ValueError: an event is longer than `MOST_EVENT_BYTES`.
+        """
         if not received:
             return []
+        if len(self._rest) > MOST_EVENT_BYTES:
+            raise ValueError(f"an event of over {MOST_EVENT_BYTES:,} bytes")
         if self._after_cr:
             received = received.removeprefix(b"\n")  # of a CR LF that arrived in two pieces
             self._after_cr = False

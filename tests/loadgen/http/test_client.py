@@ -134,6 +134,12 @@ ANSWERS = {
     "no HTTP": ([b"SSH-2.0-OpenSSH\r\n\r\n"], "CONNECTION_LOST", "not HTTP", False),
     "no end": ([HEAD, EVENT, b"0\r\n\r\n"], "NO_FINISH", "", True),
     "nothing in it": ([HEAD, chunk(DONE), b"0\r\n\r\n"], "WRONG_TOKEN_COUNT", "no token", False),
+    "an error in a document": (
+        [error(429, "boom", **{"content-type": "application/json"}).replace(b" 429 X", b" 200 OK")],
+        "BAD_RESPONSE",
+        "no stream of events, but: boom",
+        False,
+    ),
     "no stream": ([b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"], "NO_FINISH", "", False),
 }
 

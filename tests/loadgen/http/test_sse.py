@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.loadgen.http.sse import EventStream
+from lorrery.loadgen.http.sse import MOST_EVENT_BYTES, EventStream
 
 
 def by_the_standard(stream):
@@ -52,3 +52,10 @@ def test_an_event_is_there_with_its_last_byte(end):
     assert events.feed(b"data: 1" + end) == []
     assert events.feed(end) == [b"1"]
     assert events.feed(b"data:2" + end + end) == [b"2"]
+
+
+def test_an_event_without_an_end_is_given_up():
+    events = EventStream()
+    assert events.feed(b"data: " + b"x" * MOST_EVENT_BYTES) == []
+    with pytest.raises(ValueError, match="an event of over 16,777,216 bytes"):
+        events.feed(b"x")
