@@ -65,6 +65,7 @@ _DRAWN = ("poisson", "constant", *_SESSIONS)
 _WITH_LENGTHS = ("poisson", "constant", "chat")
 _DEFAULT_TURNS = {"chat": (2, 6), "sharegpt": (1, 1)}
 _DEFAULT_RANGE = (8, 512)  # S-LoRA's synthetic suites
+_MOST_WARMUP = 1_000_000
 _DEFAULT_REQUESTS_PER_CLIENT = 10  # InferenceX
 _DEFAULT_DURATION_SECONDS = 60.0
 
@@ -285,7 +286,7 @@ class LoadOptions:
             ("concurrency", self.concurrency, 1, MOST_CLIENTS),
             ("num-adapters", self.num_adapters, 0, MAX_ADAPTERS),
             ("adapter-exponent", self.adapter_exponent, 0, math.inf),
-            ("warmup", self.warmup, 0, math.inf),
+            ("warmup", self.warmup, 0, _MOST_WARMUP),
             ("max-new-tokens", self.max_new_tokens, 1, math.inf),
             ("jitter", self.jitter, 0, LAST_SECONDS),
             ("timeout", self.timeout, LEAST_TIMEOUT, math.inf),

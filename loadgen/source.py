@@ -18,6 +18,7 @@ from lorrery.loadgen.workload import arrivals, azure, chat, mooncake, popularity
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.drift import drifting_indices
 from lorrery.loadgen.workload.request import TraceError, Turn, WorkloadRequest, sessions
+from lorrery.loadgen.workload.rounds import again_and_again
 
 __all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
@@ -79,13 +80,18 @@ def build_workload(
         raise SettingsError(str(error)) from None
     if not built.requests:
         raise SettingsError(_no_requests(options))
+    played, notes, wanted = built.requests, built.notes, options.most_requests or 0
+    if (num_requests := len(played)) < wanted and (options.trace_file is not None or options.workload == GIVEN):
+        if options.concurrency is None:
+            notes = (*notes, f"{num_requests:,} requests, not {wanted:,}: there are no more")
+        else:
+            played = list(islice(again_and_again(played), wanted))
+            notes = (*notes, f"{num_requests:,} requests, which are repeated for {wanted:,}")
     if options.concurrency is not None:
-        note = f"closed loop of {options.concurrency} clients: the workload's times are not used"
-    elif options.speed_up == 1:
-        return built
-    else:
-        note = f"played {options.speed_up:g} times as fast as recorded or drawn"
-    return BuiltWorkload(built.requests, built.attribution, (*built.notes, note))
+        notes = (*notes, f"closed loop of {options.concurrency} clients: the workload's times are not used")
+    elif options.speed_up != 1:
+        notes = (*notes, f"played {options.speed_up:g} times as fast as recorded or drawn")
+    return BuiltWorkload(played, built.attribution, notes)
 
 
 def _no_requests(options: LoadOptions) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lorrery.chassis.csv_file import open_csv
 from lorrery.chassis.errors import FormatError
+from lorrery.vocabulary.columns import repeated
 
 OK = "ok"
 """`quality` of a row that counts."""
@@ -121,8 +122,8 @@ def _check_columns(columns: Sequence[str]) -> None:
         raise FormatError(
             f"line 1: no column {', '.join(missing)}; validate serving reads runs as docs/validation.md describes them"
         )
-    if twice := [name for name in dict.fromkeys(columns) if columns.count(name) > 1]:
-        raise FormatError(f"line 1: column {', '.join(twice)} is there twice; leave one out")
+    if twice := repeated(columns):
+        raise FormatError(f"line 1: column {twice} is there twice; keep one")
 
 
 class _Cells:

@@ -132,7 +132,7 @@ FLAGS = (
         int,
         _BATCHES,
         "scheduler.max_waiting_requests",
-        "Maximum waiting requests; the next one gets a 429. A request waits until its first step begins, so that a burst"
+        "Maximum waiting requests; the next one gets a 429. A request waits until its first step begins: a burst"
         " between two steps counts as a whole.",
         least=1,
     ),

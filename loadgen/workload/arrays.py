@@ -99,13 +99,20 @@ def _names(name: str, values: object, num_requests: int, *, optional: bool) -> l
     Raises:
         ValueError: a value that is not text, nor, if they are optional, None.
     """
-    if isinstance(values, str) or (values is None and optional):
-        return [values] * num_requests
-    names = _listed(name, values)
-    for row, one in enumerate(names):
+    if alone := isinstance(values, str) or (values is None and optional):
+        names: list[str | None] = [values] * num_requests
+    else:
+        names = _listed(name, values)
+    for row, one in enumerate(names[:1] if alone else names):
         if not (isinstance(one, str) or (one is None and optional)):
             raise ValueError(f"{name}[{row}] is {one!r}; expected text{' or None' if optional else ''}")
+        if one is not None and not one.isascii() and _has_half_character(one):
+            raise ValueError(f"{name}[{row}] is {one!r}; half of a surrogate pair is no text")
     return names
+
+
+def _has_half_character(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _column(name: str, values: ArrayLike, dtype: type[np.float64] | type[np.int64]) -> npt.NDArray[Any]:

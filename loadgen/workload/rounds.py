@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, cycle, islice
 
 from lorrery.loadgen.workload.request import WorkloadRequest
 
@@ -15,17 +15,17 @@ WARMUP_FIRST_INDEX = 2**32  # beyond any workload's
 def warmup_requests(workload: Sequence[WorkloadRequest], num_requests: int) -> list[WorkloadRequest]:
     """Return short copies of a workload's first requests, with prompts that the workload does not contain.
 
-    Otherwise the run would find them in a prefix cache.
+    Otherwise the run would find them in a prefix cache. A workload with fewer requests is repeated.
     """
     return [
         replace(
             request,
-            index=WARMUP_FIRST_INDEX + request.index,
+            index=WARMUP_FIRST_INDEX + index,
             output_tokens=min(request.output_tokens, _WARMUP_OUTPUT_TOKENS),
             hash_ids=None,
             turn=None,
         )
-        for request in workload[:num_requests]
+        for index, request in enumerate(islice(cycle(workload), num_requests))
     ]
 
 

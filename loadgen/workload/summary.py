@@ -13,8 +13,8 @@ normalised TPOT is S-LoRA's "per output token" and guidellm's TPOT.
 A message that brings k tokens after a gap g counts as k gaps of g / k; the tokens of a request's first message have no
 gaps. So a request's gaps always add up to tn - t1, however the router coalesced.
 
-Percentiles interpolate linearly. Only completed requests count in latencies and tokens/s; the run lasts from the first
-send to the last end of any measured request.
+Percentiles interpolate linearly. Only completed requests count in TTFT, E2E, TPOT and tokens/s; ITL pools the gaps of
+failed ones, too. The run lasts from the first send to the last end of any measured request.
 """
 
 from collections import Counter
@@ -44,11 +44,12 @@ FORMULAS = {
     "e2e_ms": "last token - s",
     "tpot_ms": "(E2E - TTFT) / (output tokens - 1), requests of 2 output tokens or more",
     "norm_tpot_ms": "E2E / output tokens",
-    "itl_ms": "gaps between tokens, pooled over requests; k tokens in one message after a gap g are k gaps of g / k",
+    "itl_ms": "gaps between tokens, pooled; k tokens in one message after a gap g are k gaps of g / k",
     "send_delay_ms": "sent - intended send time",
     "s": "the intended send time under from_intended, the actual one under from_sent",
     "output_tokens_per_second": "output tokens of completed requests / duration",
     "duration_seconds": "first send to last end, measured requests",
+    "requests": "ttft_ms, e2e_ms, tpot_ms, norm_tpot_ms: completed ones; itl_ms: all, also those that failed later",
     "percentiles": "linear interpolation",
     "time": "device seconds: wall time / time_scale",
 }

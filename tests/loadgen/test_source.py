@@ -313,6 +313,22 @@ def test_closed_loop_of_an_engines_benchmark():
     assert LoadOptions(**options, duration=9.0).most_requests is None
 
 
+@pytest.mark.parametrize("asked", [{"num_requests": 400}, {"requests_per_client": 50}])
+def test_a_closed_loop_repeats_a_trace_that_has_fewer_requests_than_asked_for(asked):
+    once, built = build(workload="azure"), build(workload="azure", concurrency=8, **asked)
+    assert len(once.requests) == 190
+    assert [request.index for request in built.requests] == list(range(400))
+    lengths = [request.prompt_tokens for request in built.requests]
+    assert lengths[190:] == [*lengths[:190], *lengths[:20]]
+    assert "190 requests, which are repeated for 400" in built.notes
+
+
+def test_a_trace_that_has_fewer_requests_than_asked_for_says_so():
+    built = build(workload="azure", num_requests=400)
+    assert len(built.requests) == 190
+    assert "190 requests, not 400: there are no more" in built.notes
+
+
 def test_lengths_are_fixed_without_a_ratio():
     requests = build(concurrency=2, input_tokens=1000, output_tokens=100).requests
     assert {(r.prompt_tokens, r.output_tokens) for r in requests} == {(1000, 100)}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
+from lorrery.vocabulary.columns import repeated
 from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.entries import (
@@ -66,6 +67,7 @@ class Catalogue:
         gpus: list[tuple[str, Table]] = []
         for where, table in tables:
             self._add(where, table)
+            _check_names(where, table)
             gpus += [(where, entry) for entry in table.get("gpu", ())]
         # Last, so that a GPU gets the fit and the links of the latest table that has them.
         for where, entry in gpus:
@@ -194,6 +196,18 @@ class Catalogue:
             modern_fit_name=modern_name,
             **links,
         )
+
+
+def _check_names(where: str, table: Table) -> None:
+    """Check that no file has two GPUs or models of one name; a later file may replace an earlier one's.
+
+    Raises:
+        CatalogueError: names the entry.
+    """
+    for kind in ("gpu", "model"):
+        names = [str(entry.get("name")) for entry in table.get(kind, ())]
+        if twice := repeated(names):
+            raise CatalogueError(f"{where}: {kind} {twice} is there twice; keep one")
 
 
 def _plain(name: str) -> str:

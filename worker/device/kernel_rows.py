@@ -25,6 +25,7 @@ from functools import lru_cache
 from math import ceil, isfinite
 from zlib import crc32
 
+from lorrery.vocabulary.columns import repeated
 from lorrery.worker.device.segmented_lora import SEGMENT_TOKENS
 
 __all__ = [
@@ -234,8 +235,8 @@ def read_kernel_rows(lines: Iterable[str]) -> tuple[list[str], Iterator[KernelRo
         raise KernelRowError("is empty; the first line names the columns: op, latency_us, and those of the shapes")
     if missing := [name for name in ("op", "latency_us") if name not in columns]:
         raise KernelRowError(f"line 1: no column {', '.join(missing)}; there are {', '.join(columns)}")
-    if twice := sorted({name for name in columns if columns.count(name) > 1}):
-        raise KernelRowError(f"line 1: column {', '.join(twice)} is there twice; keep one")
+    if twice := repeated(columns):
+        raise KernelRowError(f"line 1: column {twice} is there twice; keep one")
     return columns, _rows(reader, columns)
 
 

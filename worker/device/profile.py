@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lorrery.vocabulary.columns import repeated
 from lorrery.worker.device.batch import Batch, PrefillChunk
 
 PHASES = ("linear", "decode", "prefill", "mixed")
@@ -99,6 +100,8 @@ def read_profile(lines: Iterable[str]) -> list[ProfileRow]:
     columns = set(reader.fieldnames or ())
     if "phase" not in columns or not columns & {"step_ms", "measured_step_ms", "measured_linear_ms"}:
         raise ProfileError("line 1: no header with phase and measured_step_ms (or step_ms, or measured_linear_ms)")
+    if twice := repeated(reader.fieldnames or ()):
+        raise ProfileError(f"line 1: column {twice} is there twice; keep one")
     rows: list[ProfileRow] = []
     for cells in reader:
         try:

@@ -16,6 +16,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from lorrery.vocabulary.columns import repeated
+
 LONGEST_SECONDS = 3600.0
 MOST_COUNTED = 2_147_483_647
 MOST_PAIRS = 1e15
@@ -57,6 +59,8 @@ def read_steps(lines: Iterable[str]) -> list[EngineStep]:
     columns = set(reader.fieldnames or ())
     if not {"prefill_tokens", "decode_seqs"} <= columns or not columns & {"step_s", "step_ms"}:
         raise StepLogError("line 1: no header with step_s (or step_ms), prefill_tokens and decode_seqs")
+    if twice := repeated(reader.fieldnames or ()):
+        raise StepLogError(f"line 1: column {twice} is there twice; keep one")
     steps: list[EngineStep] = []
     for cells in reader:
         try:

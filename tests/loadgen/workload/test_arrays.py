@@ -45,6 +45,8 @@ def test_blocks_make_prefixes():
         (Requests([0], [1], [1], adapter_id=[5]), r"adapter_id\[0\] is 5; expected text or None"),
         (Requests([0], [1], [1], tenant_id=None), "tenant_id is None; expected a list"),
         (Requests([0], [1], [1], tenant_id=[None]), r"tenant_id\[0\] is None; expected text"),
+        (Requests([0], [1], [1], tenant_id=["\ud800"]), r"tenant_id\[0\] is '.ud800'; half of a surrogate pair"),
+        (Requests([0], [1], [1], adapter_id="\udfff"), r"adapter_id\[0\] is '.udfff'; half of a surrogate pair"),
         (
             Requests(np.ma.masked_less([0.0, -1.0], 0), [1, 1], [1, 1]),
             "at_seconds: some values are masked; fill",

@@ -100,6 +100,13 @@ def test_the_warm_up_of_sessions_is_of_single_requests():
     assert [request.turn for request in warmup_requests(drawn(3, turns=(2, 2)), 3)] == [None] * 3
 
 
+def test_a_warm_up_longer_than_the_workload_repeats_it():
+    workload = drawn(3)
+    short = warmup_requests(workload, len(workload) + 2)
+    assert len({request.index for request in short}) == len(workload) + 2
+    assert [request.prompt_tokens for request in short[-2:]] == [request.prompt_tokens for request in workload[:2]]
+
+
 def test_twice_as_fast_halves_send_and_think_times():
     workload = drawn(3, turns=(2, 2))
     for slow, fast in zip(workload, arrivals.scale(workload, 2.0), strict=True):

@@ -212,6 +212,7 @@ def test_an_own_fit_or_link_changes_the_shipped_gpus_that_name_it():
         ),
         ({"format": FORMAT, "gpu": 5}, r"own\.toml: gpu cannot be 5; entries begin with \[\[gpu\]\]"),
         ({"format": FORMAT, "model": {"name": "M"}}, r"own\.toml: model cannot be .*; entries begin with"),
+        ({"format": FORMAT, "gpu": [OWN_GPU, OWN_GPU]}, r"own\.toml: gpu X1 is there twice; keep one"),
         ({"format": FORMAT, "fits": 3}, r"own\.toml: fits cannot be 3; it must be a table"),
         ({"format": FORMAT, "links": {"l": 3}}, r"own\.toml: links\.l cannot be 3; it must be a table"),
     ],

@@ -239,6 +239,7 @@ def test_steps_without_work_are_left_out():
     ("rows", "message"),
     [
         (["a,b"], "line 1: no header with step_s"),
+        (["step_ms,prefill_tokens,decode_seqs,step_ms"], "line 1: column step_ms is there twice; keep one"),
         ([HEADER, "0,1,0,0,0"], "line 2: step_ms is '0'; it must be more than 0"),
         ([HEADER, "1,x,0,0,0"], "line 2: prefill_tokens is 'x'; it must be a number, 0 or more"),
         ([HEADER, "1,0.5,0,0,0"], "line 2: prefill_tokens is '0.5'; it must be a whole number"),

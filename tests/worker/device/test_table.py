@@ -79,6 +79,7 @@ def test_a_profile_without_prefills_is_refused():
         ([HEADER, "rest,,,,,1"], "line 2: phase 'rest' is not known; known: linear, decode"),
         ([HEADER, *DECODES, "decode,,1,,,1"], "line 6: phase decode needs batch_size, which is empty"),
         ([HEADER, "decode,1,,,,1"], "line 2: phase decode needs kv_len, which is empty"),
+        ([HEADER + ",step_ms"], "line 1: column step_ms is there twice; keep one"),
         (["phase,batch_size,step_ms", "decode,1,1"], "line 2: phase decode needs kv_len, which is not in the header"),
         ([HEADER, "decode,0,1,,,1"], "line 2: batch_size is 0; phase decode needs at least 1"),
         ([HEADER, "prefill,,,,,1"], "line 2: phase prefill needs prefill_chunk"),
