@@ -27,12 +27,11 @@ from lorrery.cli.plan_sizing import Cluster, command_of
 from lorrery.cli.version import VersionOption
 from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.plots import style
-from lorrery.settings import Settings, changed
+from lorrery.settings import Settings
 from lorrery.simulator.plan import FEWEST_REQUESTS, Claim, Level, Plan, make_plan
+from lorrery.simulator.plan_kinds import by_name
 from lorrery.vocabulary.units import LAST_SECONDS
-from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.capacity import Workload
-from lorrery.worker.device.errors import CatalogueError
 
 app = command_app()
 
@@ -171,27 +170,15 @@ def _clusters(
     cluster: Cluster, models: list[str] | None, gpus: list[str] | None, degrees: list[int] | None
 ) -> Iterator[Cluster]:
     """Yield the clusters to plan, each once: one for each GPU named, or else for each GPU in the settings."""
-    if cluster.settings().workers:
-        kinds = [cluster.all_alike({})] if gpus or degrees else cluster.kinds()
-    else:
-        kinds = [cluster]
+    replaces_groups = (gpus or degrees) and cluster.settings().workers
+    kinds = [cluster.all_alike()] if replaces_groups else cluster.kinds()
     planned: list[Settings] = []
     for kind, model, gpu, degree in product(kinds, models or (None,), gpus or (None,), degrees or (None,)):
         found = kind.alone().but(model=model, worker__gpu=gpu, worker__tensor_parallel=degree)
-        settings = _by_name(found.settings())
+        settings = by_name(found.settings())
         if settings not in planned:
             planned.append(settings)
             yield found
-
-
-def _by_name(settings: Settings) -> Settings:
-    """Return settings that name GPU and model as the catalogue does, and not by an alias."""
-    catalogue = read_catalogue(settings.catalogue)
-    try:
-        gpu, model = catalogue.gpu(settings.worker.gpu), catalogue.model(settings.model)
-    except CatalogueError:
-        return settings  # the plan tells
-    return changed(settings, {"worker.gpu": gpu.name, "model": model.name})
 
 
 def _plan(cluster: Cluster, work: Workload, level: Level, claim: Claim | None, streams: Sequence[int] | None) -> Plan:

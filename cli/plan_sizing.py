@@ -2,15 +2,15 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from lorrery.chassis.settings import override_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.settings import Settings, load
 from lorrery.simulator.plan import Sizing, plan_registry
+from lorrery.simulator.plan_kinds import all_alike, each_alike
 from lorrery.worker.device.capacity import Workload
 
 
@@ -33,18 +33,19 @@ class Cluster:
 
     def kinds(self) -> list["Cluster"]:
         """Return a cluster for each kind of worker, without groups of workers."""
-        groups = self.settings().workers
-        alike = ({key: value for key, value in group.overrides.items() if key != "gpus"} for group in groups)
-        return [self.all_alike(worker) for worker in alike] or [self]
+        return [self._changed(changes) for changes in each_alike(self.settings())]
 
     def alone(self) -> "Cluster":
         """Return a copy with one worker per process, so that the number of processes is the number of workers."""
         return self if self.settings().worker.gpus == 1 else self.but(worker__gpus=1)
 
-    def all_alike(self, worker: Mapping[str, Any]) -> "Cluster":
-        """Return a copy without groups of workers, in which all workers have these settings of `[worker]`."""
-        changes = [f"{key}={json.dumps(value)}" for key, value in _flat("worker", worker)]
-        return replace(self, overrides=(*self.overrides, "workers=[]", *changes))
+    def all_alike(self) -> "Cluster":
+        """Return a copy without groups of workers, in which all workers are as in `[worker]`."""
+        return self._changed(all_alike(self.settings()))
+
+    def _changed(self, changes: Mapping[str, object]) -> "Cluster":
+        texts = (f"{key}={json.dumps(value)}" for key, value in changes.items())
+        return replace(self, overrides=(*self.overrides, *texts))
 
     def settings(self) -> Settings:
         """Read the settings.
@@ -81,15 +82,6 @@ def _with_adapters(cluster: Cluster, work: Workload) -> Cluster:
         for family in plan_registry(work)
     )
     return replace(cluster, overrides=(*cluster.overrides, f"adapters.registry=[{', '.join(families)}]"))
-
-
-def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a table and its nested tables, by dotted name."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(f"{prefix}.{key}", value)
-        else:
-            yield f"{prefix}.{key}", value
 
 
 def _number(value: float) -> str:

@@ -18,6 +18,7 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
 from lorrery.simulator.arguments import read_number, read_positive, read_whole, read_wholes, shown
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
+from lorrery.simulator.plan_kinds import only_kind
 from lorrery.simulator.plan_limits import bound_of, notes_on, why_too_long
 from lorrery.simulator.plan_replica import adapter_loads, replica_of, room_of, turns_of
 from lorrery.simulator.result import data_frame
@@ -202,7 +203,8 @@ def plan(
     """Compute what a worker can serve: memory, latency and throughput over concurrency, and replicas for a rate.
 
     Args:
-        settings: of the cluster, as for `simulate`; `worker` and `model` are the deployment.
+        settings: of the cluster, as for `simulate`; its worker and `model` are the deployment. Of several kinds of
+            worker, `worker.group` names one by its group.
         prompt_tokens: of each request.
         output_tokens: of each request, at least 2.
         adapters: number of adapters, requested equally often; 0: the base model.
@@ -216,7 +218,7 @@ def plan(
         overrides: single settings, which override `settings`.
 
     Raises:
-        SettingsError: invalid settings or figures, or adapters that the cluster refuses.
+        SettingsError: invalid settings or figures, several kinds of worker, or adapters that the cluster refuses.
     """
     work = Workload(
         read_whole("prompt_tokens", prompt_tokens, 1),
@@ -232,9 +234,8 @@ def plan(
         None,
     )
     streams = None if concurrency is None else read_wholes("concurrency", concurrency, 1)
-    return make_plan(
-        read_settings(settings, overrides), work, level, None if claim is None else _read_claim(claim), streams
-    )
+    own = only_kind(read_settings(settings, overrides))
+    return make_plan(own, work, level, None if claim is None else _read_claim(claim), streams)
 
 
 def _read_claim(claim: object) -> Claim:
@@ -260,7 +261,7 @@ def make_plan(
     """Compute what a worker of these settings can serve.
 
     Args:
-        settings: of the cluster.
+        settings: of the cluster; without groups of workers.
         work: shape of every request.
         level: service level, and the rate to serve within it.
         claim: to check.

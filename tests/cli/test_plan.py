@@ -330,6 +330,14 @@ def test_each_group_is_planned_whose_processes_have_several_gpus(tmp_path):
     assert "worker.gpus=1" in found["simulated"]["command"]
 
 
+def test_one_group_is_planned_where_the_settings_name_it():
+    groups = ["--set", 'workers=[{gpu = "A40"}, {gpu = "H100"}]', "--set", "worker.group=1"]
+    output = plan(*groups)
+    assert "on 1 x H100-SXM" in output
+    assert "A40" not in output
+    assert "on 1 x L40S" in plan(*groups, "--gpu", "L40S")
+
+
 def test_the_limits_of_the_cluster_file_bound_the_streams(tmp_path):
     at_most_3 = plan(*LLAMA_8B, "--set", "scheduler.running_max_req_size=3")
     assert ": 3 streams, " in at_most_3

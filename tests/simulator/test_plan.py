@@ -53,6 +53,31 @@ def test_one_busy_replica_gives_a_guess_that_few_trials_confirm(rate: float, wor
     assert plan.sizing.trials[0].num_replicas <= 2 * plan.num_replicas
 
 
+FLEET = {"model": "Llama-3-8B", "workers": [{"gpu": "L4"}, {"gpu": "L40S", "kv_dtype": "fp8"}]}
+
+
+def test_workers_of_one_kind_are_those_that_are_planned():
+    work = {"prompt_tokens": 260, "output_tokens": 60, "concurrency": [2], "ttft": 9, "tpot": 9}
+    alone = lorrery.plan({"model": "Llama-3-8B", "worker": {"gpu": "L40S"}}, **work)
+    groups = [{"gpu": "L40S", "gpus": 2}, {"gpu": "l40s", "count": 3}]
+    plan = lorrery.plan({"model": "Llama-3-8B", "workers": groups}, **work, rate=5, num_requests=100)
+    assert (plan.name, plan.points) == (alone.name, alone.points)
+    assert plan.num_replicas == 1
+
+
+def test_of_several_kinds_of_worker_the_caller_names_the_group():
+    with pytest.raises(lorrery.SettingsError) as refused:
+        lorrery.plan(FLEET)
+    assert str(refused.value) == (
+        "[[workers]] has 2 kinds of worker (1 x L4 in group 0, 1 x L40S in group 1), and a plan is for one: name its"
+        " group, as with overrides={'worker.group': 0}"
+    )
+    plans = [lorrery.plan(FLEET, overrides={"worker.group": group}, concurrency=[1]) for group in (0, 1)]
+    assert [plan.name for plan in plans] == ["Llama-3-8B on 1 x L4", "Llama-3-8B on 1 x L40S"]
+    l40s = {"gpu": "L40S", "kv_dtype": "fp8"}
+    assert plans[1].points == lorrery.plan({"model": "Llama-3-8B", "worker": l40s}, concurrency=[1]).points
+
+
 def test_a_deployment_that_does_not_fit_says_so():
     plan = lorrery.plan({"model": "Llama-3-70B", "worker": {"gpu": "A10G"}})
     assert "A10G" in plan.refused
