@@ -235,20 +235,27 @@ def _show_sizing(console: Console, plan: Plan, sizing: Sizing, level: Level) -> 
         table.add_row(
             str(trial.num_replicas),
             str(trial.num_replicas * plan.num_gpus),
-            f"{trial.ttft_p99 * 1e3:,.0f}",
-            f"{trial.tpot_p99 * 1e3:.1f}",
+            "-" if trial.ttft_p99 is None else f"{trial.ttft_p99 * 1e3:,.0f}",
+            "-" if trial.tpot_p99 is None else f"{trial.tpot_p99 * 1e3:.1f}",
             f"{trial.num_failed:,}",
             "met" if trial.met else "missed",
         )
     console.print(table)
-    console.print(_answer(plan, sizing, level))
+    console.print(_answer(plan, sizing, level), markup=False)
     console.print(sizing.command, markup=False, style="dim", soft_wrap=True)
 
 
 def _answer(plan: Plan, sizing: Sizing, level: Level) -> str:
-    most = max(trial.num_replicas for trial in sizing.trials)
     if sizing.num_replicas is None:
-        return f"{level.rate:g} requests/s: no number of replicas up to {most} keeps {_level(level)} at p99"
+        last = max(sizing.trials, key=lambda trial: trial.num_replicas)
+        if last.in_vain:
+            return f"{level.rate:g} requests/s: every request fails, on any number of replicas: {last.failure}"
+        if last.num_failed:
+            most = _counted(last.num_replicas, "replica")
+            return f"{level.rate:g} requests/s: requests still fail on {most}, the most tried: {last.failure}"
+        return (
+            f"{level.rate:g} requests/s: no number of replicas up to {last.num_replicas} keeps {_level(level)} at p99"
+        )
     return (
         f"{level.rate:g} requests/s within {_level(level)} at p99: {_counted(sizing.num_replicas, 'replica')},"
         f" {_counted(sizing.num_replicas * plan.num_gpus, 'GPU')}"

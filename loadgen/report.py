@@ -16,12 +16,16 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.workload import arrivals
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.slora_summary import SloraSummary, slora_summary
 from lorrery.loadgen.workload.summary import Summary, summarise
 
 EXIT_OK, EXIT_FAILURES, EXIT_INTERRUPTED = 0, 1, 130
 """Exit codes of a run: every request completed, some failed, a signal ended it."""
+_FIRST_FAILURES = 3
+_MOST_DETAIL = 200
+"""Characters of a failed request's message."""
 UNSENT = "{} later turns were not sent, because a turn before them failed"
 """Notice for a run of sessions."""
 
@@ -86,6 +90,18 @@ class LoadReport:
         if self.interrupted:
             return EXIT_INTERRUPTED
         return EXIT_FAILURES if self.summary.num_failed else EXIT_OK
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """The most frequent failure statuses, each with the first message that came with it."""
+        found = []
+        counts = {status: count for status, count in self.summary.by_status.items() if status not in (OK, INTERRUPTED)}
+        for status, count in sorted(counts.items(), key=lambda entry: -entry[1])[:_FIRST_FAILURES]:
+            row = self.outcomes.status.index(status)
+            detail = self.outcomes.detail.get(row, "")
+            detail = f", request {self.outcomes.index[row]}: {detail[:_MOST_DETAIL]}" if detail else ""
+            found.append(f"{count:,} x {status}{detail}")
+        return tuple(found)
 
     @property
     def warnings(self) -> tuple[str, ...]:

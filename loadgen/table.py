@@ -11,12 +11,10 @@ from lorrery.chassis.terminal import FigureTable
 from lorrery.loadgen.report import LoadReport, SimulationCost
 from lorrery.loadgen.scaling_report import scaling_lines
 from lorrery.loadgen.workload.distribution import Distribution
-from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 
 __all__ = ["print_report"]
 
 _BUSIEST = 6
-_FIRST_FAILURES = 3
 _NOTHING = "-"
 
 
@@ -32,7 +30,7 @@ def print_report(report: LoadReport, console: Console, more: Sequence[tuple[str,
     if len(report.summary.adapters) > 1:
         parts.append(_adapters(report))
     parts.append(_hanging([*_notes(report), *more], style="dim"))
-    warnings = [("!", line) for line in (*_failures(report), *report.warnings)]
+    warnings = [("!", line) for line in (*report.failures, *report.warnings)]
     parts.append(_hanging(warnings, style="yellow"))
     console.print(Group(*parts), highlight=False)
 
@@ -158,18 +156,6 @@ def _hanging(lines: Sequence[tuple[str, str]], style: str) -> Table:
     for label, line in lines:
         table.add_row(Text(label), Text(line))
     return table
-
-
-def _failures(report: LoadReport) -> list[str]:
-    """List the failure statuses, each with the first message that came with it."""
-    found = []
-    counts = {status: count for status, count in report.summary.by_status.items() if status not in (OK, INTERRUPTED)}
-    for status, count in sorted(counts.items(), key=lambda entry: -entry[1])[:_FIRST_FAILURES]:
-        row = report.outcomes.status.index(status)
-        detail = report.outcomes.detail.get(row, "")
-        detail = f", request {report.outcomes.index[row]}: {detail[:200]}" if detail else ""
-        found.append(f"{count:,} x {status}{detail}")
-    return found
 
 
 def _cells(values: Distribution) -> tuple[str, ...]:

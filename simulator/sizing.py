@@ -3,7 +3,8 @@
 Each trial is a whole simulated run, so few are made. The first guess is the throughput of one replica kept busy; it is
 simulated too, and cheap, with the requests of one replica instead of all. From there the search goes in steps of 1, 2,
 4 ... (with many replicas: from a sixteenth of the guess on) until one number meets the level and one misses it, then by
-bisection until the two are neighbours. It assumes that any number above one that meets the level meets it too.
+bisection until the two are neighbours. It assumes that any number above one that meets the level meets it too, and
+stops where every request fails, the first of an idle cluster included.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,9 @@ LETS_ALL_WAIT: dict[str, object] = {
 }
 """For a run that begins with all its streams at once: no request may be refused or dropped."""
 
+OF_LOAD = {"DEADLINE_EXCEEDED", "UNAVAILABLE"}
+"""Statuses with which even the first request of an idle cluster may fail because of those that follow."""
+
 Watch = Callable[[int], None]
 """Called with the number of replicas of each trial before it runs."""
 
@@ -39,17 +43,21 @@ class Trial:
 
     Attributes:
         num_replicas: that served it.
-        ttft_p99: seconds from arrival to first token, waiting included.
-        tpot_p99: seconds per further token.
+        ttft_p99: seconds from arrival to first token, waiting included; None if no request completed.
+        tpot_p99: seconds per further token, likewise.
         num_failed: requests that were refused, dropped or timed out.
         met: whether it met the level; a failed request counts as a miss.
+        failure: how most of them failed, and the first message; empty if none did.
+        in_vain: whether every request failed, and would on any number of replicas.
     """
 
     num_replicas: int
-    ttft_p99: float
-    tpot_p99: float
+    ttft_p99: float | None
+    tpot_p99: float | None
     num_failed: int
     met: bool
+    failure: str = ""
+    in_vain: bool = False
 
 
 def busy_rate(settings: Settings, options: LoadOptions, streams: int) -> tuple[float, float]:
@@ -102,12 +110,17 @@ def try_replicas(
 
     def run(num_replicas: int) -> Trial:
         watch(num_replicas)
-        summary = SimulatedRun(settings, options, SimulationOptions(num_replicas)).run().summary
+        report = SimulatedRun(settings, options, SimulationOptions(num_replicas)).run()
+        summary = report.summary
+        failure, *_ = *report.failures, ""
+        if not summary.num_completed:
+            in_vain = OF_LOAD.isdisjoint(summary.by_status)
+            return Trial(num_replicas, None, None, summary.num_failed, met=False, failure=failure, in_vain=in_vain)
         first, further = summary.from_intended.ttft_ms.p99 / 1e3, summary.tpot_ms.p99 / 1e3
         met = summary.num_completed == summary.num_requests and not (
             (ttft is not None and first > ttft) or (tpot is not None and further > tpot)
         )
-        return Trial(num_replicas, first, further, summary.num_failed, met)
+        return Trial(num_replicas, first, further, summary.num_failed, met, failure)
 
     least = len(settings.router.schedulers)  # each scheduler needs a worker
     guess = max(guess, least)
@@ -121,13 +134,13 @@ def search(run: Callable[[int], Trial], first: int, least: int, most: int) -> li
         run: runs a trial with a number of replicas.
         first: where to begin, from `least` to `most`.
         least: the smallest possible number.
-        most: the largest number to try. If it misses, no number meets the level.
+        most: the largest number to try. If it misses, or a trial was in vain, no number meets the level.
     """
     trials = [run(first)]
     met = first if trials[0].met else most + 1
     missed = least - 1 if trials[0].met else first
     step = max(first // 16, 1)
-    while missed + 1 < met:
+    while missed + 1 < met and not trials[-1].in_vain:
         if missed < least:
             number = max(met - step, least)
         elif met > most:

@@ -284,6 +284,27 @@ def test_a_level_that_waiting_breaks_at_any_size_is_told():
     assert re.search(r"60 requests/s: no number of replicas up to \d+ keeps TTFT 0.046 s, TPOT 50 ms at p99", output)
 
 
+def test_a_fault_of_every_request_is_named_after_one_trial(tmp_path):
+    path = tmp_path / "plan.json"
+    queue = ["--set", "scheduler.policy=tests.sweeps.faulty_queues:AnswersNone"]
+    output = plan(*SMALL, *queue, "--rate", "5", "--requests", "100", "--json", str(path), exit_code=1)
+    assert re.search(r"\n +1 +1 +- +- +100 +missed", output)
+    said = " ".join(output.split())
+    assert "5 requests/s: every request fails, on any number of replicas: 100 x INTERNAL, request 0: policy" in said
+    assert "it must be a list, [] if no request is dropped" in said
+    (trial,) = json.loads(path.read_text())["plans"][0]["simulated"]["trials"]
+    assert trial["ttft_p99"] is None
+
+
+def test_requests_that_are_refused_are_named_as_the_cause():
+    bounded = ["--set", "scheduler.max_waiting_requests=1"]
+    output = plan(*SMALL, *bounded, "--rate", "100", "--requests", "400", exit_code=1)
+    assert re.search(
+        r"100 requests/s: requests still fail on \d+ replicas, the most tried: \d+ x RESOURCE_EXHAUSTED, request \d+: ",
+        " ".join(output.split()),
+    )
+
+
 def test_nothing_is_simulated_where_one_stream_alone_misses_the_level():
     output = plan(*LLAMA_8B, "--tpot", "0.001", "--rate", "5", exit_code=1)
     assert "not even one stream keeps its TPOT" in output

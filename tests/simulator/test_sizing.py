@@ -6,7 +6,9 @@ import pytest
 
 from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
-from lorrery.simulator.sizing import Trial, busy_rate, fewest, search
+from lorrery.simulator.sizing import Trial, busy_rate, fewest, search, try_replicas
+
+CLUSTER: dict[str, Any] = {"model": "Llama-2-7B", "worker": {"gpu": "A10G"}, "scheduler": {"policy": "fcfs"}}
 
 
 def tries(enough: int, first: int, least: int = 1, most: int = 100) -> list[Trial]:
@@ -46,6 +48,35 @@ def test_a_level_that_nothing_meets_ends_at_the_most() -> None:
     trials = tries(1000, 5, most=30)
     assert fewest(trials) is None
     assert [trial.num_replicas for trial in trials] == [5, 6, 8, 12, 20, 30]
+
+
+def test_a_search_ends_where_every_request_fails_on_any_number_of_replicas() -> None:
+    settings = changed(CLUSTER, {"scheduler.policy": "tests.sweeps.faulty_queues:AnswersNone"})
+    options = LoadOptions(rate=5, num_requests=20, input_range=(100, 100), output_range=(5, 5))
+    (trial,) = try_replicas(settings, options, ttft=1.0, tpot=0.1, guess=1)
+    assert (trial.ttft_p99, trial.tpot_p99, trial.num_failed, trial.met) == (None, None, 20, False)
+    assert trial.failure.startswith("20 x INTERNAL, request 0: policy tests.sweeps.faulty_queues:AnswersNone")
+    assert "`admit` answered None" in trial.failure
+
+
+def test_a_search_goes_on_where_deadlines_fail_every_request() -> None:
+    options = LoadOptions(rate=5, num_requests=20, input_range=(100, 100), output_range=(50, 50), timeout=0.01)
+    trials = try_replicas(changed(CLUSTER), options, ttft=1.0, tpot=0.1, guess=1)
+    assert len(trials) > 1
+    assert {trial.num_failed for trial in trials} == {20}
+    assert {(trial.ttft_p99, trial.failure[:22], trial.in_vain) for trial in trials} == {
+        (None, "20 x DEADLINE_EXCEEDED", False)
+    }
+
+
+def test_a_trial_says_how_most_of_its_failed_requests_failed() -> None:
+    settings = changed(CLUSTER, {"scheduler.max_waiting_requests": 1, "scheduler.running_max_req_size": 1})
+    options = LoadOptions(rate=100, num_requests=50, input_range=(100, 100), output_range=(50, 50))
+    trial = try_replicas(settings, options, ttft=None, tpot=None, guess=1)[0]
+    assert 0 < trial.num_failed < 50
+    assert trial.ttft_p99
+    assert trial.failure.startswith(f"{trial.num_failed} x RESOURCE_EXHAUSTED, request ")
+    assert not trial.in_vain
 
 
 @pytest.mark.parametrize(

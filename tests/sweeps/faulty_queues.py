@@ -39,6 +39,14 @@ class Gated(Fifo):
         super().__init__()
 
 
+class AnswersNone(Fifo):
+    """Admits, and forgets to answer."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> None:  # type: ignore[override]
+        """Admit as usual."""
+        super().admit(admission, running, at_ps)
+
+
 class Exits(Fifo):
     """Ends its process as if all had gone well."""
 
