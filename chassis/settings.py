@@ -303,6 +303,11 @@ def override_of(key: str, value: str | int) -> str:
     return f"{key}={json.dumps(value)}"
 
 
+def key_of(override: str) -> str:
+    """Return the setting that an argument of --set names."""
+    return override.partition("=")[0].strip()
+
+
 def _parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():

@@ -7,7 +7,7 @@ import typer
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import cut
-from lorrery.chassis.settings import override_of
+from lorrery.chassis.settings import key_of, override_of
 
 _PANEL = "Deployment"
 
@@ -66,7 +66,7 @@ def with_deployment(given: Mapping[str, Any], overrides: Iterable[str] | None) -
         if (value := given.get(name)) is None:
             continue
         option = f"--{name.replace('_', '-')} {cut(str(value))}"
-        if same := next((one for one in overrides if one.partition("=")[0].strip() == key), None):
+        if same := next((one for one in overrides if key_of(one) == key), None):
             raise SettingsError(f"{option} and --set {cut(same)} both say what {key} is; give one")
         found.append(override_of(key, value))
     return [*found, *overrides]

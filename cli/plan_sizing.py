@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lorrery.chassis.settings import override_of
+from lorrery.chassis.settings import key_of, override_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.settings import Settings, load
 from lorrery.simulator.plan import Sizing, plan_registry
@@ -39,6 +39,12 @@ class Cluster:
         """Return a copy with one worker per process, so that the number of processes is the number of workers."""
         return self if self.settings().worker.gpus == 1 else self.but(worker__gpus=1)
 
+    def unscaled(self) -> "Cluster":
+        """Return a copy without an autoscaler; settings of its rule would be refused as without effect."""
+        others = (override for override in self.overrides if not f"{key_of(override)}.".startswith("autoscaler."))
+        found = replace(self, overrides=tuple(others))
+        return found.but(autoscaler__enabled=False) if found.settings().is_autoscaled else found
+
     def all_alike(self) -> "Cluster":
         """Return a copy without groups of workers, in which all workers are as in `[worker]`."""
         return self._changed(all_alike(self.settings()))
@@ -63,8 +69,9 @@ class Cluster:
 
 def command_of(cluster: Cluster, work: Workload, rate: float, sizing: Sizing) -> str:
     """Return the `lorrery simulate` command that repeats the decisive trial."""
+    settings = _with_adapters(cluster.unscaled(), work).arguments()
     arguments = [
-        *_with_adapters(cluster, work).arguments(), "--rate", _number(rate), "--input-range", str(work.prompt_tokens),
+        *settings, "--rate", _number(rate), "--input-range", str(work.prompt_tokens),
         "--output-range", str(work.output_tokens), "-n", str(sizing.num_requests),
     ]  # fmt: skip
     if work.num_adapters:

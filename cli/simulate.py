@@ -14,6 +14,7 @@ from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.exits import exit_in_words
 from lorrery.chassis.faults import parse_fault
 from lorrery.chassis.names import cut
+from lorrery.chassis.settings import key_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.terminal import table_console
 from lorrery.chassis.whole_file import whole_file
@@ -285,7 +286,7 @@ def simulate(
         faults=faults or (),
         one_step=one_step,
     )
-    rule = next((key for key in map(_key, overrides) if f"{key}.".startswith("autoscaler.")), "autoscaler.enabled")
+    rule = next((key for key in map(key_of, overrides) if f"{key}.".startswith("autoscaler.")), "autoscaler.enabled")
     if rule != "autoscaler.enabled" and not run.settings.is_autoscaled:
         raise SettingsError(f"--set {cut(rule)} needs an autoscaler: add --autoscale")
     if serve is not None:
@@ -301,10 +302,6 @@ def simulate(
     if record == _USUAL and out is None:
         raise SettingsError("--record without a FILE needs --out DIR")
     raise typer.Exit(_run(run, out, (record, record_every), steps=steps, perfetto=perfetto, with_page=report))
-
-
-def _key(override: str) -> str:
-    return override.partition("=")[0].strip()
 
 
 def _run(

@@ -11,6 +11,7 @@ from typing import Any
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import Fault
+from lorrery.chassis.settings import key_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.loadgen.option_texts import PARSERS
 from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, LoadOptions
@@ -203,7 +204,7 @@ def read_settings(settings: SettingsLike = None, overrides: Overrides = ()) -> S
 
 def _in_vain(settings: Settings, overrides: Mapping[str, object] | Sequence[str]) -> tuple[str, ...]:
     """Return a notice if an override sets the limit on running requests that is not in force."""
-    keys = {one.partition("=")[0].strip() for one in overrides}
+    keys = set(map(key_of, overrides))
     own = settings.scheduler
     other = {"running_max_req_size": "max_num_seqs", "max_num_seqs": "running_max_req_size"}[own.max_running_setting]
     if f"scheduler.{other}" not in keys:

@@ -312,6 +312,12 @@ def make_plan(
     if level.rate is not None and result.best is not None:
         running = capacity.running_streams
         at_level = capacity.point(capacity.most_streams(level.ttft, level.tpot, running))
+        if settings.is_autoscaled:
+            settings = changed(settings, {"autoscaler.enabled": False})
+            result.notes.append(
+                "replicas are counted without the autoscaler: each run has a fixed number of them; `lorrery simulate"
+                " --autoscale` shows what its rule does"
+            )
         result.sizing = _size(settings, work, level, level.rate, at_level, running, watch(name))
     return result
 

@@ -305,6 +305,25 @@ def test_requests_that_are_refused_are_named_as_the_cause():
     )
 
 
+def test_replicas_are_counted_without_an_autoscaler(tmp_path):
+    path, file = tmp_path / "plan.json", tmp_path / "scaled.toml"
+    file.write_text('model = "Llama-3-8B"\n[worker]\ngpu = "H100"\n[autoscaler]\nenabled = true\nmax_replicas = 2\n')
+    work = ["--prompt", "300", "--output", "60", "--set", "scheduler.running_max_req_size=8"]
+    asked = ["--rate", "60", "--requests", "400", "--json", str(path)]
+    output = " ".join(plan("--config", str(file), *work, "--set", "autoscaler.target=2", *asked).split())
+    assert "replicas are counted without the autoscaler: each run has a fixed number of them" in output
+    (found,) = json.loads(path.read_text())["plans"]
+    assert found["replicas"] > 2
+    command = found["simulated"]["command"]
+    assert "--set autoscaler.enabled=false" in command
+    assert "autoscaler.target" not in command
+    assert CliRunner().invoke(simulate, [*shlex.split(command)[2:], "--out", str(tmp_path)]).exit_code == 0
+    plan(*SMALL, *asked)
+    (alone,) = json.loads(path.read_text())["plans"]
+    assert alone["simulated"]["trials"] == found["simulated"]["trials"]
+    assert alone["notes"] == []
+
+
 def test_nothing_is_simulated_where_one_stream_alone_misses_the_level():
     output = plan(*LLAMA_8B, "--tpot", "0.001", "--rate", "5", exit_code=1)
     assert "not even one stream keeps its TPOT" in output

@@ -41,6 +41,14 @@ def test_a_rate_is_served_by_the_fewest_replicas_that_keep_the_level():
     assert plan.num_replicas == 1 or not met[plan.num_replicas - 1]
 
 
+def test_replicas_are_counted_without_an_autoscaler_and_a_note_says_so():
+    work = {"prompt_tokens": 200, "output_tokens": 20, "rate": 8, "num_requests": 200, "tpot": 0.1}
+    alone, plan = (lorrery.plan(CLUSTER, **work, overrides={"autoscaler.enabled": one}) for one in (False, True))
+    assert plan.sizing == alone.sizing
+    assert alone.notes == []
+    assert "replicas are counted without the autoscaler" in plan.notes[0]
+
+
 @pytest.mark.parametrize(
     ("rate", "work", "tpot"), [(600, (100, 10), 0.05), (100, (100, 100), 0.012), (30, (1000, 50), 0.02)]
 )
