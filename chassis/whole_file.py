@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from lorrery.chassis.errors import SettingsError
+
 _DESCRIPTORS = re.compile(r"(/proc/[^/]+(/task/[^/]+)?|/dev)/fd")
 """Folders of a process's open descriptors; /proc/self is a link."""
 _MOST_LINKS = 40
@@ -75,6 +77,37 @@ def _descriptor(path: Path) -> int | None:
             return None
         path = Path(folder, path.readlink())
     return None
+
+
+def check_writable(what: str, path: Path) -> None:
+    """Check, before the content is made, that `whole_file` can write a file; creates nothing.
+
+    Args:
+        what: names the file in the message: an option or an argument.
+        path: of the file.
+
+    Raises:
+        SettingsError: the path is a folder, or its folder does not exist or cannot be written to.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if _descriptor(path) is not None:
+            return
+        mode = target.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = stat.S_IFREG
+    except OSError as error:  # a name that no file can have
+        raise SettingsError(f"{what} {path}: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
+        why = "that is a folder"
+    elif not stat.S_ISREG(mode):
+        why = "" if os.access(target, os.W_OK) else "that cannot be written to"
+    elif not target.parent.is_dir():
+        why = f"that is in {target.parent}, which is no folder"
+    else:
+        why = "" if os.access(target.parent, os.W_OK | os.X_OK) else f"{target.parent} cannot be written to"
+    if why:
+        raise SettingsError(f"{what} {path}: {why}; name a file in an existing folder")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
+from lorrery.chassis.whole_file import check_writable
 from lorrery.cli.calibrate_kernels import calibrate_kernels
 from lorrery.cli.calibrated import doubt, to_toml
 from lorrery.cli.output import write
@@ -78,6 +79,8 @@ def command(
       lorrery calibrate profile.csv --gpu MyGPU --tflops 200 --memory-gb 48 --gb-per-second 900 --num-sms 80
       lorrery simulate --set 'catalogue=["my-gpu.toml"]' --set worker.gpu=A10G
     """
+    if out is not None:
+        check_writable("--out", out)
     known = read_catalogue(catalogue or ())
     sheet = _Sheet(tflops, memory_gb, gb_per_second, num_sms, fp8_tflops)
     if kernels.holds_kernels(file):

@@ -20,6 +20,7 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.terminal import table_console
+from lorrery.chassis.whole_file import check_writable
 from lorrery.cli import deployment_flags, plan_text
 from lorrery.cli.config_option import ConfigOption
 from lorrery.cli.output import write
@@ -132,6 +133,8 @@ def plan(
     del version
     if plot is not None:
         style.check("--plot", plot)
+    if json_file is not None:
+        check_writable("--json", json_file)
     named = {"engine": engine, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype}
     cluster = Cluster(config, tuple(deployment_flags.with_deployment(named, overrides)))
     if max_concurrency is not None:

@@ -20,6 +20,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
 from lorrery.chassis.terminal import table_console
+from lorrery.chassis.whole_file import check_writable
 from lorrery.cli.output import write
 from lorrery.cli.validate_kernels import kernels
 from lorrery.cli.validate_serving import serving
@@ -198,6 +199,8 @@ def steptime(
         known = Catalogue(read_tables(PACKAGE, catalogue or ()))
     except CatalogueError as error:
         raise SettingsError(str(error)) from None
+    if json_file is not None:
+        check_writable("--json", json_file)
     rows = steptimes.name_rows(steptimes.read_file(file), gpu, model)
     comparison = steptimes.compare(rows, known, step_time, all_qualities=all_qualities)
     Console(soft_wrap=True, highlight=False).print(steptimes.render(comparison))
@@ -256,6 +259,8 @@ def vidur(
         if requests != VIDUR_REQUESTS:
             raise SettingsError(f"{requests}: give the run's log of steps after it, REQUESTS STEPS")
         steps = VIDUR_STEPS
+    if json_file is not None:
+        check_writable("--json", json_file)
     rules = BatchRules(max_tokens, max_sequences, block_size, num_blocks, watermark)
     comparison = vidur_run.compare(requests, steps, rules)
     Console(soft_wrap=True, highlight=False).print(vidur_run.render(comparison))
@@ -302,6 +307,8 @@ def slora(
     if unknown := set(policies or ()) - slora_runs.POLICIES.keys():
         known = ", ".join(slora_runs.POLICIES)
         raise SettingsError(f"--policy {', '.join(sorted(unknown))}: not modelled; there are {known}")
+    if json_file is not None:
+        check_writable("--json", json_file)
     rows, others = slora_runs.read_rows(file)
     chosen = [row for row in rows if not policies or row.policy in policies]
     catalogue = Catalogue(read_tables(PACKAGE))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from lorrery.chassis.terminal import table_console
+from lorrery.chassis.whole_file import check_writable
 from lorrery.cli.output import write
 from lorrery.cli.validate_rows import JsonFile, group_names, say_left_out
 from lorrery.plots import style
@@ -54,6 +55,8 @@ def kernels(
     names = group_names(group, measured.GROUPED_BY)
     if plot is not None:
         style.check(kernels_plot.OPTION, plot)
+    if json_file is not None:
+        check_writable("--json", json_file)
     known = read_catalogue(catalogue or ())
     timed = measured.read_published() if file is None else measured.read_file(file)
     comparison = measured.compare(timed, known, names, gpu or "")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lorrery.chassis.terminal import table_console
+from lorrery.chassis.whole_file import check_writable
 from lorrery.cli.output import write
 from lorrery.cli.validate_rows import JsonFile, group_names, say_left_out
 from lorrery.plots import style
@@ -94,6 +95,8 @@ def serving(
     left_out = named(causes or ())
     if plot is not None:
         style.check(serving_plot.OPTION, plot)
+    if json_file is not None:
+        check_writable("--json", json_file)
     known = read_catalogue(catalogue or ())
     options = Options(tuple(path.absolute() for path in catalogue or ()), seed, tuple(overrides or ()))
 

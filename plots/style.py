@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.whole_file import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,11 +84,12 @@ def check(option: str, path: Path) -> None:
     """Check, before the figures are made, that a plot can be drawn and written under this name.
 
     Raises:
-        SettingsError: the name has another ending than those of `SUFFIXES`.
+        SettingsError: the name has another ending than those of `SUFFIXES`, or no file can be written there.
         LorreryError: matplotlib is not installed.
     """
     if path.suffix not in SUFFIXES:
         raise SettingsError(f"{option} {path}: the name must end in {', '.join(SUFFIXES)}")
+    check_writable(option, path)
     if not is_installed():
         raise _missing(option)
 

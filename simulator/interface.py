@@ -13,6 +13,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import Fault
 from lorrery.chassis.settings import key_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.chassis.whole_file import check_writable
 from lorrery.loadgen.option_texts import PARSERS
 from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, LoadOptions
 from lorrery.loadgen.workload.arrays import Requests
@@ -175,13 +176,7 @@ def checked_record(record: str | Path | None, every_seconds: float | None) -> tu
             raise SettingsError("record_every without record: name the file to write")
         return None, None
     path = read_path("record", record)
-    try:
-        is_folder, has_folder = path.is_dir(), path.parent.is_dir()
-    except OSError as error:  # a name that no file can have
-        raise SettingsError(f"record {path}: {error.strerror}") from None
-    if is_folder or not has_folder:
-        what = "a folder" if is_folder else f"in {path.parent}, which is no folder"
-        raise SettingsError(f"record {path}: that is {what}; name a file in an existing folder")
+    check_writable("record", path)
     return path, every_seconds
 
 

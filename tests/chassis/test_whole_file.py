@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.chassis.whole_file import whole_file, write_whole
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.whole_file import check_writable, whole_file, write_whole
 
 
 def test_a_file_is_replaced_as_a_whole_and_nothing_stays_beside_it(tmp_path: Path):
@@ -88,3 +89,37 @@ def test_a_file_that_is_standard_output_is_written_to_where_it_stands(tmp_path: 
 def test_a_closed_descriptor_is_an_error_of_the_system(tmp_path: Path):
     with pytest.raises(OSError, match="Bad file descriptor"):
         write_whole(Path("/dev/fd/999"), b"x")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "that is a folder"),
+        ("none/page.html", "that is in .*/none, which is no folder"),
+        ("link", "that is in .*/none, which is no folder"),
+        ("file/page.html", "that is in .*/file, which is no folder"),
+        ("n" * 256, "File name too long"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_known_before(tmp_path: Path, name: str, why: str):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "none/page.html")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SettingsError, match=f"^--json .*: {why}"):
+        check_writable("--json", tmp_path / name)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "access", lambda *_arguments: False)  # root may write anywhere
+    with pytest.raises(SettingsError, match=f"^--json .*: {tmp_path} cannot be written to; name a file in an existing"):
+        check_writable("--json", tmp_path / "page.html")
+
+
+def test_what_can_be_written_passes_and_stays_as_it_is(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "to-be-made")
+    (tmp_path / "old").write_bytes(b"old")
+    for path in (Path("/dev/null"), Path("/dev/stdout"), *(tmp_path / name for name in ("pipe", "link", "old", "new"))):
+        check_writable("--json", path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "old", "pipe"]

@@ -82,6 +82,11 @@ def test_a_new_gpu_is_fitted_and_its_file_serves(tmp_path):
     assert gpu.fit.constants["prefill_flops"] == pytest.approx(TRUE_FIT.constants["prefill_flops"], rel=0.15)
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_fit(tmp_path):
+    with pytest.raises(SettingsError, match=r"--out .*: that is in .*, which is no folder"):
+        calibrate(str(profile(tmp_path / "p.csv")), *SHEET, "--out", str(tmp_path / "none" / "z1.toml"))
+
+
 def test_rows_of_doubtful_quality_are_not_fitted(tmp_path):
     header, *rows = profile(tmp_path / "p.csv").read_text().splitlines()
     doubtful = [f"Z1,Llama-3-8B,decode,,{num},1024,,,900,,suspect" for num in (1, 8, 32)]

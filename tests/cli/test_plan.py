@@ -456,7 +456,8 @@ def test_latency_is_plotted_against_throughput(tmp_path, suffix):
         (["--adapters", str(10**22)], f"--adapters is {10**22}; at most 1000000 can be planned for"),
         (["--claim", "3500,1"], "--claim 3500,1: expected TOKENS,SECONDS,TOKENS/S"),
         (["--claim", "0,1,1"], "--claim 0,1,1: every number must be more than 0"),
-        (["--json", "/nowhere/plan.json"], "/nowhere/plan.json: No such file or directory"),
+        (["--json", "/nowhere/plan.json"], "--json /nowhere/plan.json: that is in /nowhere, which is no folder"),
+        (["--plot", "/nowhere/plan.svg"], "--plot /nowhere/plan.svg: that is in /nowhere, which is no folder"),
         (["--plot", "plan.gif"], "--plot plan.gif: the name must end in .svg, .png, .pdf"),
         (["--set", "worker.step_time=table"], "step_time = 'table' needs profile"),
     ],
@@ -464,6 +465,12 @@ def test_latency_is_plotted_against_throughput(tmp_path, suffix):
 def test_what_cannot_be_is_refused(arguments, message):
     with pytest.raises((SettingsError, LorreryError), match=re.escape(message)):
         plan(*arguments)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_planned():
+    result = CliRunner().invoke(app, [*LLAMA_8B, "--json", "/nowhere/plan.json"])
+    assert isinstance(result.exception, SettingsError)
+    assert result.output == ""
 
 
 def test_points_that_fall_together_are_marked_once():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import golden_excerpts
 from lorrery.cli.app import app as lorrery
 from lorrery.cli.validate import app
@@ -33,6 +34,14 @@ def records(name: str) -> list[dict]:
 def write(path: Path, *rows: object) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+@pytest.mark.parametrize("command", ["steptime", "vidur", "slora", "kernels", "serving"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_compared(command: str):
+    result = CliRunner().invoke(app, [command, "--json", "/nowhere/errors.json"])
+    assert isinstance(result.exception, SettingsError)
+    assert str(result.exception).startswith("--json /nowhere/errors.json: that is in /nowhere, which is no folder;")
+    assert result.output == ""
 
 
 @pytest.mark.parametrize("name", ["req_queue", "sampling_params", "llmmock_trie", "run_exp_metrics"])
