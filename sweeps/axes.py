@@ -65,9 +65,10 @@ def parse_axes(sweeps: Iterable[str]) -> tuple[Axis, ...]:
         if key in axes:
             raise SettingsError(f"--sweep {cut(key)}: given twice; list all its values in one")
         texts = _texts(key, values.strip())
-        if len(set(texts)) < len(texts):
+        typed = _typed(texts)
+        if len(set(typed)) < len(typed):
             raise SettingsError(f"--sweep {cut(key)}: {cut(values.strip())} has a value twice")
-        axes[key] = Axis(key, texts, _typed(texts))
+        axes[key] = Axis(key, texts, typed)
     num_points = math.prod(len(axis.texts) for axis in axes.values())
     if num_points > MOST_POINTS:
         raise SettingsError(f"--sweep {cut(', '.join(axes))}: {num_points:,} points; {MOST_POINTS:,} is the most")

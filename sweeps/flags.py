@@ -111,6 +111,15 @@ class SweptFlags:
             value = Path(value)
         return self._field(name), value
 
+    def given(self, name: str) -> str | None:
+        """Return an option that the command line has itself and a sweep of it replaces; None: it does not have it.
+
+        A sweep of faults replaces none.
+        """
+        option = self._options[name]
+        source = None if option.name is None else self._context.get_parameter_source(option.name)
+        return f"--{name}" if name != "fault" and source is not None and source.name == "COMMANDLINE" else None
+
     @staticmethod
     def is_of_load(name: str) -> bool:
         """Return whether it is an option of the workload, not of the simulation."""

@@ -17,6 +17,7 @@ from typing import Any
 import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.names import cut
+from lorrery.chassis.settings import key_of
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.plugins import search_here
@@ -106,6 +107,7 @@ def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[P
         if flags.name_of(axis.key) is None and head not in Settings.model_fields:
             why = "no such setting, nor an option of a workload or a simulation"
             raise SettingsError(f"--sweep {cut(axis.key)}: {why}")
+    _check_given_once(axes, asked[1], flags)
     maker = _RunMaker(asked, flags)
     points: list[Point] = []
     possible: set[tuple[str, str]] = set()
@@ -129,6 +131,22 @@ def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[P
     if impossible:
         raise _blame(impossible, maker)
     return points
+
+
+def _check_given_once(axes: Sequence[Axis], overrides: Sequence[str], flags: SweptFlags) -> None:
+    """Refuse an option or `--set` that no point has, because a swept key replaces it."""
+    swept: set[str] = set()
+    for axis in axes:
+        name = flags.name_of(axis.key)
+        if (key := name or axis.key) in swept:
+            raise SettingsError(f"--sweep {cut(axis.key)}: given twice; list all its values in one")
+        swept.add(key)
+        if name is None:
+            given = next((f"--set {cut(one)}" for one in overrides if key_of(one) == key), None)
+        else:
+            given = flags.given(name)
+        if given is not None:
+            raise SettingsError(f"{given} and --sweep {cut(axis.key)} both say what {cut(key)} is; give one")
 
 
 def _check_autoscaler(axes: Sequence[Axis], points: Sequence[Point]) -> None:

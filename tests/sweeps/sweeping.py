@@ -10,11 +10,14 @@ from typer.testing import CliRunner
 from lorrery.cli.simulate import app
 from lorrery.vocabulary.run_files import CPU_SECONDS
 
-SHORT = ["--duration", "2", "--rate", "8", "--workers", "1"]
+SHORT = {"duration": 2, "rate": 8, "workers": 1}
+"""Options of every run, unless they are swept."""
 
 
 def simulate(*arguments: object, exit_code: int = 0) -> str:
-    result = CliRunner().invoke(app, [*SHORT, *map(str, arguments)])
+    swept = {str(argument).partition("=")[0] for argument in arguments}
+    short = [f"--{name}={value}" for name, value in SHORT.items() if name not in swept]
+    result = CliRunner().invoke(app, [*short, *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == exit_code, result.output
