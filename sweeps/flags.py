@@ -90,6 +90,12 @@ class SweptFlags:
         name = key.removeprefix("--").replace("_", "-")
         return name if name in self._options else None
 
+    def parameter_of(self, key: str) -> str:
+        """Return the name of the command's parameter for an option, swept or not: `tp` is `tensor_parallel`."""
+        option = f"--{key.removeprefix('--').replace('_', '-')}"
+        found = (parameter.name for parameter in self._context.command.params if option in parameter.opts)
+        return next(found, None) or key
+
     def read(self, name: str, text: str) -> tuple[str, Any]:
         """Parse a value; return the field of `LoadOptions` or `SimulationOptions`, and the field's value.
 

@@ -17,7 +17,8 @@ from typing import Any
 import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.names import cut
-from lorrery.chassis.settings import key_of
+from lorrery.chassis.nearest_setting import nearest_setting
+from lorrery.chassis.settings import key_of, known_settings
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.plugins import search_here
@@ -106,7 +107,10 @@ def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[P
         head = axis.key.partition(".")[0]
         if flags.name_of(axis.key) is None and head not in Settings.model_fields:
             why = "no such setting, nor an option of a workload or a simulation"
-            raise SettingsError(f"--sweep {cut(axis.key)}: {why}")
+            settings = known_settings(Settings)
+            near = nearest_setting(flags.parameter_of(axis.key).split("."), settings)
+            hint = f"; did you mean {near}?" if near and tuple(near.split(".")) in settings else ""
+            raise SettingsError(f"--sweep {cut(axis.key)}: {why}{hint}")
     _check_given_once(axes, asked[1], flags)
     maker = _RunMaker(asked, flags)
     points: list[Point] = []
