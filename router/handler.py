@@ -17,6 +17,7 @@ from lorrery.chassis import status
 from lorrery.chassis.errors import (
     InjectedFault,
     Internal,
+    InvalidRequest,
     Overloaded,
     Reason,
     RequestError,
@@ -35,6 +36,7 @@ from lorrery.router.generate import Call, Generation
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import LogprobModel
 from lorrery.router.metrics import RouterMetrics
+from lorrery.router.peft import ConfigReader
 from lorrery.router.placement import Placement
 from lorrery.router.prompt import encode_chat, encode_prompt, prompt_token_ids
 from lorrery.router.reader import RequestReader, unknown_model
@@ -95,6 +97,7 @@ class Handler:
             metrics,
             settings.router.reader_timeout_seconds,
         )
+        self._configs = ConfigReader()
         self._num_open = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -240,6 +243,15 @@ class Handler:
     def unknown_model(self, model: str) -> RequestError:
         """Return the error for a request that names an unknown model."""
         return unknown_model(model, self.settings.served_model_names[0])
+
+    async def adapter_rank(self, caller: ApiKey, adapter_id: str, folder: str) -> int:
+        """Return the rank of the adapter that a caller loads from a PEFT folder on this machine."""
+        check_load(caller, adapter_id)
+        if not folder:
+            raise InvalidRequest(
+                "source_path is empty; give a PEFT folder on the router's machine", field="source_path"
+            )
+        return (await self._configs.read(folder)).rank
 
     async def load_adapter(self, caller: ApiKey, adapter: types_pb2.Adapter) -> None:
         """Register an adapter at every shard."""

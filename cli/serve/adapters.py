@@ -9,14 +9,12 @@ sql=/adapters/sql                         rank `r` of /adapters/sql/adapter_conf
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.names import quoted
+from lorrery.router.peft import CONFIG, read_config
 
-CONFIG = "adapter_config.json"
-_MAX_CONFIG_BYTES = 1 << 16
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
@@ -83,18 +81,11 @@ def _of_folder(name: str, path: str) -> Adapter:
     if not path:
         raise SettingsError(f"--lora-modules {name}: neither path nor rank; {cure}")
     try:
-        with (Path(path) / CONFIG).open("rb") as file:
-            config = json.loads(file.read(_MAX_CONFIG_BYTES))
-    except OSError as error:
+        config = read_config(path)
+    except FileNotFoundError as error:
         raise SettingsError(
             f"--lora-modules {name}={path}: no {CONFIG} there ({error.strerror}), and nothing is downloaded; {cure}"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"--lora-modules {name}={path}: {CONFIG} is no JSON: {error}") from None
-    rank = config.get("r") if isinstance(config, dict) else None
-    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
-        raise SettingsError(f"--lora-modules {name}={path}: {CONFIG} has r = {rank!r}; {cure}")
-    modules = config.get("target_modules")
-    if isinstance(modules, str):
-        modules = [modules]
-    return Adapter(name, rank, frozenset(one for one in modules or () if isinstance(one, str)))
+    except FormatError as error:
+        raise SettingsError(f"--lora-modules {name}={path}: {error}, or {cure}") from None
+    return Adapter(name, config.rank, config.target_modules)

@@ -26,7 +26,6 @@ from lorrery.router.grpc_call import GrpcCall, abort_stream
 from lorrery.router.handler import Handler
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
-from lorrery.router.peft import rank_in
 from lorrery.router.settings import EnginePort
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
@@ -248,7 +247,8 @@ class Engine:
         """
 
         async def load(caller: ApiKey) -> None:
-            await self.handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=_rank(path)))
+            rank = await self.handler.adapter_rank(caller, name, path)
+            await self.handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank))
 
         await self.answer(context, load)
         self.lora_paths[name] = path
@@ -290,15 +290,3 @@ def _make_base(events: scheduler_pb2.KvEvents) -> None:
     for event in events.events:
         if event.HasField("stored"):
             event.stored.ClearField("adapter")
-
-
-def _rank(path: str) -> int:
-    rank = rank_in(path) if path else None
-    if rank is None:
-        raise InvalidRequest(
-            f"the adapter's rank is not known: {quoted(path)} is no folder on the router's machine whose"
-            " adapter_config.json has r; give one",
-            field="source_path",
-            value=quoted(path),
-        )
-    return rank

@@ -53,7 +53,7 @@ MESSAGES = Names(
     {"prompt": "messages"},
 )
 """For Anthropic's routes."""
-LORA = Names({"ListAdapters": _ADAPTERS, "adapter_id": "lora_name"})
+LORA = Names({"ListAdapters": _ADAPTERS, "adapter_id": "lora_name", "source_path": "lora_path"})
 """For vLLM's routes that load adapters."""
 
 _SLORA_PARAMETERS = (

@@ -16,7 +16,6 @@ from lorrery.router.http.errors import json_response
 from lorrery.router.http.field_names import LORA
 from lorrery.router.http.generating import LENIENT, Tokens
 from lorrery.router.http.openai_requests import ChatMessage, turns
-from lorrery.router.peft import rank_in
 from lorrery.v1 import types_pb2
 
 
@@ -29,27 +28,6 @@ class LoadLora(BaseModel):
     lora_path: str | None = Field(default=None, description="a PEFT folder on the router's machine")
     rank: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(default=None, description="unset: as the folder has it")
     load_inplace: bool | None = Field(default=None, description="take the place of one of this name")
-
-    def known_rank(self) -> int:
-        """Return the given rank, or that of the PEFT folder on the router's machine.
-
-        Raises:
-            InvalidRequest: neither is given.
-            UnknownName: the folder has no readable adapter.
-        """
-        if self.rank is not None:
-            return self.rank
-        if not self.lora_path:
-            raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided, or rank.", field="lora_path")
-        rank = rank_in(self.lora_path)
-        if rank is None:
-            raise UnknownName(
-                f"No adapter found for {quoted(self.lora_path)}: no adapter_config.json there has r; give a PEFT folder"
-                " on the router's machine, or rank",
-                field="lora_path",
-                value=quoted(self.lora_path),
-            )
-        return rank
 
 
 class UnloadLora(BaseModel):
@@ -90,9 +68,13 @@ def routes(edge: Edge) -> APIRouter:
     async def load_lora_adapter(request: LoadLora, http: Request) -> Response:
         """Make an adapter known; its rank is given, or stands in the adapter_config.json of its path."""
         caller, name = edge.caller(http), _given(request.lora_name)
+        rank, path = request.rank, request.lora_path or ""
+        if rank is None and not path:
+            raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided, or rank.", field="lora_path")
         with named(LORA):
             check_load(caller, name)
-        rank = request.known_rank()
+            if rank is None:
+                rank = await handler.adapter_rank(caller, name, path)
         if await handler.find_adapter(caller, name) is not None:
             if not request.load_inplace:
                 raise InvalidRequest(

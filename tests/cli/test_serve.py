@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import ssl
 import tomllib
@@ -175,6 +176,12 @@ def test_adapters_have_the_rank_of_their_folder_and_the_widest_projections(tmp_p
     settings = printed("Llama-3-8B", "--lora-modules", f"a={folder}", as_json, several)
     assert list(settings.adapters.expand()) == [("a", 8), ("b", 8), ("c", 4), ("d", 8)]
     assert settings.adapters.target_modules == "all-linear"
+
+
+def test_only_a_regular_file_is_read_for_an_adapter(tmp_path: Path):
+    os.mkfifo(tmp_path / "adapter_config.json")
+    message = refused("Llama-3-8B", "--lora-modules", f"a={tmp_path}")
+    assert message.endswith("is no regular file; give that of an adapter, or give its rank: --lora-modules a=16")
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ async def test_keys_hold(engines: Engines) -> None:
     events = await engines.error(engines.smg.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest(), TENANT)
     assert events.code() == DENIED
     load = control_pb2.LoadLoraRequest(lora_name="x", source_path="/")
-    assert (await engines.error(engines.control.LoadLora, load, TENANT)).code() == INVALID
+    assert (await engines.error(engines.control.LoadLora, load, TENANT)).code() == DENIED
 
 
 async def test_what_has_no_meaning_here_says_why(engines: Engines) -> None:

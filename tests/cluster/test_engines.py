@@ -129,7 +129,7 @@ async def test_an_adapter_is_loaded_from_its_folder_asked_and_unloaded(engines: 
     assert gone.code() == grpc.StatusCode.NOT_FOUND
     load.source_path = str(tmp_path / "nothing")
     unread = await engines.error(engines.control.LoadLora, load)
-    assert (unread.code(), error_info(unread)[1]["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "source_path")
+    assert (unread.code(), error_info(unread)[1]["field"]) == (grpc.StatusCode.NOT_FOUND, "source_path")
 
 
 async def test_what_it_is(engines: Engines) -> None:
