@@ -97,7 +97,7 @@ class Handler:
             metrics,
             settings.router.reader_timeout_seconds,
         )
-        self._configs = ConfigReader()
+        self._configs = ConfigReader(settings.adapters.max_lora_rank)
         self._num_open = 0
         self._draining = False
         self._idle = asyncio.Event()

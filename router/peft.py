@@ -1,5 +1,9 @@
 """Adapters as PEFT keeps them: a folder with `adapter_config.json`, whose `r` is the rank.
 
+What vLLM refuses to load is refused (vllm/lora/peft_helper.py: `_validate_features`, `validate_legal`). It does not
+look at `peft_type`, but loads no adapter of another type than LORA: the config lacks `lora_alpha`, or the weights have
+other names.
+
 A client names the folder, so the file may be anything: only a regular file is read, and only `MAX_CONFIG_BYTES` of it.
 A file system that does not answer holds a thread, not the event loop, and neither the request nor the end of the
 process waits for that thread.
@@ -10,6 +14,7 @@ import contextlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -20,6 +25,8 @@ from lorrery.chassis.names import cut, quoted
 CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
 """Upper bound on a config, which has a few KB."""
+_SAVED = ("classifier", "score")
+"""Modules beside the matrices that vLLM takes, for models that classify."""
 CONFIG_SECONDS = 10.0
 """Time limit for reading a config: disks and network file systems that are well take milliseconds."""
 MAX_READS = 16
@@ -39,9 +46,14 @@ class Config(NamedTuple):
 
 
 class ConfigReader:
-    """Reads configs in threads of its own."""
+    """Reads configs in threads of its own.
 
-    def __init__(self) -> None:
+    Args:
+        max_lora_rank: of the deployment.
+    """
+
+    def __init__(self, max_lora_rank: int) -> None:
+        self._max_lora_rank = max_lora_rank
         self._free_reads = asyncio.Semaphore(MAX_READS)
 
     async def read(self, folder: str) -> Config:
@@ -88,7 +100,7 @@ class ConfigReader:
         def read() -> None:
             found: Config | Exception
             try:
-                found = read_config(folder)
+                found = read_config(folder, self._max_lora_rank)
             except (OSError, FormatError) as error:
                 found = error
             with contextlib.suppress(RuntimeError):  # the loop has been closed
@@ -99,12 +111,16 @@ class ConfigReader:
         return await answer
 
 
-def read_config(folder: str) -> Config:
+def read_config(folder: str, max_lora_rank: int) -> Config:
     """Return the config in a folder; does not wait for a FIFO's other end, but may for the file system.
+
+    Args:
+        folder: of the adapter.
+        max_lora_rank: upper bound on the ranks of `rank_pattern`; `r` is left to what loads the adapter.
 
     Raises:
         FileNotFoundError: there is none.
-        FormatError: it cannot be read, or is no config of an adapter.
+        FormatError: it cannot be read, is no config of an adapter, or has what vLLM refuses.
     """
     text = _text(folder)
     if len(text) > MAX_CONFIG_BYTES:
@@ -113,15 +129,43 @@ def read_config(folder: str) -> Config:
         config: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{CONFIG} is no JSON: {cut(str(error))}") from None
-    rank = config.get("r") if isinstance(config, dict) else None
+    if not isinstance(config, dict):
+        raise FormatError(f"{CONFIG} is no JSON object; give that of an adapter")
+    for field, value, why in _refused(config, max_lora_rank):
+        raise FormatError(f"{CONFIG} has {field} = {cut(json.dumps(value))}; {why}")
+    rank = config.get("r")
     if type(rank) is not int or not 1 <= rank < 2**32:
-        raise FormatError(f"{CONFIG} has r = {cut(repr(rank))}; it must be a rank, 1 or more")
+        raise FormatError(f"{CONFIG} has r = {cut(json.dumps(rank))}; it must be a rank, 1 or more")
     modules = config.get("target_modules")
     if isinstance(modules, str):
         modules = [modules]
     if not isinstance(modules, list):
         modules = []
     return Config(rank, frozenset(one for one in modules if isinstance(one, str)))
+
+
+def _refused(config: dict[str, Any], max_lora_rank: int) -> Iterator[tuple[str, object, str]]:
+    """Yield each field that vLLM refuses, with its value and the reason."""
+    if (kind := config.get("peft_type")) not in (None, "LORA"):
+        yield "peft_type", kind, "vLLM loads adapters of the type LORA only"
+    if use_dora := config.get("use_dora"):
+        yield "use_dora", use_dora, "vLLM does not support DoRA; give an adapter without it"
+    saved = config.get("modules_to_save")
+    if saved and not (isinstance(saved, list) and all(name in _SAVED for name in saved)):
+        yield "modules_to_save", saved, f"vLLM supports {' and '.join(_SAVED)} only; give an adapter without others"
+    if (bias := config.get("bias", "none")) != "none":
+        yield "bias", bias, 'vLLM supports "none" only; give an adapter without biases'
+    ranks = config.get("rank_pattern") or {}
+    if not isinstance(ranks, dict):
+        yield "rank_pattern", ranks, "it must be an object of ranks by module"
+        return
+    for module, rank in ranks.items():
+        if type(rank) is not int or rank > max_lora_rank:
+            yield (
+                f"rank_pattern.{cut(module)}",
+                rank,
+                f"max_lora_rank is {max_lora_rank}; give an adapter of lower rank",
+            )
 
 
 def _text(folder: str) -> bytes:

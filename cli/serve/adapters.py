@@ -33,13 +33,17 @@ class Adapter:
     modules: frozenset[str] = frozenset()
 
 
-def read_adapters(given: Iterable[str]) -> list[Adapter]:
+def read_adapters(given: Iterable[str], max_lora_rank: int) -> list[Adapter]:
     """Parse the values of `--lora-modules`.
 
+    Args:
+        given: the values.
+        max_lora_rank: of the deployment; for the ranks of single modules.
+
     Raises:
-        SettingsError: a value has another form, or its rank cannot be determined.
+        SettingsError: a value has another form, its rank cannot be determined, or vLLM refuses its adapter.
     """
-    return [adapter for text in given if text.strip() for adapter in _read(text.strip())]
+    return [adapter for text in given if text.strip() for adapter in _read(text.strip(), max_lora_rank)]
 
 
 def wide(modules: Iterable[str]) -> bool:
@@ -47,22 +51,22 @@ def wide(modules: Iterable[str]) -> bool:
     return any(name.rpartition(".")[2] not in _ATTENTION for name in modules)
 
 
-def _read(text: str) -> Iterator[Adapter]:
+def _read(text: str, max_lora_rank: int) -> Iterator[Adapter]:
     if text.startswith(("[", "{")):
         try:
             found: Any = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise SettingsError(f"--lora-modules {quoted(text)}: no JSON: {error}") from None
         for one in found if isinstance(found, list) else [found]:
-            yield _of_json(one, text)
+            yield _of_json(one, text, max_lora_rank)
         return
     name, equals, value = text.partition("=")
     if not (name and equals and value):
         raise SettingsError(f"--lora-modules {text}: NAME=RANK or NAME=PATH expected")
-    yield Adapter(name, int(value)) if value.isascii() and value.isdigit() else _of_folder(name, value)
+    yield Adapter(name, int(value)) if value.isascii() and value.isdigit() else _of_folder(name, value, max_lora_rank)
 
 
-def _of_json(one: Any, text: str) -> Adapter:  # noqa: ANN401  what JSON may hold
+def _of_json(one: Any, text: str, max_lora_rank: int) -> Adapter:  # noqa: ANN401  what JSON may hold
     name = one.get("name") if isinstance(one, dict) else None
     if not isinstance(name, str):
         raise SettingsError(f'--lora-modules {text}: an object with "name" and "path" or "rank" expected')
@@ -70,18 +74,18 @@ def _of_json(one: Any, text: str) -> Adapter:  # noqa: ANN401  what JSON may hol
         raise SettingsError(f"--lora-modules {text}: {', '.join(sorted(unknown))} has no meaning here")
     rank = one.get("rank")
     if rank is None:
-        return _of_folder(name, str(one.get("path", "")))
+        return _of_folder(name, str(one.get("path", "")), max_lora_rank)
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise SettingsError(f"--lora-modules {text}: rank is {rank!r}; it must be a whole number")
     return Adapter(name, rank)
 
 
-def _of_folder(name: str, path: str) -> Adapter:
+def _of_folder(name: str, path: str, max_lora_rank: int) -> Adapter:
     cure = f"give its rank: --lora-modules {name}=16"
     if not path:
         raise SettingsError(f"--lora-modules {name}: neither path nor rank; {cure}")
     try:
-        config = read_config(path)
+        config = read_config(path, max_lora_rank)
     except FileNotFoundError as error:
         raise SettingsError(
             f"--lora-modules {name}={path}: no {CONFIG} there ({error.strerror}), and nothing is downloaded; {cure}"

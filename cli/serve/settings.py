@@ -230,10 +230,10 @@ def _adapters(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
             f"--max-cpu-loras {most_in_memory}: it must be at least --max-loras, {most_loras}; raise it, or leave it"
             " out"
         )
-    adapters = read_adapters(flags.get("lora_modules", ()))
     most = values["adapters.max_lora_rank"]
     if most not in _RANKS:
         raise SettingsError(f"--max-lora-rank {most}: it must be one of {', '.join(map(str, _RANKS))}")
+    adapters = read_adapters(flags.get("lora_modules", ()), most)
     for one in adapters:
         if one.rank > most:
             raise SettingsError(

@@ -36,8 +36,11 @@ curl http://127.0.0.1:8000/v1/models
 * Values that vLLM refuses are refused: a `--max-model-len` above the model's own (without
   `VLLM_ALLOW_LONG_MAX_MODEL_LEN=1`), fewer `--max-num-batched-tokens` than `--max-num-seqs`, fewer `--max-cpu-loras`
   than `--max-loras`, another `--max-lora-rank` or `--block-size` than it knows.
-* An adapter is `NAME=RANK`, `NAME=PATH` with an `adapter_config.json` in PATH, or vLLM's JSON. Nothing is downloaded;
-  only the rank and the projections are read from a PATH. `POST /v1/load_lora_adapter` loads further adapters.
+* An adapter is `NAME=RANK`, `NAME=PATH` with an `adapter_config.json` in PATH, or vLLM's JSON. Nothing is downloaded,
+  and no weights are read: of an `adapter_config.json`, the rank and the projections count. What vLLM refuses in one is
+  refused: `use_dora`, `modules_to_save` other than `classifier` and `score`, a `bias` other than `none`, a `peft_type`
+  other than `LORA`, and ranks above `--max-lora-rank`, those of `rank_pattern` included.
+  `POST /v1/load_lora_adapter` loads further adapters.
 * `--print-config` prints the equivalent settings, to keep, to change, or to simulate:
 
 ```sh

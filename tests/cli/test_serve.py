@@ -178,6 +178,18 @@ def test_adapters_have_the_rank_of_their_folder_and_the_widest_projections(tmp_p
     assert settings.adapters.target_modules == "all-linear"
 
 
+@pytest.mark.parametrize(
+    ("feature", "why"),
+    [
+        ({"use_dora": True}, "use_dora = true; vLLM does not support DoRA"),
+        ({"rank_pattern": {"v_proj": 32}}, "rank_pattern.v_proj = 32; max_lora_rank is 16"),
+    ],
+)
+def test_an_adapter_that_vllm_refuses_is_refused(tmp_path: Path, feature: dict[str, object], why: str):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8, **feature}), encoding="utf-8")
+    assert f"adapter_config.json has {why}" in refused("Llama-3-8B", "--lora-modules", f"a={tmp_path}")
+
+
 def test_only_a_regular_file_is_read_for_an_adapter(tmp_path: Path):
     os.mkfifo(tmp_path / "adapter_config.json")
     message = refused("Llama-3-8B", "--lora-modules", f"a={tmp_path}")

@@ -24,19 +24,46 @@ def written(folder: Path, config: Any) -> str:
 
 
 def test_rank_and_projections_are_read(tmp_path: Path):
-    assert read_config(written(tmp_path, {"r": 8, "target_modules": "q_proj"})) == (8, {"q_proj"})
-    assert read_config(written(tmp_path, {"r": 1, "target_modules": ["a", "b"], "x": 1})) == (1, {"a", "b"})
-    assert read_config(written(tmp_path, {"r": 2})) == (2, frozenset())
+    assert read_config(written(tmp_path, {"r": 8, "target_modules": "q_proj"}), 64) == (8, {"q_proj"})
+    assert read_config(written(tmp_path, {"r": 1, "target_modules": ["a", "b"], "x": 1}), 64) == (1, {"a", "b"})
+    assert read_config(written(tmp_path, {"r": 2}), 64) == (2, frozenset())
+
+
+def test_what_vllm_takes_is_taken(tmp_path: Path):
+    saved = {"peft_type": "LORA", "use_dora": False, "bias": "none", "modules_to_save": None, "rank_pattern": {}}
+    for more in ({}, {"modules_to_save": []}, {"modules_to_save": ["score"]}, {"rank_pattern": {"q_proj": 64}}):
+        assert read_config(written(tmp_path, {"r": 8, **saved, **more}), 64).rank == 8
+    assert read_config(written(tmp_path, {"r": 65}), 64).rank == 65  # what loads it refuses that
+
+
+@pytest.mark.parametrize(
+    ("feature", "why"),
+    [
+        ({"use_dora": True}, "use_dora = true; vLLM does not support DoRA"),
+        ({"modules_to_save": ["score", "lm_head"]}, 'modules_to_save = ["score", "lm_head"]; vLLM supports '),
+        ({"modules_to_save": "lm_head"}, 'modules_to_save = "lm_head"; '),
+        ({"bias": "all"}, 'bias = "all"; vLLM supports "none" only'),
+        ({"bias": None}, "bias = null; "),
+        ({"peft_type": "IA3"}, 'peft_type = "IA3"; vLLM loads adapters of the type LORA only'),
+        ({"rank_pattern": {"q_proj": 8, "v_proj": 65}}, "rank_pattern.v_proj = 65; max_lora_rank is 64"),
+        ({"rank_pattern": {"q_proj": "8"}}, 'rank_pattern.q_proj = "8"; '),
+        ({"rank_pattern": [8]}, "rank_pattern = [8]; "),
+    ],
+)
+async def test_what_vllm_refuses_is_refused_with_field_and_value(tmp_path: Path, feature: dict[str, Any], why: str):
+    with pytest.raises(InvalidRequest) as caught:
+        await ConfigReader(64).read(written(tmp_path, {"r": 8, **feature}))
+    assert f"cannot be loaded: adapter_config.json has {why}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({}, "r = None; it must be a rank, 1 or more"),
+        ({}, "r = null; it must be a rank, 1 or more"),
         ({"r": 0}, "r = 0; "),
-        ({"r": True}, "r = True; "),
+        ({"r": True}, "r = true; "),
         ({"r": 2**32}, "r = 4294967296; "),
-        ([], "r = None; "),
+        ([], "is no JSON object; "),
         ("{", "is no JSON: "),
         ("[" * 100_000, "is no JSON: "),
         (f'{{"r": 8, "x": "{"x" * MAX_CONFIG_BYTES}"}}', f"has more than {MAX_CONFIG_BYTES} bytes"),
@@ -44,7 +71,7 @@ def test_rank_and_projections_are_read(tmp_path: Path):
 )
 async def test_what_is_no_config_is_refused_with_the_reason(tmp_path: Path, config: Any, why: str):
     with pytest.raises(InvalidRequest) as caught:
-        await ConfigReader().read(written(tmp_path, config))
+        await ConfigReader(64).read(written(tmp_path, config))
     assert why in str(caught.value)
     assert caught.value.facts == {"field": "source_path", "value": repr(str(tmp_path))}
 
@@ -54,9 +81,9 @@ async def test_what_is_not_there_is_not_found(tmp_path: Path):
     file.touch()
     for folder in (tmp_path, tmp_path / "nowhere", file):
         with pytest.raises(UnknownName, match=r"No adapter found for .*: it has no adapter_config\.json"):
-            await ConfigReader().read(str(folder))
+            await ConfigReader(64).read(str(folder))
     with pytest.raises(InvalidRequest, match="cannot be read: embedded null byte"):
-        await ConfigReader().read("a\0b")
+        await ConfigReader(64).read("a\0b")
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "device"])
@@ -71,7 +98,7 @@ def test_only_a_regular_file_is_read(tmp_path: Path, kind: str):
     open_files = Path("/dev/fd")
     num_open = len(list(open_files.iterdir()))
     with pytest.raises(FormatError, match="is no regular file"):
-        read_config(str(tmp_path))
+        read_config(str(tmp_path), 64)
     assert len(list(open_files.iterdir())) <= num_open
 
 
@@ -82,12 +109,12 @@ async def test_a_file_system_that_does_not_answer_costs_its_own_request_only(
     monkeypatch.setattr(peft, "MAX_READS", 1)
     over, read = threading.Event(), peft.read_config
 
-    def hang(folder: str) -> peft.Config:
+    def hang(folder: str, max_lora_rank: int) -> peft.Config:
         over.wait(TIMEOUT_SECONDS)
-        return read(folder)
+        return read(folder, max_lora_rank)
 
     monkeypatch.setattr(peft, "read_config", hang)
-    reader, folder = ConfigReader(), written(tmp_path, {"r": 8})
+    reader, folder = ConfigReader(64), written(tmp_path, {"r": 8})
     for _ in range(2):  # the second one waits for the thread of the first
         with pytest.raises(InvalidRequest, match=r"was not read within 0\.1 s"):
             await reader.read(folder)
@@ -103,9 +130,9 @@ def test_a_process_ends_though_a_read_hangs():
 import asyncio, threading
 from lorrery.router import peft
 peft.CONFIG_SECONDS = 0.1
-peft.read_config = lambda folder: threading.Event().wait()
+peft.read_config = lambda *_: threading.Event().wait()
 try:
-    asyncio.run(peft.ConfigReader().read("/x"))
+    asyncio.run(peft.ConfigReader(64).read("/x"))
 except peft.InvalidRequest:
     print("refused")
 """

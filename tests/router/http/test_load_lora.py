@@ -27,10 +27,10 @@ async def test_others_are_answered_while_a_config_is_being_read(
     begun, over = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def hang(folder: str) -> peft.Config:
+    def hang(folder: str, max_lora_rank: int) -> peft.Config:
         loop.call_soon_threadsafe(begun.set)
         over.wait(TIMEOUT_SECONDS)
-        raise peft.FormatError(f"{folder} answers at last")
+        raise peft.FormatError(f"{folder} answers at last; max_lora_rank is {max_lora_rank}")
 
     monkeypatch.setattr(peft, "read_config", hang)
     router = await start_http()
