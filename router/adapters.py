@@ -65,8 +65,21 @@ async def find_adapter(placement: Placement, adapter_id: str) -> types_pb2.Adapt
     return next((adapter for adapter in adapters if adapter.adapter_id == adapter_id), None)
 
 
-async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: int, models: Collection[str]) -> None:
-    """Register an adapter at every shard; `models` are the names of the base model.
+async def load(
+    placement: Placement,
+    adapter: types_pb2.Adapter,
+    max_lora_rank: int,
+    models: Collection[str],
+    when_known: scheduler_pb2.WhenKnown.ValueType = scheduler_pb2.WHEN_KNOWN_UNSPECIFIED,
+) -> None:
+    """Register an adapter at every shard.
+
+    Args:
+        placement: has the shards.
+        adapter: to load.
+        max_lora_rank: of the deployment.
+        models: names of the base model.
+        when_known: what happens if it is known.
 
     Raises:
         InvalidRequest: the id is invalid, or the rank is 0.
@@ -87,7 +100,7 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
         )
     decides, *others = connected(placement)
     request = scheduler_pb2.RegisterAdapterRequest(
-        adapter=types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank)
+        adapter=types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank), when_known=when_known
     )
     answer = await _register(decides, request)
     change = wire.adapter_change(answer.adapter)

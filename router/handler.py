@@ -253,11 +253,16 @@ class Handler:
             )
         return (await self._configs.read(folder)).rank
 
-    async def load_adapter(self, caller: ApiKey, adapter: types_pb2.Adapter) -> None:
+    async def load_adapter(
+        self,
+        caller: ApiKey,
+        adapter: types_pb2.Adapter,
+        when_known: scheduler_pb2.WhenKnown.ValueType = scheduler_pb2.WHEN_KNOWN_UNSPECIFIED,
+    ) -> None:
         """Register an adapter at every shard."""
         check_load(caller, adapter.adapter_id)
         max_lora_rank = self.settings.adapters.max_lora_rank
-        await adapters.load(self._placement, adapter, max_lora_rank, self.settings.model_names)
+        await adapters.load(self._placement, adapter, max_lora_rank, self.settings.model_names, when_known)
 
     async def unload_adapter(self, caller: ApiKey, adapter_id: str) -> None:
         """Unregister an adapter at every shard."""

@@ -12,7 +12,7 @@ from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog, WhenKnown
 
 MAX_LOGGED_CHANGES = 16
 """Changes to adapters in one call that are logged at INFO, a line each; the rest is logged at DEBUG."""
@@ -63,13 +63,13 @@ class AdapterChanges:
         """The log of all known loads and unloads."""
         return self._loaded.log
 
-    async def load(self, adapter_id: str, rank: int) -> None:
+    async def load(self, adapter_id: str, rank: int, when_known: WhenKnown = WhenKnown.KEEP) -> None:
         """Decide to load an adapter, and send the change to all routers.
 
         Raises:
             RequestError: see `LoadedAdapters.load`.
         """
-        await self._changed(self._loaded.load(adapter_id, rank))
+        await self._changed(self._loaded.load(adapter_id, rank, when_known))
 
     async def unload(self, adapter_id: str) -> bool:
         """Decide to unload an adapter; return whether it was known."""

@@ -16,7 +16,7 @@ from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted, why_no_name
 from lorrery.scheduler.adapters_file import AdaptersFile
 from lorrery.settings import Settings
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog, WhenKnown
 
 MAX_AHEAD_US = 24 * 3600 * 1_000_000
 """How far ahead of the present time the version of a change decided elsewhere may be: after the highest version there
@@ -65,20 +65,22 @@ class LoadedAdapters:
         latest = self.log.latest(adapter_id)
         return self._listed.get(adapter_id, 0) if latest is None else latest.rank
 
-    def load(self, adapter_id: str, rank: int) -> list[AdapterChange]:
-        """Decide to load an adapter; nothing changes if it is known with this rank.
+    def load(self, adapter_id: str, rank: int, when_known: WhenKnown = WhenKnown.KEEP) -> list[AdapterChange]:
+        """Decide to load an adapter; nothing changes if it is known with this rank, unless `when_known` says otherwise.
 
         Raises:
-            Conflict: it is known with another rank.
+            Conflict: it is known, with another rank or at all.
             Overloaded: `max_loaded_adapters` are loaded.
         """
         known = self.rank(adapter_id)
-        if known == rank:
-            return []
-        if known:
+        if known and when_known is not WhenKnown.REPLACE:
+            if known == rank and when_known is not WhenKnown.REFUSE:
+                return []
             message = f"adapter {quoted(adapter_id)} is known with rank {known}; unload it first, or give another id"
             raise Conflict(message, field="rank", value=rank, known=known)
-        if self.log.num_loaded >= self._max_loaded:
+        latest = self.log.latest(adapter_id)
+        is_loaded = latest is not None and latest.rank > 0
+        if not is_loaded and self.log.num_loaded >= self._max_loaded:
             raise Overloaded(
                 f"{self._max_loaded} adapters are loaded; max_loaded_adapters is {self._max_loaded}; unload some first",
                 Reason.TOO_MANY_ADAPTERS,

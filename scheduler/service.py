@@ -32,9 +32,11 @@ from lorrery.scheduler.workers import Dispatcher
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
-from lorrery.vocabulary.adapter_log import AdapterChange
+from lorrery.vocabulary.adapter_log import AdapterChange, WhenKnown
 
 log = get_logger("scheduler")
+
+_WHEN_KNOWN = {pb.WHEN_KNOWN_REFUSE: WhenKnown.REFUSE, pb.WHEN_KNOWN_REPLACE: WhenKnown.REPLACE}
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -191,7 +193,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await self._cluster.adapters.learn([change])
         else:
             try:
-                await self._cluster.adapters.load(adapter.adapter_id, adapter.rank)
+                when_known = _WHEN_KNOWN.get(request.when_known, WhenKnown.KEEP)
+                await self._cluster.adapters.load(adapter.adapter_id, adapter.rank, when_known)
             except RequestError as error:
                 await status.abort(context, error)
         known = self._cluster.core.adapters.get(adapter.adapter_id)

@@ -11,6 +11,7 @@ Unloads must be kept too, or a log that missed one would bring the adapter back.
 
 import heapq
 from collections.abc import Collection, Iterable
+from enum import Enum
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -18,6 +19,17 @@ MAX_UNLOADS = 1024
 """Number of unloads that a log keeps, not counting adapters that the settings list."""
 MAX_VERSION = 2**63 - 1
 MAX_NUMBER = 2**31 - 1
+
+
+class WhenKnown(Enum):
+    """What a load of a known adapter does."""
+
+    KEEP = "keep"
+    """With the same rank nothing; with another it is refused."""
+    REFUSE = "refuse"
+    """It is refused."""
+    REPLACE = "replace"
+    """It takes the known one's place, in one change."""
 
 
 class AdapterChange(NamedTuple):

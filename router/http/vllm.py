@@ -2,6 +2,8 @@
 
 from typing import Annotated
 
+import grpc
+import grpc.aio
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import PlainTextResponse, Response
@@ -16,7 +18,7 @@ from lorrery.router.http.errors import json_response
 from lorrery.router.http.field_names import LORA
 from lorrery.router.http.generating import LENIENT, Tokens
 from lorrery.router.http.openai_requests import ChatMessage, turns
-from lorrery.v1 import types_pb2
+from lorrery.v1 import scheduler_pb2, types_pb2
 
 
 class LoadLora(BaseModel):
@@ -75,19 +77,21 @@ def routes(edge: Edge) -> APIRouter:
             check_load(caller, name)
             if rank is None:
                 rank = await handler.adapter_rank(caller, name, path)
-        if await handler.find_adapter(caller, name) is not None:
-            if not request.load_inplace:
-                raise InvalidRequest(
-                    f"The lora adapter {quoted(name)} has already been loaded. If you want to load the adapter in"
-                    " place, set 'load_inplace' to True.",
-                    Reason.ADAPTER_EXISTS,
-                    field="lora_name",
-                    value=quoted(name),
-                )
+        in_place = request.load_inplace
+        when_known = scheduler_pb2.WHEN_KNOWN_REPLACE if in_place else scheduler_pb2.WHEN_KNOWN_REFUSE
+        try:
             with named(LORA):
-                await handler.unload_adapter(caller, name)
-        with named(LORA):
-            await handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank))
+                await handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank), when_known)
+        except grpc.aio.AioRpcError as error:
+            if error.code() != grpc.StatusCode.ALREADY_EXISTS:
+                raise
+            raise InvalidRequest(
+                f"The lora adapter {quoted(name)} has already been loaded. If you want to load the adapter in"
+                " place, set 'load_inplace' to True.",
+                Reason.ADAPTER_EXISTS,
+                field="lora_name",
+                value=quoted(name),
+            ) from None
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)

@@ -1,5 +1,6 @@
 """OpenAI's routes before OpenAI's own package: completions, chat, models, adapters, and how errors look."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -226,6 +227,44 @@ async def test_an_error_within_a_stream_is_an_event_of_it(cluster: LocalCluster)
     *_, error, done, rest = unchunked(answer).split(b"\n\n")
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "fault_injected"
     assert (done, rest) == (b"data: [DONE]", b"")
+
+
+async def test_of_ten_loads_of_one_name_at_once_one_succeeds_and_in_place_all(cluster: LocalCluster) -> None:
+    async def statuses(**fields: Any) -> list[int]:
+        body = {"lora_name": "often", "rank": 8, **fields}
+        loads = (exchange(cluster, "POST", "/v1/load_lora_adapter", body) for _ in range(10))
+        return sorted(status_of(answer) for answer in await asyncio.gather(*loads))
+
+    assert await statuses() == [200] + [400] * 9
+    assert await statuses(load_inplace=True) == [200] * 10
+    assert await statuses(load_inplace=True, rank=16) == [200] * 10
+    again = await exchange(cluster, "POST", "/v1/load_lora_adapter", {"lora_name": "often", "rank": 16})
+    error = json_of(again)["error"]
+    assert (error["code"], error["param"]) == ("adapter_exists", "lora_name")
+    assert "The lora adapter 'often' has already been loaded." in error["message"]
+    await exchange(cluster, "POST", "/v1/unload_lora_adapter", {"lora_name": "often"})
+
+
+async def test_no_request_misses_an_adapter_that_is_loaded_in_place(cluster: LocalCluster, openai: AsyncOpenAI) -> None:
+    body = {"lora_name": "steady", "rank": 8}
+    await exchange(cluster, "POST", "/v1/load_lora_adapter", body)
+    reloading = True
+
+    async def ask() -> None:
+        while reloading:
+            await openai.completions.create(model="steady", prompt=PROMPT, max_tokens=2)
+
+    async with asyncio.TaskGroup() as asking:
+        for _ in range(4):
+            asking.create_task(ask())
+        for number in range(20):
+            in_place = {**body, "rank": 8 + number % 2, "load_inplace": True}
+            assert status_of(await exchange(cluster, "POST", "/v1/load_lora_adapter", in_place)) == 200
+        too_large = await exchange(cluster, "POST", "/v1/load_lora_adapter", {**in_place, "rank": 65})
+        assert (status_of(too_large), json_of(too_large)["error"]["code"]) == (400, "rank_over_limit")
+        reloading = False
+    await openai.completions.create(model="steady", prompt=PROMPT, max_tokens=2)
+    await exchange(cluster, "POST", "/v1/unload_lora_adapter", {"lora_name": "steady"})
 
 
 async def test_adapters_come_and_go(cluster: LocalCluster, openai: AsyncOpenAI) -> None:

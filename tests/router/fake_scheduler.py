@@ -180,10 +180,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.AdapterChanges(changes=changes, whole=True, forgotten=self.log.forgotten)
 
     async def RegisterAdapter(self, request, context):  # noqa: N802  gRPC's name for it
-        adapter = request.adapter
-        if not adapter.version and self.adapters.get(adapter.adapter_id, adapter.rank) != adapter.rank:
+        adapter, when_known = request.adapter, request.when_known
+        known, replace = self.adapters.get(adapter.adapter_id), when_known == scheduler_pb2.WHEN_KNOWN_REPLACE
+        keeps = known == adapter.rank and when_known != scheduler_pb2.WHEN_KNOWN_REFUSE
+        if not (adapter.version or known is None or replace or keeps):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"adapter {adapter.adapter_id!r} has another rank")
-        if adapter.version or adapter.adapter_id not in self.adapters:
+        if adapter.version or known is None or replace:
             self.change(adapter.adapter_id, adapter.rank, adapter.version)
         latest = self.log.latest(adapter.adapter_id)
         return self._counted(

@@ -1,5 +1,6 @@
 """Loads and unloads at run time, as routers and operators see them on a real socket, with the routers played."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -33,6 +34,12 @@ async def register(harness: Harness, adapter_id: str, rank: int, version: int = 
     adapter = types_pb2.Adapter(adapter_id=adapter_id, rank=rank, version=version)
     answer = await harness.stub.RegisterAdapter(pb.RegisterAdapterRequest(adapter=adapter))
     return answer.adapter
+
+
+async def replace(harness: Harness, adapter_id: str, rank: int) -> types_pb2.Adapter:
+    adapter = types_pb2.Adapter(adapter_id=adapter_id, rank=rank)
+    request = pb.RegisterAdapterRequest(adapter=adapter, when_known=pb.WHEN_KNOWN_REPLACE)
+    return (await harness.stub.RegisterAdapter(request)).adapter
 
 
 async def unregister(harness: Harness, adapter_id: str, version: int = 0) -> int:
@@ -134,6 +141,49 @@ async def test_a_load_again_under_another_rank_is_another_adapter_for_the_worker
     assert [adapter.version for adapter in plan.adapter_loads] == [second.version]
     status = await scheduler.stub.GetStatus(pb.GetStatusRequest())
     assert list(status.workers[0].resident_adapters) == ["x"]
+
+
+async def test_a_load_in_place_is_one_change_and_what_runs_keeps_the_version_before(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    first = await replace(scheduler, "x", 8)  # not known before
+    await next_changes(router)
+    await router.submit(1, adapter="x", max_new=500, pinned=first)
+    plan = await worker.plan()
+    second = await replace(scheduler, "x", 8)  # of the same rank, but its weights may be others
+    third = await replace(scheduler, "x", 32)
+    assert first.version < second.version < third.version
+    assert [await next_changes(router), await next_changes(router)] == [[("x", 8)], [("x", 32)]]
+    assert plan.joins[0].adapter == first
+    await router.submit(2, adapter="x", max_new=3, pinned=first)
+    pinned = (await router.read()).adapter_pinned
+    assert (pinned.handle, pinned.adapter) == (2, third)
+    assert (await known(scheduler))["x"] == 32
+
+
+async def test_a_load_in_place_that_is_refused_leaves_the_adapter(scheduler: Harness) -> None:
+    kept = await register(scheduler, "x", 8)
+    with pytest.raises(grpc.aio.AioRpcError, match="max_lora_rank is 64"):
+        await replace(scheduler, "x", 65)
+    assert await register(scheduler, "x", 8) == kept
+
+
+async def test_a_load_that_may_not_find_its_adapter_known_is_refused_if_it_does(scheduler: Harness) -> None:
+    new = types_pb2.Adapter(adapter_id="x", rank=8)
+    request = pb.RegisterAdapterRequest(adapter=new, when_known=pb.WHEN_KNOWN_REFUSE)
+    answers = await asyncio.gather(
+        *(scheduler.stub.RegisterAdapter(request) for _ in range(10)), return_exceptions=True
+    )
+    errors = [answer.code() for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    assert errors == [grpc.StatusCode.ALREADY_EXISTS] * 9
+
+
+async def test_a_load_in_place_needs_room_only_if_the_name_has_none() -> None:
+    async with Harness(load(None, [*OVERRIDES, "adapters.max_loaded_adapters=1"])) as scheduler:
+        await register(scheduler, "x", 8)
+        assert (await replace(scheduler, "x", 16)).rank == 16
+        with pytest.raises(grpc.aio.AioRpcError, match="max_loaded_adapters is 1"):
+            await replace(scheduler, "a", 16)  # of the settings, which do not count
+        assert (await known(scheduler))["a"] == 8
 
 
 async def test_a_resumed_request_goes_on_with_the_adapter_it_brings(scheduler: Harness) -> None:

@@ -126,6 +126,29 @@ REFUSAL_SCOPE_TENANT: RefusalScope.ValueType  # 1
 REFUSAL_SCOPE_ALL: RefusalScope.ValueType  # 2
 """Every new request."""
 
+class _WhenKnown:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WhenKnownEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WhenKnown.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    WHEN_KNOWN_UNSPECIFIED: _WhenKnown.ValueType  # 0
+    """With the same rank nothing; with another it is refused (ALREADY_EXISTS)."""
+    WHEN_KNOWN_REFUSE: _WhenKnown.ValueType  # 1
+    """It is refused (ALREADY_EXISTS)."""
+    WHEN_KNOWN_REPLACE: _WhenKnown.ValueType  # 2
+    """It takes the known one's place for new requests, in one change."""
+
+class WhenKnown(_WhenKnown, metaclass=_WhenKnownEnumTypeWrapper):
+    """WhenKnown is what a load of a known adapter does."""
+
+WHEN_KNOWN_UNSPECIFIED: WhenKnown.ValueType  # 0
+"""With the same rank nothing; with another it is refused (ALREADY_EXISTS)."""
+WHEN_KNOWN_REFUSE: WhenKnown.ValueType  # 1
+"""It is refused (ALREADY_EXISTS)."""
+WHEN_KNOWN_REPLACE: WhenKnown.ValueType  # 2
+"""It takes the known one's place for new requests, in one change."""
+
 @typing.final
 class RouteRequest(message.Message):
     """--- routers ---------------------------------------------------------------
@@ -1924,6 +1947,9 @@ class RegisterAdapterRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     ADAPTER_FIELD_NUMBER: builtins.int
+    WHEN_KNOWN_FIELD_NUMBER: builtins.int
+    when_known: WhenKnown.ValueType
+    """What a load of a known adapter does. Not read with a version."""
     @builtins.property
     def adapter(self) -> types_pb2.Adapter:
         """As in LoadAdapterRequest. Version 0: this scheduler chooses the version.
@@ -1935,10 +1961,11 @@ class RegisterAdapterRequest(message.Message):
         self,
         *,
         adapter: types_pb2.Adapter | None = ...,
+        when_known: WhenKnown.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "when_known", b"when_known"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

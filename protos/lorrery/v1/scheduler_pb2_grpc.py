@@ -134,8 +134,8 @@ class SchedulerServiceServicer:
 
     def RegisterAdapter(self, request, context):
         """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
-        rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known
-        with another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
+        rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known,
+        see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

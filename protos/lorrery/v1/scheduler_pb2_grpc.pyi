@@ -55,8 +55,8 @@ class SchedulerServiceStub:
     """
     RegisterAdapter: grpc.UnaryUnaryMultiCallable[scheduler_pb2.RegisterAdapterRequest, scheduler_pb2.RegisterAdapterResponse]
     """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
-    rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known
-    with another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
+    rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known,
+    see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
     """
     UnregisterAdapter: grpc.UnaryUnaryMultiCallable[scheduler_pb2.UnregisterAdapterRequest, scheduler_pb2.UnregisterAdapterResponse]
     """UnregisterAdapter makes an adapter unknown to new requests; running ones
@@ -117,8 +117,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """
     RegisterAdapter: aio.UnaryUnaryMultiCallable[scheduler_pb2.RegisterAdapterRequest, scheduler_pb2.RegisterAdapterResponse]  # type: ignore[assignment]
     """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
-    rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known
-    with another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
+    rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known,
+    see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
     """
     UnregisterAdapter: aio.UnaryUnaryMultiCallable[scheduler_pb2.UnregisterAdapterRequest, scheduler_pb2.UnregisterAdapterResponse]  # type: ignore[assignment]
     """UnregisterAdapter makes an adapter unknown to new requests; running ones
@@ -200,8 +200,8 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.RegisterAdapterResponse, abc.Awaitable[scheduler_pb2.RegisterAdapterResponse]]:
         """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
-        rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known
-        with another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
+        rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known,
+        see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
         """
 
     @abc_1.abstractmethod
