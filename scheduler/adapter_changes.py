@@ -121,6 +121,8 @@ class AdapterChanges:
             if before is not None:
                 for worker in self._workers.values():
                     worker.retired(before.key, at_ps)
-            log_change(
-                "adapter_loaded" if rank else "adapter_unloaded", adapter_id=adapter_id, rank=rank, version=version
-            )
+            if rank:
+                log_change("adapter_loaded", adapter_id=adapter_id, rank=rank, version=version)
+            else:
+                was = {} if before is None else {"rank": before.rank}  # None: it was not known here
+                log_change("adapter_unloaded", adapter_id=adapter_id, **was, version=version)

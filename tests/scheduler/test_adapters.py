@@ -7,6 +7,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from lorrery.chassis.errors import FormatError, LorreryError
 from lorrery.scheduler.adapters import LoadedAdapters
@@ -141,6 +142,21 @@ async def test_a_load_again_under_another_rank_is_another_adapter_for_the_worker
     assert [adapter.version for adapter in plan.adapter_loads] == [second.version]
     status = await scheduler.stub.GetStatus(pb.GetStatusRequest())
     assert list(status.workers[0].resident_adapters) == ["x"]
+
+
+async def test_the_log_names_the_rank_that_was_loaded_or_unloaded(scheduler: Harness) -> None:
+    with capture_logs() as events:
+        await register(scheduler, "x", 16)
+        await unregister(scheduler, "x")
+        await unregister(scheduler, "big")
+        await scheduler.route(change("never-known", 5, 0))
+    logged = [(event["event"], event["adapter_id"], event.get("rank")) for event in events if "adapter_id" in event]
+    assert logged == [
+        ("adapter_loaded", "x", 16),
+        ("adapter_unloaded", "x", 16),
+        ("adapter_unloaded", "big", 64),
+        ("adapter_unloaded", "never-known", None),
+    ]
 
 
 async def test_a_load_in_place_is_one_change_and_what_runs_keeps_the_version_before(scheduler: Harness) -> None:
