@@ -11,9 +11,10 @@ lose the error (chassis/lingering.py).
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any, cast
+from uuid import uuid4
 
 from starlette.types import Message, Send
 from uvicorn._types import ASGI3Application
@@ -226,9 +227,12 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
                 self.transport.close()  # its response started before its body was complete
                 return
             content = json.dumps(body(status, text, code)).encode()
+            request_id = given_request_id(self.headers) if self._begun else b""  # else the headers are another's
             self._last_words = (
                 f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode()
+                f"content-length: {len(content)}\r\nconnection: close\r\nx-request-id: ".encode()
+                + (request_id or uuid4().hex.encode())
+                + b"\r\n\r\n"
                 + content
             )
             if not others_wait:
@@ -250,6 +254,11 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
                 self._reader.begin()
 
     return Connection
+
+
+def given_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the id that a client gives its request; empty: none."""
+    return next((value for name, value in headers if name == b"x-request-id"), b"")
 
 
 def _why_wrong(version: str, headers: Sequence[tuple[bytes, bytes]]) -> tuple[HTTPStatus, str, str] | None:

@@ -18,7 +18,7 @@ from lorrery.router.handler import Handler
 from lorrery.router.http.answer import WRITER
 from lorrery.router.http.anthropic_errors import as_anthropic_has_it
 from lorrery.router.http.app import make_app
-from lorrery.router.http.connection import DirectWriter, connection_class, in_no_chunks
+from lorrery.router.http.connection import DirectWriter, connection_class, given_request_id, in_no_chunks
 from lorrery.router.http.edge import REQUEST_ID
 from lorrery.router.http.errors import BODY_TOO_LONG, body, json_response
 from lorrery.router.http.requests_counted import RequestsCounted
@@ -68,8 +68,7 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsC
             await app(scope, receive, send)
             return
         begun, status_sent = perf_counter(), 0
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        scope["state"][REQUEST_ID] = given.decode("latin-1") or uuid4().hex
+        scope["state"][REQUEST_ID] = given_request_id(scope["headers"]).decode("latin-1") or uuid4().hex
         scope["state"][WRITER] = DirectWriter(send)
         if scope["http_version"] == "1.0":
             send = in_no_chunks(send)

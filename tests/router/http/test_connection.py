@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import time
 
 import pytest
@@ -105,6 +106,24 @@ async def test_a_head_that_is_whole_has_the_same_limit(start_http: StartHttp) ->
         assert code_of(await rest_of(reader)) == (431, "head_too_long")
     closing = GET.replace(b"host: x", b"host: x\r\nconnection: close\r\ny: " + b"y" * 60_000)
     assert (await router.exchange(closing)).startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_an_error_of_the_connection_has_a_request_id_too(start_http: StartHttp) -> None:
+    router = await start_http(router={"http_request_seconds": 0.3})
+    named = GET.replace(b"host: x", b"host: x\r\nx-request-id: mine")
+    for sent, status, request_id in (
+        (b"no HTTP\r\n\r\n", 400, b""),
+        (named.replace(b"host: x", b"host: x\r\nhost: y"), 400, b"mine"),
+        (named.replace(b"mine", b"mine\r\ntransfer-encoding: gzip"), 501, b"mine"),
+        (named.replace(b"mine", b"mine\r\ny: " + b"y" * 66_000), 431, b"mine"),
+        (WHOLE.replace(b"host: x", b"host: x\r\nx-request-id: mine")[:-1], 408, b"mine"),
+        (named + b"no HTTP\r\n\r\n", 400, b""),  # behind a request that has an id
+    ):
+        head, *others = reversed((await router.exchange(sent)).split(b"HTTP/1.1 "))
+        assert int(head.split()[0]) == status
+        (found,) = re.findall(rb"\r\nx-request-id: ([^\r]*)\r\n", head)
+        assert found == request_id or (not request_id and re.fullmatch(rb"[0-9a-f]{32}", found)), found
+        assert len(others) == 1 + sent.count(b"no HTTP") * sent.count(b"mine")
 
 
 async def test_a_target_that_is_no_url_is_told_so(start_http: StartHttp, caplog: pytest.LogCaptureFixture) -> None:
