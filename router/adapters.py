@@ -22,8 +22,9 @@ from lorrery.router import wire
 from lorrery.router.checks import check_adapter_id
 from lorrery.router.placement import Placement
 from lorrery.router.shard import Shard
+from lorrery.settings import Settings
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
-from lorrery.vocabulary.adapter_log import AdapterChange
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 CALL_SECONDS = 5.0
 """Timeout of a call to a scheduler."""
@@ -71,8 +72,8 @@ async def load(
     max_lora_rank: int,
     models: Collection[str],
     when_known: scheduler_pb2.WhenKnown.ValueType = scheduler_pb2.WHEN_KNOWN_UNSPECIFIED,
-) -> None:
-    """Register an adapter at every shard.
+) -> int:
+    """Register an adapter at every shard; return its version.
 
     Args:
         placement: has the shards.
@@ -108,6 +109,7 @@ async def load(
         placement.learn([change], told_by=decides)
         taken_over = scheduler_pb2.RegisterAdapterRequest(adapter=answer.adapter)
         await _all(_tell(_register(shard, taken_over)) for shard in others)
+    return answer.adapter.version
 
 
 async def unload(placement: Placement, adapter_id: str, models: Collection[str]) -> None:
@@ -132,6 +134,35 @@ async def unload(placement: Placement, adapter_id: str, models: Collection[str])
     placement.learn([AdapterChange(answer.version, adapter_id, 0)], told_by=decides)
     taken_over = scheduler_pb2.UnregisterAdapterRequest(adapter_id=adapter_id, version=answer.version)
     await _all(_tell(_unregister(shard, taken_over)) for shard in others)
+
+
+class AdapterPaths:
+    """The folders that adapters come from: those of the settings, and those of loads through this router.
+
+    Args:
+        settings: of the cluster.
+        log: which version of each is the latest, whoever loaded it.
+    """
+
+    def __init__(self, settings: Settings, log: AdapterLog) -> None:
+        self._listed = {spec.id: spec.path for spec in settings.adapters.registry if spec.path is not None}
+        self._loaded: dict[str, tuple[int, str]] = {}  # version and path
+        self._log = log
+        self._max_loaded = settings.adapters.max_loaded_adapters
+
+    def get(self, adapter_id: str) -> str:
+        """Return the folder of the latest version of an adapter; empty: it is not known here."""
+        latest = self._log.latest(adapter_id)
+        if latest is None:
+            return self._listed.get(adapter_id, "")
+        version, path = self._loaded.get(adapter_id, (0, ""))
+        return path if version == latest.version else ""
+
+    def add(self, adapter_id: str, version: int, path: str) -> None:
+        """Add a folder; answers to two loads of one adapter may come in any order."""
+        self._loaded[adapter_id] = max((version, path), self._loaded.get(adapter_id, (0, "")))
+        if len(self._loaded) > self._max_loaded:
+            self._loaded = {name: loaded for name, loaded in self._loaded.items() if self.get(name)}
 
 
 class ClusterStatus:

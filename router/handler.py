@@ -97,6 +97,7 @@ class Handler:
             metrics,
             settings.router.reader_timeout_seconds,
         )
+        self._paths = adapters.AdapterPaths(settings, self._placement.log)
         self._configs = ConfigReader(settings.adapters.max_lora_rank)
         self._num_open = 0
         self._draining = False
@@ -258,11 +259,19 @@ class Handler:
         caller: ApiKey,
         adapter: types_pb2.Adapter,
         when_known: scheduler_pb2.WhenKnown.ValueType = scheduler_pb2.WHEN_KNOWN_UNSPECIFIED,
+        path: str = "",
     ) -> None:
-        """Register an adapter at every shard."""
+        """Register an adapter at every shard; `path`: its folder, for `adapter_path`."""
         check_load(caller, adapter.adapter_id)
         max_lora_rank = self.settings.adapters.max_lora_rank
-        await adapters.load(self._placement, adapter, max_lora_rank, self.settings.model_names, when_known)
+        models = self.settings.model_names
+        version = await adapters.load(self._placement, adapter, max_lora_rank, models, when_known)
+        if path:
+            self._paths.add(adapter.adapter_id, version, path)
+
+    def adapter_path(self, adapter_id: str) -> str:
+        """Return the folder of an adapter, as the settings or its load through this router have it; empty: neither."""
+        return self._paths.get(adapter_id)
 
     async def unload_adapter(self, caller: ApiKey, adapter_id: str) -> None:
         """Unregister an adapter at every shard."""

@@ -66,6 +66,15 @@ class AdapterSpec(Section):
     count: Annotated[int, Field(ge=1, le=MAX_ADAPTERS)] | None = Field(
         default=None, description="number of adapters in the family; unset: one adapter"
     )
+    path: str | None = Field(
+        default=None, description="folder that it comes from, not read: `root` of its card in /v1/models; unset: its id"
+    )
+
+    @model_validator(mode="after")
+    def _has_one_path(self) -> Self:
+        if self.path is not None and self.count is not None:
+            raise ValueError(f"adapter family {self.id!r} has a path; only one adapter may: leave out path, or count")
+        return self
 
 
 class AdapterSettings(Section):

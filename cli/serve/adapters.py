@@ -26,11 +26,13 @@ class Adapter:
         name: as requests name it.
         rank: of its matrices.
         modules: projections that it changes; empty: not known.
+        path: its folder; None: none is given.
     """
 
     name: str
     rank: int
     modules: frozenset[str] = frozenset()
+    path: str | None = None
 
 
 def read_adapters(given: Iterable[str], max_lora_rank: int) -> list[Adapter]:
@@ -92,4 +94,4 @@ def _of_folder(name: str, path: str, max_lora_rank: int) -> Adapter:
         ) from None
     except FormatError as error:
         raise SettingsError(f"--lora-modules {name}={path}: {error}, or {cure}") from None
-    return Adapter(name, config.rank, config.target_modules)
+    return Adapter(name, config.rank, config.target_modules, path)

@@ -239,7 +239,9 @@ def _adapters(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
             raise SettingsError(
                 f"--lora-modules: adapter {one.name!r} has rank {one.rank}; --max-lora-rank is {most}; raise it"
             )
-    values["adapters.registry"] = [{"id": one.name, "rank": one.rank} for one in adapters]
+    values["adapters.registry"] = [
+        {"id": one.name, "rank": one.rank} | ({} if one.path is None else {"path": one.path}) for one in adapters
+    ]
     modules = {*values_of(flags.get("lora_target_modules", ())), *(name for one in adapters for name in one.modules)}
     if wide(modules):
         values["adapters.target_modules"] = "all-linear"

@@ -39,8 +39,8 @@ curl http://127.0.0.1:8000/v1/models
 * An adapter is `NAME=RANK`, `NAME=PATH` with an `adapter_config.json` in PATH, or vLLM's JSON. Nothing is downloaded,
   and no weights are read: of an `adapter_config.json`, the rank and the projections count. What vLLM refuses in one is
   refused: `use_dora`, `modules_to_save` other than `classifier` and `score`, a `bias` other than `none`, a `peft_type`
-  other than `LORA`, and ranks above `--max-lora-rank`, those of `rank_pattern` included.
-  `POST /v1/load_lora_adapter` loads further adapters.
+  other than `LORA`, and ranks above `--max-lora-rank`, those of `rank_pattern` included. `GET /v1/models` shows PATH as
+  `root`. `POST /v1/load_lora_adapter` loads further adapters.
 * `--print-config` prints the equivalent settings, to keep, to change, or to simulate:
 
 ```sh

@@ -49,7 +49,6 @@ class Engine:
         self.settings = handler.settings
         self.folder = str(tokenizer_folder(self.settings.router.tokenizer))
         self.instance_id = uuid4().hex
-        self.lora_paths: dict[str, str] = {}
         self._port = port
         self._requests = OpenRequests()
         self._began = time.monotonic()
@@ -248,10 +247,9 @@ class Engine:
 
         async def load(caller: ApiKey) -> None:
             rank = await self.handler.adapter_rank(caller, name, path)
-            await self.handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank))
+            await self.handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank), path=path)
 
         await self.answer(context, load)
-        self.lora_paths[name] = path
 
     async def unload_lora(self, context: status.Context, name: str) -> None:
         """Unload an adapter.
@@ -260,7 +258,6 @@ class Engine:
             RequestError: it is not loaded, or may not be unloaded.
         """
         await self.answer(context, lambda caller: self.handler.unload_adapter(caller, name))
-        self.lora_paths.pop(name, None)
 
 
 def not_offered(call: str, why: str) -> Any:  # noqa: ANN401  it stands for methods of any generated class

@@ -204,7 +204,7 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
         """List the adapters that requests may name; the id of one that was not loaded here is its name."""
         names = await self._engine.list_loras(context)
         adapters = [
-            {"lora_id": self._id(name), "lora_name": name, "lora_path": self._engine.lora_paths.get(name, "")}
+            {"lora_id": self._id(name), "lora_name": name, "lora_path": self._engine.handler.adapter_path(name)}
             for name in names
         ]
         return sglang_scheduler_pb2.ListLoadedLoRAAdaptersResponse(loaded_adapters=adapters)

@@ -113,7 +113,7 @@ class Control(control_pb2_grpc.ControlServicer):
         return control_pb2.ListLorasResponse(adapters=map(self._adapter, names))
 
     def _adapter(self, name: str) -> control_pb2.LoraAdapter:
-        source_path = self._engine.lora_paths.get(name) or f"{NO_FOLDER}{name}"
+        source_path = self._engine.handler.adapter_path(name) or f"{NO_FOLDER}{name}"
         return control_pb2.LoraAdapter(lora_id=adapter_number(name), lora_name=name, source_path=source_path)
 
     # --- KV events ---

@@ -89,7 +89,7 @@ def routes(edge: Edge) -> APIRouter:
         return {**card, "id": name, "root": name, "parent": None, "max_model_len": edge.max_model_len}
 
     def adapter_card(name: str) -> dict[str, Any]:
-        return {**card, "id": name, "root": name, "parent": edge.model}
+        return {**card, "id": name, "root": edge.handler.adapter_path(name) or name, "parent": edge.model}
 
     def as_anthropic_shows(shown: dict[str, Any]) -> dict[str, Any]:
         theirs = {"type": "model", "display_name": shown["id"], "created_at": _UNKNOWN, "lifecycle": "active"}

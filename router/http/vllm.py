@@ -20,6 +20,9 @@ from lorrery.router.http.generating import LENIENT, Tokens
 from lorrery.router.http.openai_requests import ChatMessage, turns
 from lorrery.v1 import scheduler_pb2, types_pb2
 
+_MAX_PATH_CHARACTERS = 4096
+"""Linux's PATH_MAX."""
+
 
 class LoadLora(BaseModel):
     """The body of `/v1/load_lora_adapter`; vLLM's, and the rank beside it."""
@@ -27,7 +30,9 @@ class LoadLora(BaseModel):
     model_config = LENIENT
 
     lora_name: str | None = None
-    lora_path: str | None = Field(default=None, description="a PEFT folder on the router's machine")
+    lora_path: Annotated[str, Field(max_length=_MAX_PATH_CHARACTERS)] | None = Field(
+        default=None, description="a PEFT folder on the router's machine"
+    )
     rank: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(default=None, description="unset: as the folder has it")
     load_inplace: bool | None = Field(default=None, description="take the place of one of this name")
 
@@ -81,7 +86,7 @@ def routes(edge: Edge) -> APIRouter:
         when_known = scheduler_pb2.WHEN_KNOWN_REPLACE if in_place else scheduler_pb2.WHEN_KNOWN_REFUSE
         try:
             with named(LORA):
-                await handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank), when_known)
+                await handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank), when_known, path)
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.ALREADY_EXISTS:
                 raise

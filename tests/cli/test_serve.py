@@ -175,6 +175,7 @@ def test_adapters_have_the_rank_of_their_folder_and_the_widest_projections(tmp_p
     several = json.dumps([{"name": "c", "rank": 4}, {"name": "d", "path": str(folder)}])
     settings = printed("Llama-3-8B", "--lora-modules", f"a={folder}", as_json, several)
     assert list(settings.adapters.expand()) == [("a", 8), ("b", 8), ("c", 4), ("d", 8)]
+    assert [spec.path for spec in settings.adapters.registry] == [str(folder), str(folder), None, str(folder)]
     assert settings.adapters.target_modules == "all-linear"
 
 

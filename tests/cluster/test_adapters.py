@@ -6,12 +6,14 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from openai import AsyncOpenAI
 
 from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster, wait_until
+from tests.cluster.http_client import exchange, status_of
 
 pytestmark = pytest.mark.cluster
 
@@ -124,6 +126,37 @@ async def test_what_one_router_loads_and_unloads_all_know_whoever_restarts(start
             await cluster.restart("scheduler")
             await _knows(again, "x", 32)
             assert not {"y", "lora-0"} & set(await again.adapters())
+
+
+async def test_a_card_has_the_folder_of_the_settings_or_of_a_load_through_this_router(start_cluster: StartCluster):
+    cluster = await start_cluster("adapters.registry=[{id='listed', rank=8, path='/adapters/listed'}]")
+    await _add_router(cluster)
+
+    async def roots(name: str) -> dict[str, str]:
+        base_url = f"http://{cluster.processes[name].http}/v1"
+        async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+            found = {card.id: (card.model_extra or {})["root"] for card in (await client.models.list()).data}
+            one = await client.models.retrieve("late")
+        assert (one.model_extra or {})["root"] == found["late"]
+        del found["Llama-3-8B"]
+        return found
+
+    async def load(**fields: object) -> None:
+        body = {"lora_name": "late", "rank": 8, "load_inplace": True, **fields}
+        assert status_of(await exchange(cluster, "POST", "/v1/load_lora_adapter", body)) == 200
+
+    await load(lora_path="/adapters/late")
+    assert await roots("router") == {"listed": "/adapters/listed", "late": "/adapters/late"}
+    assert await roots("router-1") == {"listed": "/adapters/listed", "late": "late"}
+    await load()
+    await load(lora_name="listed", lora_path="/adapters/new")
+    assert await roots("router") == {"listed": "/adapters/new", "late": "late"}
+    assert await roots("router-1") == {"listed": "listed", "late": "late"}
+    await load(lora_path="/adapters/late")
+    async with Client(cluster.processes["router-1"].grpc) as other:
+        await other.unload_adapter("late")
+        await other.load_adapter("late", 8)
+    assert (await roots("router"))["late"] == "late"
 
 
 async def test_two_schedulers_agree_whichever_was_away(start_cluster: StartCluster):
