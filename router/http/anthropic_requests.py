@@ -1,6 +1,5 @@
 """The bodies of Anthropic's routes. Fields shared with OpenAI's are in generating.py."""
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,6 +8,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.blocks import Block, Blocks, Content, text_of, unread
 from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Texts, refuse_given, refused
+from lorrery.router.http.tool_calls import read_arguments
 
 _TEXTS = ("text",)
 _KINDS = ("text", "tool_use", "tool_result")
@@ -47,7 +47,7 @@ class Message(BaseModel):
         for number, block in enumerate(self.content):
             at = f"{where}.content[{number}]"
             if block.type == "tool_use":
-                call = {"name": block.field("name") or "", "arguments": json.dumps(block.field("input") or {})}
+                call = {"name": block.field("name") or "", "arguments": read_arguments(block.field("input"))}
                 calls.append({"id": block.field("id") or "", "type": "function", "function": call})
             elif block.type == "tool_result":
                 num_results += 1

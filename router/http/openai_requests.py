@@ -18,6 +18,7 @@ from lorrery.router.http.generating import (
     Whole,
     refused,
 )
+from lorrery.router.http.tool_calls import read_calls
 
 _CHAT_REFUSED = {
     "chat_template": "the router runs no code of its clients; router.tokenizer brings the template",
@@ -121,17 +122,27 @@ class ChatMessage(BaseModel):
             return "".join([part.check(f"{field}.content[{number}]") for number, part in enumerate(self.content)])
         return self.content or ""
 
+    def turn(self, where: str) -> dict[str, Any]:
+        """Return the turn as a message for chat templates, without fields that are null; `where`: for errors.
+
+        Raises:
+            InvalidRequest: it has more than text and tool calls.
+        """
+        further = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        calls = further.pop("tool_calls", None)
+        turn = {**further, "role": self.role, "content": self.text(where)}
+        if self.role != "assistant" or not calls:
+            return turn
+        return {**turn, "tool_calls": read_calls(calls, f"{where}.tool_calls")}
+
 
 def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Return a conversation as messages for chat templates.
 
     Raises:
-        InvalidRequest: it has more than text.
+        InvalidRequest: it has more than text and tool calls.
     """
-    return [
-        {**(message.model_extra or {}), "role": message.role, "content": message.text(f"messages[{number}]")}
-        for number, message in enumerate(messages)
-    ]
+    return [message.turn(f"messages[{number}]") for number, message in enumerate(messages)]
 
 
 class ChatRequest(GeneratingRequest):
