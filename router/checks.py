@@ -51,21 +51,31 @@ def check_text(field: str, text: str, tokenizer: Tokenizer, max_req_input_len: i
     Raises:
         NeverFits: it would not fit even if it consisted of the longest tokens only.
     """
-    longest = tokenizer.longest_token_bytes
-    most = max_req_input_len * longest
     # A character has one to four bytes, so most texts need not be encoded for this check.
-    if 4 * len(text) <= most:
-        return
-    if (size := len(text.encode())) > most:
-        raise NeverFits(
-            f"{field} has {size} bytes; max_req_input_len is {max_req_input_len} tokens, which are {most} bytes at most"
-            f" (the longest token has {longest}); give a shorter one",
-            field=field,
-            value=size,
-            limit=most,
-            least_prompt_tokens=-(-size // longest),
-            max_req_input_len=max_req_input_len,
-        )
+    most = most_text_bytes(tokenizer, max_req_input_len)
+    if 4 * len(text) > most and (size := len(text.encode())) > most:
+        raise text_too_long(field, size, tokenizer, max_req_input_len)
+
+
+def most_text_bytes(tokenizer: Tokenizer, max_req_input_len: int) -> int:
+    """Return the size of the longest text that may fit into `max_req_input_len` tokens."""
+    return max_req_input_len * tokenizer.longest_token_bytes
+
+
+def text_too_long(
+    field: str, size: int, tokenizer: Tokenizer, max_req_input_len: int, *, more: bool = False
+) -> NeverFits:
+    """Return the error for a text that cannot fit; `size`: its bytes, or `more` if it was not written to its end."""
+    longest, most = tokenizer.longest_token_bytes, most_text_bytes(tokenizer, max_req_input_len)
+    return NeverFits(
+        f"{field} has {'over ' if more else ''}{size} bytes; max_req_input_len is {max_req_input_len} tokens, which are"
+        f" {most} bytes at most (the longest token has {longest}); give a shorter one",
+        field=field,
+        value=size,
+        limit=most,
+        least_prompt_tokens=-(-size // longest),
+        max_req_input_len=max_req_input_len,
+    )
 
 
 def receive_bytes(max_req_input_len: int, longest_token_bytes: int, max_stop_bytes: int) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids
-from lorrery.tokenizer.base import Tokenizer
+from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids, most_text_bytes, text_too_long
+from lorrery.tokenizer.base import TextTooLongError, Tokenizer
 from lorrery.v1 import router_pb2
 
 # Encoding this many characters takes about a millisecond; longer texts are encoded in a thread.
@@ -79,13 +79,20 @@ async def encode_chat(
         NeverFits: it is too long.
         UnicodeEncodeError: it has lone surrogates.
     """
+    num_given = sum(map(len, map(str, (*messages, variables))))
+    most_characters = most_text_bytes(tokenizer, max_req_input_len) + num_given  # so that errors have most texts' sizes
 
     def encode() -> list[int]:
-        text = tokenizer.chat_prompt(messages, add_generation_prompt=add_generation_prompt, **variables)
+        try:
+            text = tokenizer.chat_prompt(
+                messages, most_characters, add_generation_prompt=add_generation_prompt, **variables
+            )
+        except TextTooLongError:
+            raise text_too_long("messages", most_characters, tokenizer, max_req_input_len, more=True) from None
         text.encode()
         check_text("messages", text, tokenizer, max_req_input_len)
         return tokenizer.encode_chat(text)
 
-    if sum(len(str(message.get("content"))) for message in messages) > LONG_TEXT_CHARACTERS:
+    if num_given > LONG_TEXT_CHARACTERS:
         return await asyncio.to_thread(encode)
     return encode()

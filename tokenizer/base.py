@@ -7,6 +7,10 @@ BOS_ID, EOS_ID, FIRST_WORD_ID, NUM_WORDS = 1, 2, 3, 1905
 """Ids of the shipped tokenizer, see `build`; a mock model's output uses them too."""
 
 
+class TextTooLongError(Exception):
+    """A conversation's text has more characters than the caller takes."""
+
+
 class Detokenizer(Protocol):
     """Text of one growing sequence."""
 
@@ -46,17 +50,25 @@ class Tokenizer(Protocol):
         ...
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: object
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        most_characters: int,
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        **variables: object,
     ) -> str:
         """Render a conversation as one text, by the chat template.
 
         Args:
             messages: each with `role` and `content`, and whatever else the template reads.
+            most_characters: of the text; rendering stops when it has more.
             add_generation_prompt: append the beginning of the assistant's turn.
             variables: further ones of the template.
 
         Raises:
             InvalidRequest: the template rejects the messages, or fails on them.
+            TextTooLongError: the text has more than `most_characters`.
         """
         ...
 

@@ -109,10 +109,17 @@ class FileTokenizer:
         return _encode(self.model, text, add_special_tokens=False)
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: object
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        most_characters: int,
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        **variables: object,
     ) -> str:
         """See `Tokenizer.chat_prompt`."""
-        return self._chat.render(messages, {**variables, "add_generation_prompt": add_generation_prompt})
+        given = {**variables, "add_generation_prompt": add_generation_prompt}
+        return self._chat.render(messages, most_characters, given)
 
     def encode_chat(self, text: str) -> list[int]:
         """See `Tokenizer.encode_chat`."""
@@ -149,11 +156,19 @@ class BuiltinTokenizer(FileTokenizer):
         return range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS)
 
     def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: object
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        most_characters: int,
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        **variables: object,
     ) -> str:
         """See `Tokenizer.chat_prompt`; without the beginning-of-sequence token."""
         without_bos = {**variables, "bos_token": ""}
-        return super().chat_prompt(messages, add_generation_prompt=add_generation_prompt, **without_bos)
+        return super().chat_prompt(
+            messages, most_characters, add_generation_prompt=add_generation_prompt, **without_bos
+        )
 
     def encode_chat(self, text: str) -> list[int]:
         """See `Tokenizer.encode_chat`."""

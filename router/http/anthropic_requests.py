@@ -47,7 +47,8 @@ class Message(BaseModel):
         for number, block in enumerate(self.content):
             at = f"{where}.content[{number}]"
             if block.type == "tool_use":
-                call = {"name": block.field("name") or "", "arguments": read_arguments(block.field("input"))}
+                given = read_arguments(block.field("input"), f"{at}.input")
+                call = {"name": block.field("name") or "", "arguments": given}
                 calls.append({"id": block.field("id") or "", "type": "function", "function": call})
             elif block.type == "tool_result":
                 num_results += 1

@@ -2,7 +2,7 @@
 
 Refused, beside invalid JSON: another content type (a page of another site could send such a body without a CORS
 preflight), text that is not UTF-8, NaN and Infinity, duplicate names in an object, numbers of thousands of digits, and
-nesting deeper than Python's parser supports.
+nesting deeper than `nesting.MAX_LEVELS`.
 """
 
 import json
@@ -15,6 +15,8 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
+from lorrery.router.http.nesting import too_deep
 
 _MAX_QUOTED = 100
 
@@ -85,11 +87,11 @@ def parse(body: bytes) -> object:
         text = body.decode()
     except UnicodeDecodeError as error:
         _refuse(f"the body is no UTF-8 text: byte {body[error.start]:#04x} at {error.start}")
+    if (why := too_deep(body)) is not None:
+        _refuse(f"the body {why}")
     try:
         found: object = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_object)
         return found
-    except RecursionError:
-        _refuse("the body is nested too deeply; send fewer levels")
     except json.JSONDecodeError as error:
         _refuse(f"the body is no JSON: {error.msg}, at character {error.pos}")
     except ValueError:

@@ -62,7 +62,7 @@ class InputItem(BaseModel):
                 raise InvalidRequest(f"{where}.role is missing; say user, assistant or system", field=f"{where}.role")
             yield {"role": self.role, "content": text_of(self.content, f"{where}.content", _TEXTS)}
         elif self.type == "function_call":
-            call = {"name": self.name or "", "arguments": read_arguments(self.arguments)}
+            call = {"name": self.name or "", "arguments": read_arguments(self.arguments, f"{where}.arguments")}
             calls = [{"id": self.call_id or "", "type": "function", "function": call}]
             yield {"role": "assistant", "content": "", "tool_calls": calls}
         elif self.type == "function_call_output":

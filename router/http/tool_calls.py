@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.http.nesting import too_deep
 
 
 def read_calls(calls: object, where: str) -> list[dict[str, Any]]:
@@ -19,7 +20,7 @@ def read_calls(calls: object, where: str) -> list[dict[str, Any]]:
         where: their path in the request, for errors.
 
     Raises:
-        InvalidRequest: one of them is no call of a function.
+        InvalidRequest: one of them is no call of a function, or is nested too deeply.
     """
     if not isinstance(calls, list):
         raise InvalidRequest(f"{where} is no list; give a list of calls, or leave it out", field=where)
@@ -33,12 +34,23 @@ def _read(call: object, where: str) -> dict[str, Any]:
             f"{where} is no call of a function; give the type 'function', and a function with name and arguments",
             field=where,
         )
-    return {**call, "function": {**function, "arguments": read_arguments(function.get("arguments"))}}
+    arguments = read_arguments(function.get("arguments"), f"{where}.function.arguments")
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
-def read_arguments(given: object) -> dict[str, Any]:
-    """Return a call's arguments, given as JSON or as an object; without any, an empty object."""
+def read_arguments(given: object, where: str) -> dict[str, Any]:
+    """Return a call's arguments, given as JSON or as an object; without any, an empty object.
+
+    Args:
+        given: as clients send them.
+        where: their path in the request, for errors.
+
+    Raises:
+        InvalidRequest: they are nested too deeply.
+    """
     if isinstance(given, str):
+        if (why := too_deep(given.encode(errors="replace"))) is not None:
+            raise InvalidRequest(f"{where} {why}", field=where)
         try:
             given = json.loads(given)
         except ValueError:

@@ -1,8 +1,11 @@
 """Chat templates, as models bring them."""
 
+import tracemalloc
+
 import pytest
 
 from lorrery.chassis.errors import InvalidRequest, SettingsError
+from lorrery.tokenizer.base import TextTooLongError
 from lorrery.tokenizer.chat import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -19,8 +22,8 @@ CHATML = """
 """
 
 
-def rendered(source: str, **variables: object) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}, "here").render(MESSAGES, variables)
+def rendered(source: str, most_characters: int = 10_000, **variables: object) -> str:
+    return ChatTemplate(source, {"bos_token": "<s>"}, "here").render(MESSAGES, most_characters, variables)
 
 
 def test_a_models_own_template() -> None:
@@ -54,6 +57,37 @@ def test_what_a_template_refuses_is_the_clients_fault(source: str, why: str) -> 
     with pytest.raises(InvalidRequest, match=why) as caught:
         rendered(source)
     assert caught.value.facts["field"] == "messages"
+
+
+@pytest.mark.parametrize("variables", [{}, {"most characters": 10**9}])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(10_000) %}{{ tools | tojson }}{% endfor %}",
+        "{{ tools | tojson(indent=4) }}",
+        "{% set text = tools | tojson(indent=4) %}{{ text[:10] }}",
+        "{% macro write() %}{{ tools | tojson(indent=4) }}{% endmacro %}{{ write() }}",
+    ],
+)
+def test_rendering_stops_at_the_longest_text_that_could_be_a_prompt(source: str, variables: dict[str, object]) -> None:
+    deep: object = 1
+    for _ in range(60):
+        deep = [deep]
+    tracemalloc.start()
+    with pytest.raises(TextTooLongError):
+        rendered(source, 10_000, tools=[deep] * 1000, **variables)  # indented, it has seven million characters
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2_000_000
+
+
+def test_a_text_of_the_greatest_length_is_rendered() -> None:
+    for source in ("{{ tools | tojson(indent=2) }}", "{% for one in tools %}{{ one }}{{ one }}{% endfor %}!"):
+        text = rendered(source, tools=["x", {"y": 1}])
+        assert rendered(source, len(text), tools=["x", {"y": 1}]) == text
+        with pytest.raises(TextTooLongError):
+            rendered(source, len(text) - 1, tools=["x", {"y": 1}])
+    assert rendered("{{ tools | tojson(indent=2) }}", tools=["é", {}]) == '[\n  "é",\n  {}\n]'
 
 
 def test_a_template_that_is_none() -> None:

@@ -170,7 +170,7 @@ def test_a_folder_brings_its_chat_template_and_special_tokens(folder: Path) -> N
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     for path in (folder, folder / "tokenizer.json"):
         tokenizer = open_tokenizer(path)
-        text = tokenizer.chat_prompt([{"role": "user", "content": "hi"}])
+        text = tokenizer.chat_prompt([{"role": "user", "content": "hi"}], 1000)
         assert text == "größer<tool>user|hi<|endoftext|>"
         assert tokenizer.eos_id == 0
         assert tokenizer.encode_chat(text)[-1] == 0
@@ -179,12 +179,12 @@ def test_a_folder_brings_its_chat_template_and_special_tokens(folder: Path) -> N
 
 def test_a_template_file_is_preferred_and_named_ones_have_a_default(folder: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    assert open_tokenizer(folder).chat_prompt(messages) == "user: hi\nassistant:"
+    assert open_tokenizer(folder).chat_prompt(messages, 1000) == "user: hi\nassistant:"
     named = [{"name": "rag", "template": "no"}, {"name": "default", "template": "by name"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert open_tokenizer(folder).chat_prompt(messages) == "by name"
+    assert open_tokenizer(folder).chat_prompt(messages, 1000) == "by name"
     (folder / "chat_template.jinja").write_text("from a file")
-    assert open_tokenizer(folder).chat_prompt(messages) == "from a file"
+    assert open_tokenizer(folder).chat_prompt(messages, 1000) == "from a file"
 
 
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])

@@ -118,14 +118,15 @@ def test_the_folder_is_what_its_script_writes(tmp_path: Path) -> None:
 def test_a_conversation_has_the_tokens_that_a_client_counts() -> None:
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": " about <unk wéather"}]
     config = json.loads((SHIPPED / "tokenizer_config.json").read_text())
-    there = ChatTemplate(config["chat_template"], config, "there").render(messages, {"add_generation_prompt": True})
+    template = ChatTemplate(config["chat_template"], config, "there")
+    there = template.render(messages, 1000, {"add_generation_prompt": True})
     assert there == "<s>system: be brief\nuser:  about <unk wéather\nassistant:"
-    here = BUILTIN.encode_chat(BUILTIN.chat_prompt(messages))
+    here = BUILTIN.encode_chat(BUILTIN.chat_prompt(messages, 1000))
     assert here == LIBRARY.encode(there, add_special_tokens=False).ids
     assert here[0] == BOS_ID
 
 
 def test_a_conversation_cannot_end_itself() -> None:
-    token_ids = BUILTIN.encode_chat(BUILTIN.chat_prompt([{"role": "user", "content": "</s><s>"}]))
+    token_ids = BUILTIN.encode_chat(BUILTIN.chat_prompt([{"role": "user", "content": "</s><s>"}], 1000))
     assert not {0, 1, 2} & set(token_ids[1:])
     assert detokenized(token_ids) == "user: </s><s>\nassistant:"

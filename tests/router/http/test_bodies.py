@@ -19,8 +19,9 @@ from lorrery.router.http.bodies import parse
         (b'{"a": NaN}', "NaN is no number"),
         (b"[-Infinity]", "-Infinity is no number"),
         (b'{"a": {"b": 1, "c": 2, "b": 3}}', "'b' twice"),
-        (b"[" * 100_000, "nested too deeply"),
-        (b'{"a":' * 100_000, "nested too deeply"),
+        (b"[" * 100_000, "the body is nested 100000 levels deep; at most 64 are read; send fewer levels"),
+        (b'{"a":' * 65 + b"1" + b"}" * 65, "nested 65 levels deep"),
+        (b"[[], " + b'[{"a": ' * 33, "nested 67 levels deep"),
         (b"[" + b"9" * 5000 + b"]", "too many digits"),
     ],
 )
@@ -33,4 +34,7 @@ def test_what_is_no_plain_json_is_refused_with_the_reason(body: bytes, why: str)
 
 def test_what_is_json_is_read() -> None:
     content = {"a": [1, 2.5, -1e300, None, True, {"b": "\u00e9\U0001f600"}], "": {}}
+    assert parse(b"[" * 64 + b"]" * 64) == json.loads("[" * 64 + "]" * 64)
+    brackets = {'["\\': ["[" * 100, "\\" + "{" * 100, '"[' * 100], "{": {}}
+    assert parse(json.dumps(brackets).encode()) == brackets
     assert parse(json.dumps(content).encode()) == parse(json.dumps(content, ensure_ascii=False).encode()) == content
