@@ -85,6 +85,38 @@ class Edge:
         """Return the tenant that a request names; empty where API keys determine the tenant."""
         return "" if user is None or self.handler.counts_keys else user
 
+    async def encode_prompts(
+        self, http: Request, messages: Sequence[router_pb2.GenerateRequest], names: Sequence[Names]
+    ) -> None:
+        """Replace the prompts of messages by their tokens, in turns with everything else on the event loop.
+
+        Args:
+            http: the request that they belong to.
+            messages: each with a prompt, as text or tokens.
+            names: field names for errors about each message.
+
+        Raises:
+            RequestError: a prompt is empty or too long.
+        """
+        turn = self.turns.begin()
+        for message, its_names in zip(messages, names, strict=True):
+            with named(its_names):
+                token_ids = await self.handler.prompt_token_ids(message, lambda: self.caller(http))
+            message.ClearField("prompt")
+            message.token_ids.ids.extend(token_ids)
+            if turn.is_over:
+                await turn.pass_on()
+
+    async def encode_for_several(
+        self, http: Request, messages: Sequence[router_pb2.GenerateRequest], names: Sequence[Names], n: int
+    ) -> None:
+        """Do that, see `encode_prompts`, if there are several outputs, `n` per prompt.
+
+        Each output encodes its prompt otherwise, and all of them would do so in one iteration of the event loop.
+        """
+        if len(messages) * n > 1:
+            await self.encode_prompts(http, messages, names)
+
     def answer(
         self,
         http: Request,

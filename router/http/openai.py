@@ -110,7 +110,9 @@ async def _answer(
     n = request.n or 1
     messages = request.messages(prompts, request_id, edge.tenant(request.user))
     names = [one._replace(max_model_len=edge.max_model_len) for one in _names(request)]
-    details = await _details(edge, request, http, list(zip(messages, names, strict=True)))
+    details = await _details(edge, request, http, messages, names)
+    if details is None or not details.prompts:
+        await edge.encode_for_several(http, messages, names, n)
     stop_token_ids = frozenset(request.stop_token_ids or ())
     shown = shape(request_id, request.model or edge.model, n, request.include_usage, details, stop_token_ids)
     its_names = [one for one in names for _ in range(n)]
@@ -127,7 +129,11 @@ def _names(request: GeneratingRequest) -> list[Names]:
 
 
 async def _details(
-    edge: Edge, request: GeneratingRequest, http: Request, messages: Sequence[tuple[router_pb2.GenerateRequest, Names]]
+    edge: Edge,
+    request: GeneratingRequest,
+    http: Request,
+    messages: Sequence[router_pb2.GenerateRequest],
+    names: Sequence[Names],
 ) -> Details | None:
     """Return what to show beside the text, or None; if that includes prompts, tokenise them in the messages."""
     echo = isinstance(request, CompletionRequest) and bool(request.echo)
@@ -137,13 +143,11 @@ async def _details(
     prompts: list[Prompt] = []
     logprobs = edge.handler.logprobs.of_prompt(request.seed or 0)
     if of_prompts:
-        for message, names in messages:
-            whole = message.text if not message.HasField("truncate_prompt_tokens") else ""
-            with named(names):
-                token_ids = await edge.handler.prompt_token_ids(message, lambda: edge.caller(http))
-            message.ClearField("prompt")
-            message.token_ids.ids.extend(token_ids)
-            prompts.append(Prompt(whole or edge.handler.detokenize(token_ids), token_ids, logprobs))
+        texts = [message.text if not message.HasField("truncate_prompt_tokens") else "" for message in messages]
+        await edge.encode_prompts(http, messages, names)
+        for text, message in zip(texts, messages, strict=True):
+            token_ids = message.token_ids.ids
+            prompts.append(Prompt(text or edge.handler.detokenize(token_ids), token_ids, logprobs))
     return Details(
         LogprobsJson(edge.texts, as_token_ids=bool(request.return_tokens_as_token_ids)),
         request.n or 1,

@@ -211,6 +211,7 @@ def routes(edge: Edge) -> APIRouter:
             [request.prompt], edge.request_id(http, request.request_id), edge.tenant(request.user)
         )
         n = request.n or 1
+        await edge.encode_for_several(http, [message], [COMPLETION], n)
         shape = LlmMockShape(request.prompt, n)
         messages = outputs([message], n, request.seed)
         return edge.answer(http, messages, shape, stream=request.stream, names=[COMPLETION] * n)
