@@ -10,7 +10,7 @@ from lorrery.router.http.blocks import Block, Blocks, Content, text_of, unread
 from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Texts, refuse_given, refused
 from lorrery.router.http.tool_calls import read_arguments
 
-_TEXTS = ("text",)
+_TEXTS = {"text": "text"}
 _KINDS = ("text", "tool_use", "tool_result")
 _UNREAD = ("thinking", "redacted_thinking")
 """Models do not read their reasoning from earlier turns."""

@@ -1,12 +1,22 @@
 """Content blocks, of which only text is read; for OpenAI's Responses and Anthropic's Messages."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
+
+OPENAI_TEXTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Types of content that OpenAI's routes read, as vLLM's do (vllm/entrypoints/chat_utils.py), and the field of each with
+its text."""
 
 
 class Block(BaseModel):
@@ -16,6 +26,8 @@ class Block(BaseModel):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
 
     def field(self, name: str) -> object:
         """Return a further field; None: absent."""
@@ -26,13 +38,13 @@ Blocks = Annotated[list[Block], Field(fail_fast=True)]
 Content = str | Blocks
 
 
-def text_of(content: str | Sequence[Block] | None, where: str, kinds: Collection[str]) -> str:
+def text_of(content: str | Sequence[Block] | None, where: str, kinds: Mapping[str, str]) -> str:
     """Return the text of some content.
 
     Args:
         content: of a message.
         where: its path in the request, for errors.
-        kinds: block types that have text.
+        kinds: block types that have text, and the field of each with it.
 
     Raises:
         InvalidRequest: a block is of another type, or has no text.
@@ -42,15 +54,17 @@ def text_of(content: str | Sequence[Block] | None, where: str, kinds: Collection
     return "".join(_text(block, f"{where}[{number}]", kinds) for number, block in enumerate(content))
 
 
-def _text(block: Block, where: str, kinds: Collection[str]) -> str:
+def _text(block: Block, where: str, kinds: Mapping[str, str]) -> str:
     if block.type not in kinds:
         raise unread(block.type, where, kinds)
-    if block.text is None:
-        raise InvalidRequest(f"{where}.text is missing; a block of type {quoted(block.type)} has one", field=where)
-    return block.text
+    field = kinds[block.type]
+    text: str | None = getattr(block, field)
+    if text is None:
+        raise InvalidRequest(f"{where}.{field} is missing; a block of type {quoted(block.type)} has one", field=where)
+    return text
 
 
-def unread(kind: str, where: str, kinds: Collection[str]) -> InvalidRequest:
+def unread(kind: str, where: str, kinds: Iterable[str]) -> InvalidRequest:
     """Return the error for a block of an unsupported type."""
     read = " or ".join(quoted(one) for one in kinds)
     return InvalidRequest(

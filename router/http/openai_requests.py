@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
+from lorrery.router.http.blocks import OPENAI_TEXTS
 from lorrery.router.http.generating import (
     LENIENT,
     Count,
@@ -75,16 +76,15 @@ class CompletionRequest(GeneratingRequest):
             raise InvalidRequest("prompt is empty; give text or tokens", field="prompt")
 
 
-_TEXTS = ("text", "input_text", "output_text")
-
-
 class ContentPart(BaseModel):
     """A part of a message."""
 
     model_config = LENIENT
 
-    type: str = Field(description="text; input_text and output_text are the same")
+    type: str = Field(description="text, refusal or thinking; input_text and output_text are text")
     text: str | None = None
+    refusal: str | None = None
+    thinking: str | None = None
 
     def check(self, field: str) -> str:
         """Return the text; `field`: its name, for errors.
@@ -92,16 +92,18 @@ class ContentPart(BaseModel):
         Raises:
             InvalidRequest: it is not text.
         """
-        if self.type not in _TEXTS:
+        if self.type not in OPENAI_TEXTS:
             raise InvalidRequest(
                 f"{field} is of type {quoted(self.type)}, and the mock model reads text only; leave out images, audio"
                 " and files",
                 field=field,
                 value=quoted(self.type),
             )
-        if self.text is None:
-            raise InvalidRequest(f"{field}.text: Field required", field=f"{field}.text")
-        return self.text
+        name = OPENAI_TEXTS[self.type]
+        text: str | None = getattr(self, name)
+        if text is None:
+            raise InvalidRequest(f"{field}.{name}: Field required", field=f"{field}.{name}")
+        return text
 
 
 class ChatMessage(BaseModel):
@@ -110,7 +112,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     role: str
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[ContentPart | str], Field(fail_fast=True)] | None = None
 
     def text(self, field: str) -> str:
         """Return the text; `field`: its name, for errors.
@@ -118,9 +120,12 @@ class ChatMessage(BaseModel):
         Raises:
             InvalidRequest: a part of it is not text.
         """
-        if isinstance(self.content, list):
-            return "".join([part.check(f"{field}.content[{number}]") for number, part in enumerate(self.content)])
-        return self.content or ""
+        if not isinstance(self.content, list):
+            return self.content or ""
+        return "".join(
+            part if isinstance(part, str) else part.check(f"{field}.content[{number}]")
+            for number, part in enumerate(self.content)
+        )
 
     def turn(self, where: str) -> dict[str, Any]:
         """Return the turn as a message for chat templates, without fields that are null; `where`: for errors.

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.router.http.blocks import Block, Content, text_of, unread
+from lorrery.router.http.blocks import OPENAI_TEXTS, Block, Content, text_of, unread
 from lorrery.router.http.generating import (
     LENIENT,
     GeneratingRequest,
@@ -19,7 +19,6 @@ from lorrery.router.http.generating import (
 )
 from lorrery.router.http.tool_calls import read_arguments
 
-_TEXTS = ("input_text", "output_text", "text")
 _ITEMS = ("message", "function_call", "function_call_output")
 _UNREAD_ITEMS = ("reasoning",)
 """Models do not read their reasoning from earlier turns."""
@@ -60,13 +59,13 @@ class InputItem(BaseModel):
         if self.type == "message":
             if self.role is None:
                 raise InvalidRequest(f"{where}.role is missing; say user, assistant or system", field=f"{where}.role")
-            yield {"role": self.role, "content": text_of(self.content, f"{where}.content", _TEXTS)}
+            yield {"role": self.role, "content": text_of(self.content, f"{where}.content", OPENAI_TEXTS)}
         elif self.type == "function_call":
             call = {"name": self.name or "", "arguments": read_arguments(self.arguments, f"{where}.arguments")}
             calls = [{"id": self.call_id or "", "type": "function", "function": call}]
             yield {"role": "assistant", "content": "", "tool_calls": calls}
         elif self.type == "function_call_output":
-            said = text_of(self.output, f"{where}.output", _TEXTS)
+            said = text_of(self.output, f"{where}.output", OPENAI_TEXTS)
             yield {"role": "tool", "content": said, "tool_call_id": self.call_id or ""}
         else:
             raise unread(self.type, where, _ITEMS)

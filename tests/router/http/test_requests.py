@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.anthropic_requests import MessagesRequest
-from lorrery.router.http.openai_requests import ChatRequest, CompletionRequest
+from lorrery.router.http.openai_requests import ChatRequest, CompletionRequest, turns
 from lorrery.router.http.responses_requests import ResponsesRequest
 from lorrery.router.http.slora import SloraParameters, SloraRequest
 from lorrery.router.http.vllm import DetokenizeRequest, TokenizeRequest
@@ -73,6 +74,34 @@ def test_numbers_and_booleans_are_read_as_vllm_reads_them(
 def test_a_prompt_is_not_read_from_other_kinds(prompt: object) -> None:
     with pytest.raises(ValidationError):
         CompletionRequest.model_validate({"prompt": prompt})
+
+
+PARTS = [
+    {"type": "text", "text": "a"},
+    {"type": "input_text", "text": "b"},
+    {"type": "output_text", "text": "c"},
+    {"type": "refusal", "refusal": "d"},
+    {"type": "thinking", "thinking": "e", "signature": "x"},
+]
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+def test_every_kind_of_text_in_a_message_is_read(role: str) -> None:
+    chat = ChatRequest.model_validate({"messages": [{"role": role, "content": [*PARTS, "f", ""]}]})
+    tokenize = TokenizeRequest.model_validate({"messages": [{"role": role, "content": PARTS}]})
+    responses = ResponsesRequest.model_validate({"input": [{"role": role, "content": PARTS}]})
+    assert chat.turns == [{"role": role, "content": "abcdef"}]
+    assert turns(tokenize.messages or ()) == responses.turns() == [{"role": role, "content": "abcde"}]
+
+
+@pytest.mark.parametrize("part", [{"type": "refusal", "text": "no"}, {"type": "thinking", "thinking": None}])
+def test_a_part_without_its_text_is_refused(part: dict[str, Any]) -> None:
+    chat = ChatRequest.model_validate({"messages": [{"role": "assistant", "content": [part]}]})
+    with pytest.raises(InvalidRequest, match=rf"^messages\[0\]\.content\[0\]\.{part['type']}: Field required$"):
+        _ = chat.turns
+    responses = ResponsesRequest.model_validate({"input": [{"role": "assistant", "content": [part]}]})
+    with pytest.raises(InvalidRequest, match=rf"^input\[0\]\.content\[0\]\.{part['type']} is missing"):
+        responses.turns()
 
 
 @pytest.mark.parametrize("given", [{}, {"parameters": None}, {"parameters": {}}])
