@@ -60,6 +60,9 @@ class StreamOptions(BaseModel):
     model_config = LENIENT
 
     include_usage: Switch | None = None
+    continuous_usage_stats: Switch | None = Field(
+        default=None, description="with include_usage, each chunk has the usage so far"
+    )
 
 
 class GeneratingRequest(BaseModel):
@@ -126,6 +129,11 @@ class GeneratingRequest(BaseModel):
     def include_usage(self) -> bool:
         """Whether its stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each chunk of its stream has the usage so far; as in vLLM, only beside the whole usage."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     @abstractmethod

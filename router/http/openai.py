@@ -137,7 +137,8 @@ async def _details(
 ) -> Details | None:
     """Return what to show beside the text, or None; if that includes prompts, tokenise them in the messages."""
     echo = isinstance(request, CompletionRequest) and bool(request.echo)
-    of_prompts = echo or bool(request.return_token_ids) or request.prompt_logprobs is not None
+    continuous_usage = request.continuous_usage
+    of_prompts = echo or bool(request.return_token_ids) or request.prompt_logprobs is not None or continuous_usage
     if not of_prompts and request.top_logprobs is None:
         return None
     prompts: list[Prompt] = []
@@ -147,7 +148,8 @@ async def _details(
         await edge.encode_prompts(http, messages, names)
         for text, message in zip(texts, messages, strict=True):
             token_ids = message.token_ids.ids
-            prompts.append(Prompt(text or edge.handler.detokenize(token_ids), token_ids, logprobs))
+            shown = edge.handler.detokenize(token_ids) if echo and not text else text
+            prompts.append(Prompt(shown, token_ids, logprobs))
     return Details(
         LogprobsJson(edge.texts, as_token_ids=bool(request.return_tokens_as_token_ids)),
         request.n or 1,
@@ -156,5 +158,6 @@ async def _details(
         prompt_logprobs=request.prompt_logprobs,
         token_ids=bool(request.return_token_ids),
         echo=echo,
+        continuous_usage=continuous_usage,
         output=not (isinstance(request, CompletionRequest) and request.echoes_only),
     )

@@ -1,4 +1,4 @@
-"""What responses of OpenAI's routes show beside the text: log-probabilities, token ids, the prompt.
+"""What responses of OpenAI's routes show beside the text: log-probabilities, token ids, the prompt, usage so far.
 
 Log-probabilities are computed when they are written. They follow from the token, its position and the seed, so a long
 response only has to keep its tokens until then.
@@ -6,6 +6,7 @@ response only has to keep its tokens until then.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from json import dumps
 
 from lorrery.router.http.pieces import BATCH, array_of
 from lorrery.router.http.token_json import LogprobsJson, Run
@@ -17,7 +18,7 @@ class Prompt:
     """A prompt that is shown in the response.
 
     Attributes:
-        text: its text.
+        text: its text, if it is echoed.
         token_ids: its tokens.
         logprobs: of its tokens.
     """
@@ -72,6 +73,7 @@ class Details:
         prompt_logprobs: the same for the prompt, in vLLM's own field.
         token_ids: whether to show token ids.
         echo: whether text and log-probabilities begin with the prompt's.
+        continuous_usage: whether each chunk of a stream has the usage of its choice so far.
         output: whether output follows the echo.
     """
 
@@ -82,6 +84,7 @@ class Details:
     prompt_logprobs: int | None = None
     token_ids: bool = False
     echo: bool = False
+    continuous_usage: bool = False
     output: bool = True
     _shown: dict[int, _Shown] = field(default_factory=dict)
 
@@ -142,6 +145,14 @@ class Details:
         if self.token_ids:
             yield ', "token_ids": '
             yield from array_of(piece.token_ids)
+
+    def usage_so_far(self, index: int) -> str:
+        """Return the field of a chunk with the usage of its choice, after a comma; empty: not shown."""
+        if not self.continuous_usage:
+            return ""
+        prompt, completion = len(self.prompts[index // self.n].token_ids), self._of(index).num_tokens
+        counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return f', "usage": {dumps(counts)}'
 
     def about_prompt(self, piece: Piece) -> Iterator[str]:
         """Yield further fields about its prompt, each after a comma."""

@@ -1,7 +1,8 @@
 """OpenAI's responses, as vLLM makes them.
 
 Details that clients rely on: a chunk carries one token, the role comes with the first token and the finish reason with
-the last; usage has its own chunk, without choices, and only if requested; the last event is `[DONE]`.
+the last; usage has its own chunk, without choices, and only if requested; the last event is `[DONE]`. The usage so
+far is one of the details of a chunk; chunks without details are text put together from ready parts.
 """
 
 import json
@@ -84,7 +85,8 @@ class CompletionShape:
     def _detailed_event(self, details: Details, index: int, piece: Piece, ending: str) -> bytes:
         delta = self._delta(index, quoted(piece.text))
         choice = "".join(self._detailed(details, delta, piece, ending))
-        return f"{self._prefix}{index}, {choice}}}]{''.join(self._beside(details, piece))}}}\n\n".encode()
+        beside = f"{''.join(self._beside(details, piece))}{details.usage_so_far(index)}"
+        return f"{self._prefix}{index}, {choice}}}]{beside}}}\n\n".encode()
 
     def _detailed(self, details: Details, text: str, piece: Piece, ending: str) -> Iterator[str]:
         """Yield the fields of a choice with its details."""

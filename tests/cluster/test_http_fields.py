@@ -40,6 +40,44 @@ def text_of(token_ids: list[int]) -> str:
     return "".join(TOKENIZER.detokenizer().push((token_id,)) for token_id in token_ids)
 
 
+@pytest.mark.parametrize("further", [{}, {"logprobs": 1}, {"echo": True}])
+async def test_each_chunk_of_a_completion_has_the_usage_so_far(openai: AsyncOpenAI, further: dict[str, Any]) -> None:
+    prompts = ["about able", "about"]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = await openai.completions.create(
+        model=MODEL, prompt=prompts, n=2, max_tokens=5, stream=True, stream_options=options, extra_body=EXACT, **further
+    )
+    *chunks, last = [chunk async for chunk in stream]
+    for index in range(4):
+        own = [chunk for chunk in chunks if chunk.choices[0].index == index]
+        so_far = [chunk.usage.completion_tokens for chunk in own if chunk.usage is not None]
+        assert len(so_far) == len(own)
+        assert so_far == sorted(so_far)
+        assert so_far[-1] == 5
+        prompt_tokens = len(TOKENIZER.encode_prompt(prompts[index // 2]))
+        for chunk in own:
+            assert chunk.usage is not None
+            assert chunk.usage.prompt_tokens == prompt_tokens
+            assert chunk.usage.total_tokens == prompt_tokens + chunk.usage.completion_tokens
+    assert last.usage is not None
+    assert (last.choices, last.usage.completion_tokens) == ([], 20)
+
+
+async def test_each_chunk_of_a_chat_has_the_usage_so_far_only_where_the_last_has_the_whole(openai: AsyncOpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 6}
+
+    async def usages(**options: bool) -> list[Any]:
+        stream = await openai.chat.completions.create(**asked, stream=True, stream_options=options, extra_body=EXACT)
+        return [chunk.usage async for chunk in stream]
+
+    *so_far, last = await usages(include_usage=True, continuous_usage_stats=True)
+    assert so_far[-1].completion_tokens == last.completion_tokens == 6
+    assert {usage.prompt_tokens for usage in so_far} == {last.prompt_tokens}
+    assert set(await usages(include_usage=False, continuous_usage_stats=True)) == {None}  # as in vLLM
+    *none, _ = await usages(include_usage=True)
+    assert set(none) == {None}
+
+
 async def test_completions_have_log_probabilities_in_one_piece_and_in_a_stream(
     cluster: LocalCluster, openai: AsyncOpenAI
 ) -> None:

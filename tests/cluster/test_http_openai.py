@@ -58,7 +58,7 @@ async def test_a_stream_has_a_token_a_chunk_and_its_finish_reason_on_the_last(
         seed=3,
         stream=True,
         stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        extra_body={"ignore_eos": True},
     )
     chunks = [chunk async for chunk in stream]
     *tokens, usage = chunks
