@@ -5,6 +5,7 @@ All joins, advances and departures go through here, so that memory and cache nev
 """
 
 from lorrery.scheduler.core.finished import FinishedSequences
+from lorrery.scheduler.core.given import Given
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.plan import Event, Finished, FirstToken, Plan, Ran
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
@@ -19,6 +20,7 @@ class Batch:
     Args:
         memory: decides what fits.
         prefix_cache: KV blocks that are already computed; None: no cache.
+        given: what a queue from outside the tree has got; None: it is of the tree.
 
     Attributes:
         running: the running sequences.
@@ -26,8 +28,9 @@ class Batch:
         aborted: by handle; cancelled under strict S-LoRA: they leave after one more step.
     """
 
-    def __init__(self, memory: Memory, prefix_cache: PrefixCache | None) -> None:
+    def __init__(self, memory: Memory, prefix_cache: PrefixCache | None, given: Given | None = None) -> None:
         self.running = Running()
+        self._given = given
         self.memory = memory
         self.prefix_cache = prefix_cache
         self.leaves: list[Sequence] = []
@@ -53,6 +56,8 @@ class Batch:
     def remove(self, sequence: Sequence) -> int:
         """Remove a sequence and free its memory; return the tokens that it has produced in this batch."""
         running = self.running
+        if self._given is not None:
+            self._given.leaves(sequence)
         # The common case, a decoding sequence, avoids a further call.
         if running.prefilling or running.held:
             output_tokens = self.output_tokens(sequence)
@@ -96,6 +101,8 @@ class Batch:
         return unfinished, ended
 
     def _release(self, sequence: Sequence, output_tokens: int) -> None:
+        if self._given is not None:
+            self._given.leaves(sequence)
         self.running.leave(sequence)
         self.memory.left(sequence)
         if self.prefix_cache is not None:
@@ -116,6 +123,8 @@ class Batch:
                 self.prefix_cache.commit(sequence)
             if not chunk.samples:
                 continue
+            if self._given is not None:
+                self._given.settle(sequence)
             if sequence.first_token_ps is None and not sequence.produced_tokens:
                 sequence.first_token_ps = ran.end_ps
                 events.append(FirstToken(sequence, ran.end_ps))
@@ -123,6 +132,8 @@ class Batch:
             if reason is None or plan.hold:
                 self.running.join(sequence)
                 self.memory.joined(sequence)
+                if self._given is not None:
+                    self._given.joined(sequence)
                 if reason is not None:
                     self._finished.hold(self.running, sequence, reason)
             else:

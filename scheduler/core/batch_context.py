@@ -27,6 +27,7 @@ class ReplicaBatchContext(BatchContext):
         min_computed_tokens: see `ReplicaOptions`.
         adapters: adapters on the GPU; None: they are not used.
         on_check: called with every memory test.
+        given: what a queue from outside the tree has got; None: it is of the tree.
         max_overtakes: see `AdmissionPass`.
 
     Attributes:
@@ -37,7 +38,6 @@ class ReplicaBatchContext(BatchContext):
             value holds until a sequence enters.
         at_rest: the queue has said that it is, and nothing has arrived since.
         adapters_awaited: whether a sequence with an adapter has ever waited.
-        given: what a queue from outside the tree has got; None: it is of the tree.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class ReplicaBatchContext(BatchContext):
         min_computed_tokens: int,
         adapters: Residency | None,
         on_check: Callable[[Check], None] | None,
+        given: Given | None = None,
         max_overtakes: int = 0,
     ) -> None:
         self.running = running
@@ -57,7 +58,7 @@ class ReplicaBatchContext(BatchContext):
         self.events: list[Event] = []
         self._queue = queue
         self._queue_is_ours = is_ours(queue)
-        self.given = None if self._queue_is_ours else Given()
+        self.given = given
         self._memory = memory
         self._prefix_cache = prefix_cache
         self._min_computed_tokens = min_computed_tokens
@@ -116,8 +117,9 @@ class ReplicaBatchContext(BatchContext):
                 # Strict S-LoRA also drops cancelled sequences, whose end was reported at the cancel.
                 self.events += [Dropped(sequence) for sequence in taken_out(dropped)]
         except Exception as error:
+            changed = [] if self.given is None else self.given.put_back()
             self._take_back(admission.admitted)
-            if self.given is not None and (changed := self.given.put_back()):
+            if changed:
                 raise ValueError(changed_fields(changed)) from error  # which most likely caused this error
             raise
         refused = admission.refused
@@ -132,6 +134,8 @@ class ReplicaBatchContext(BatchContext):
             if first:
                 sequence.first_admitted_ps = at_ps
                 sequence.first_cached_tokens = min(sequence.cached_tokens, sequence.prompt_tokens)
+            if self.given is not None:
+                self.given.enters(sequence)
             running.admit(sequence)
             self._memory.admitted(sequence)
             self.events.append(Admitted(sequence, first))
@@ -183,6 +187,8 @@ class ReplicaBatchContext(BatchContext):
         assert self._prefix_cache is not None
         sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
         self._prefix_cache.acquire(sequence)
+        if self.given is not None:
+            self.given.cached(sequence, sequence.cached_tokens)
 
     def _take_back(self, sequences: Many[Sequence]) -> None:
         """Undo the admissions of a pass that its queue broke off: the sequences wait again, with nothing pinned."""
@@ -193,3 +199,5 @@ class ReplicaBatchContext(BatchContext):
             if self._prefix_cache is not None:
                 self._prefix_cache.release(sequence, 0)
                 sequence.cached_tokens = sequence.computed_tokens = 0
+                if self.given is not None:
+                    self.given.cached(sequence, 0)

@@ -14,6 +14,7 @@ from typing import NoReturn
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
+from lorrery.scheduler.core.given import Given
 from lorrery.scheduler.core.headroom import Headroom
 from lorrery.scheduler.core.inbox import Inbox, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
@@ -75,7 +76,9 @@ class Replica:
         self.memory = memory
         self.prefix_cache = prefix_cache
         self.options = options
-        self._batch = Batch(memory, prefix_cache)
+        self._errors = PolicyErrors()
+        given = None if is_ours(queue) else Given(self._errors)
+        self._batch = Batch(memory, prefix_cache, given)
         self.running = self._batch.running
         self.adapters = Residency() if adapters is None else adapters
         self.adapters.serve(self.running.adapter_use)
@@ -89,9 +92,9 @@ class Replica:
             min_computed_tokens=options.min_computed_tokens,
             adapters=None if options.no_lora else self.adapters,
             on_check=on_check,
+            given=given,
             max_overtakes=options.max_overtakes,
         )
-        self._errors = PolicyErrors()
         self._offload = Offload(self.running, None if options.no_lora else self.adapters, batching, self._errors)
         self._planner = Planner(
             self._batch, self._context, queue, batching, self.adapters, self._inbox, options, self._errors

@@ -348,19 +348,35 @@ def test_a_policy_that_ends_the_process_is_named(queue: str, raised: str) -> Non
 
 
 class WritesInTheBatch(Fifo):
-    """Changes what runs, which is not looked for."""
+    """Changes what runs."""
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         for sequence in running:
-            sequence.base_step += 5
+            sequence.base_step = 0
+        return super().admit(admission, running, at_ps)
+
+
+def test_a_queue_that_changes_what_runs_gives_no_false_figures_and_is_told(tmp_path: Path) -> None:
+    asked = ["-n", "20", "--rate", "30", "--set", f"scheduler.policy={__name__}:WritesInTheBatch"]
+    output = run(*asked, "--no-report", "--out", str(tmp_path))
+    assert "the queue changed base_step of a running request" in " ".join(output.split())
+    run(*asked[:-1], "scheduler.policy=fcfs", "--no-report", "--out", str(tmp_path / "fair"))
+    assert [row["output_tokens"] for row in rows(tmp_path)] == [row["output_tokens"] for row in rows(tmp_path / "fair")]
+
+
+class EmptiesTheBatch(Fifo):
+    """Changes the batch itself, which is not looked for."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        running._decoding.clear()
         return super().admit(admission, running, at_ps)
 
 
 def test_an_error_after_which_no_run_can_go_on_names_the_plug_ins() -> None:
-    with pytest.raises(IndexError) as caught:
-        run("-n", "20", "--rate", "30", "--set", f"scheduler.policy={__name__}:WritesInTheBatch")
+    with pytest.raises(AssertionError) as caught:
+        run("-n", "20", "--rate", "30", "--set", f"scheduler.policy={__name__}:EmptiesTheBatch")
     (note,) = caught.value.__notes__
-    assert note.startswith(f"scheduler.policy = {__name__}:WritesInTheBatch may have changed what it may only read")
+    assert note.startswith(f"scheduler.policy = {__name__}:EmptiesTheBatch may have changed what it may only read")
 
 
 def test_ctrl_c_in_the_midst_of_a_policy_interrupts() -> None:

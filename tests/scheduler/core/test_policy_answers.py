@@ -60,21 +60,33 @@ from tests.scheduler.core.wrong_queues import (
     KeepsTheAdmitted,
     LetsNobodyIn,
     LetsNobodyInFor90Microseconds,
+    MarksAdmitted,
+    MarksCached,
+    MarksCachedAfterwards,
+    MarksRequeued,
+    MarksServed,
+    MovesDeadline,
     NeverAdmits,
     Queue,
     RaisesHalfACharacter,
     RaisesSpeechless,
+    RenamesRunning,
+    ServesRunning,
+    ShortensInPrefill,
+    ShortensRunning,
     WakesAtNan,
     WakesBefore,
     WakesInWords,
     WakesLater,
     WakesNow,
     WritesAdapter,
+    WritesDropped,
     WritesHandle,
     WritesHandleAfterwards,
     WritesInput,
     WritesInputAfterwards,
     WritesProduced,
+    WritesRunning,
 )
 
 NUM_REQUESTS = 6
@@ -127,6 +139,13 @@ def test_a_run_ends_though_its_policies_name_one_time_after_another() -> None:
         (WritesHandle, "the queue changed handle of a request"),
         (WritesProduced, "the queue changed produced_tokens of a request"),
         (WritesAdapter, "the queue changed adapter of a request"),
+        (WritesDropped, "the queue changed arrived_ps of a request"),
+        (MarksCached, "the queue changed computed_tokens of a request"),
+        (MarksCachedAfterwards, "the queue changed computed_tokens of a request"),
+        (MarksServed, "the queue changed first_token_ps of a request"),
+        (MarksAdmitted, "the queue changed first_admitted_ps of a request"),
+        (MarksRequeued, "the queue changed num_requeues of a request"),
+        (MovesDeadline, "the queue changed deadline_ps of a request"),
         (AdmitsAStranger, "`admit` admitted a request that does not wait in this queue"),
         (AdmitsByHand, "requests enter it by `admission.admit` alone"),
     ],
@@ -140,6 +159,53 @@ def test_a_queue_whose_answer_makes_no_sense_has_raised(queue: type[Queue], answ
         assert f"policy {queue.__module__}:{queue.__qualname__} under " in request.detail
         assert answer in request.detail
         assert request.detail.endswith(CHECK_IT)
+
+
+@pytest.mark.parametrize(
+    ("queue", "batching"),
+    [
+        (WritesRunning, "continuous"),
+        (WritesRunning, "chunked"),
+        (ShortensRunning, "continuous"),
+        (RenamesRunning, "continuous"),
+        (ServesRunning, "continuous"),
+        (ShortensInPrefill, "chunked"),
+    ],
+)
+def test_what_a_queue_changes_in_a_running_request_is_put_back_and_an_error(
+    queue: type[WritesRunning], batching: str
+) -> None:
+    settings = ReplicaSettings("fcfs", 1_000, 400, batching=batching, max_num_seqs=4, max_num_batched_tokens=60)
+    workers = build_workers(1, settings, LlmMock(), lambda s: build_replica(s, make_queue=lambda _: queue()))
+    simulation = Simulation(workers, PLACEMENTS["least_loaded"](np.random.default_rng(1)))
+    workload = [WorkloadRequest(n, n / 100, 50, 20) for n in range(NUM_REQUESTS)]
+    ended = list(simulation.run(build_requests(workload, "Llama-2-7B", {})))
+    assert not simulation.num_open
+    finished, failed = ([one for one in ended if one.outcome == outcome] for outcome in ("finished", "failed"))
+    assert failed
+    for request in failed:
+        assert f"the queue changed {queue.field} of a running request; it may only read requests" in request.detail
+        assert request.detail.endswith(CHECK_IT)
+    assert [request.output_tokens for request in finished] == [20] * (NUM_REQUESTS - len(failed))
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [(8, ""), (40, "the queue changed computed_tokens of a request")])
+def test_what_a_cache_says_of_a_prompt_is_no_change(prompt: int, answer: str) -> None:
+    """A queue that marks prompts itself is found beside a prefix cache too."""
+    settings = ReplicaSettings(
+        "fcfs", 1_000, 400, memory="paged", prefix_cache="blocks", block_size=4, max_num_seqs=2,
+        max_num_batched_tokens=500,
+    )  # fmt: skip
+    queue = MarksCachedAfterwards() if answer else Queue()
+    worker = Member("w", build_replica(settings, make_queue=lambda _: queue), NEVER)
+    for handle in range(2):
+        worker.submit(Sequence(handle, prompt, 1, 0, prompt_token_ids=range(prompt)), 0)
+        plan = worker.plan(handle)
+        messages = [event.message for event in plan.events if isinstance(event, Raised)]
+        assert [answer in message for message in messages] == [True] * bool(answer)
+        if isinstance(plan, Plan):
+            worker.commit(plan, Ran(1, handle + 1, [(handle, FinishReason.LENGTH)]))
+    assert not worker.sequences
 
 
 @pytest.mark.parametrize(

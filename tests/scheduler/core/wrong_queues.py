@@ -239,6 +239,72 @@ class WritesAdapter(Writes):
     field, value = "adapter", Adapter("other", 8)
 
 
+class MarksCached(Writes):
+    """Has the prompts start with most of them computed."""
+
+    field, value = "computed_tokens", 49
+
+
+class MarksCachedAfterwards(MarksCached):
+    afterwards = True
+
+
+class MarksServed(Writes):
+    field, value = "first_token_ps", 1
+
+
+class MarksAdmitted(Writes):
+    field, value = "first_admitted_ps", 1
+
+
+class MarksRequeued(Writes):
+    field, value = "num_requeues", 5
+
+
+class MovesDeadline(Writes):
+    field, value = "deadline_ps", 10**15
+
+
+class WritesDropped(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        dropped = self.clear()
+        for sequence in dropped:
+            sequence.arrived_ps = 0
+        return dropped
+
+
+class WritesRunning(Queue):
+    """Changes a field of each request that decodes, or is in prefill."""
+
+    field, value = "base_step", 0
+    in_prefill = False
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        for sequence in list(running.prefilling.values()) if self.in_prefill else running:
+            setattr(sequence, self.field, self.value)
+        return super().admit(admission, running, at_ps)
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        return 1
+
+
+class ShortensRunning(WritesRunning):
+    field, value = "budget_tokens", 1
+
+
+class RenamesRunning(WritesRunning):
+    field, value = "handle", 77
+
+
+class ServesRunning(WritesRunning):
+    field, value = "first_token_ps", 1
+
+
+class ShortensInPrefill(WritesRunning):
+    field, value = "budget_tokens", 1
+    in_prefill = True
+
+
 class AdmitsAStranger(Queue):
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         admission.admit(Sequence(99, 5, 5, 0))
