@@ -16,9 +16,9 @@ from lorrery.scheduler.plugins import in_words
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.settings import Settings
 from lorrery.validation.policy.cases import Case, Cases
+from lorrery.validation.policy.fault import PolicyFault
 from lorrery.validation.policy.jumps import check_jumps
 from lorrery.validation.policy.machine import Machine
-from lorrery.validation.policy.watch import PolicyFault
 
 _POOL_TOKENS = 1_000
 NUM_ORDERS = 3

@@ -25,7 +25,7 @@ from lorrery.scheduler.core.plan import (
 )
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.validation.policy.watch import PolicyFault, seconds
+from lorrery.validation.policy.fault import PolicyFault, seconds
 from lorrery.vocabulary.finish_reason import FinishReason
 
 STEP_PS = 1_000
@@ -49,6 +49,11 @@ class World:
     cancels: list[tuple[int, int]] = field(default_factory=list)
     step_ps: int = STEP_PS
     token_ps: int = TOKEN_PS
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Its sequences, in order of arrival."""
+        return [sequence for _, sequence, _ in self.arrivals]
 
     def anew(self) -> "World":
         """Return a copy with fresh sequences; those here must not have run."""

@@ -7,7 +7,8 @@ would have made no other decision meanwhile.
 from lorrery.scheduler.core.queues.base import is_asked_every_step
 from lorrery.validation.policy.cases import Case, Cases
 from lorrery.validation.policy.drive import Entry, Log, jump, step_by_step
-from lorrery.validation.policy.watch import PolicyFault, Watched, seconds, watch
+from lorrery.validation.policy.fault import PolicyFault, seconds
+from lorrery.validation.policy.watch import Watched, watch
 
 _VERBS = {
     "admitted": "let request {} in",
@@ -26,10 +27,11 @@ def check_jumps(case: Case, cases: Cases) -> None:
         PolicyFault: the runs diverge; says where, and what the queue had answered before.
     """
     one, other = cases.make_replica(case.settings), cases.make_replica(case.settings)
-    watch(one.queue)
-    stepped = step_by_step(one, case.world.anew())
-    watched = watch(other.queue)
-    jumped = jump(other, case.world.anew())
+    world, again = case.world.anew(), case.world.anew()
+    watch(one, world.sequences)
+    stepped = step_by_step(one, world)
+    watched = watch(other, again.sequences)
+    jumped = jump(other, again)
     if stepped == jumped:
         return
     at = next(

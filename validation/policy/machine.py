@@ -12,7 +12,8 @@ from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Finished, Pla
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.policy.cases import Case, Cases
 from lorrery.validation.policy.drive import Device
-from lorrery.validation.policy.watch import PolicyFault, seconds, watch
+from lorrery.validation.policy.fault import PolicyFault, seconds
+from lorrery.validation.policy.watch import watch
 
 MAX_STEPS = 20_000
 """More than any case needs for all its requests in sequence."""
@@ -30,7 +31,8 @@ class Machine:
     def __init__(self, case: Case, cases: Cases, order: int = 0) -> None:
         self._case, self._cases = case, cases
         world = case.world.anew()
-        self._coming = [sequence for _, sequence, _ in world.arrivals]
+        self._sequences = world.sequences
+        self._coming = list(self._sequences)
         self._lengths = {sequence.handle: length for _, sequence, length in world.arrivals}
         self._alive: dict[int, Sequence] = {}
         self._cancelled: set[int] = set()
@@ -41,7 +43,7 @@ class Machine:
     def _start(self) -> None:
         self._replica = self._cases.make_replica(self._case.settings)
         self._queue = self._replica.queue
-        watch(self._queue)
+        watch(self._replica, self._sequences)
         self._device = Device(self._lengths, self._case.world.step_ps, self._case.world.token_ps)
         self._plan: Plan | None = None
         self._steps_left = 0

@@ -19,7 +19,7 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.scheduler.plugins import in_words
 from lorrery.simulator.placements import RecordedCandidate
-from lorrery.validation.policy.watch import PolicyFault
+from lorrery.validation.policy.fault import PolicyFault
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.pace import Pace
 

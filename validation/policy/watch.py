@@ -1,18 +1,21 @@
 """Records a queue's answers, so that a fault can be described in its author's terms."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, NamedTuple
 
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.validation.policy.fault import PolicyFault, seconds
+from lorrery.validation.policy.unchanged import Unchanged
 
-
-class PolicyFault(Exception):  # noqa: N818  a fault of the policy, not of ours
-    """A policy's violation of its contract, in one line or a few."""
+_OF_QUEUE = (
+    "append", "cancel", "clear", "admit", "holds_for", "wakes_at_ps", "at_rest", "arrivals_matter", "look_ahead",
+    "decoded",
+)  # fmt: skip
+_OF_BATCHING = ("choose", "advanced", "emptied", "arrivals_matter")
 
 
 class Answer(NamedTuple):
@@ -51,18 +54,20 @@ _TYPES: dict[str, tuple[type | UnionType, str]] = {
 """Types of answers that the core accepts; interpreted, it would tolerate more than compiled, as in a wheel."""
 
 
-def seconds(at_ps: int) -> str:
-    """Format a time for the author."""
-    return f"{at_ps / PS_PER_SECOND:.4f} s"
+def watch(replica: Replica, sequences: Iterable[Sequence]) -> Watched:
+    """Record every answer of a replica's queue; refuse invalid ones, and changes of these sequences.
 
-
-def watch(queue: Queue) -> Watched:
-    """Record every answer of the queue, and refuse invalid ones.
-
-    The queue's methods are wrapped in its instance; its class is not changed.
+    The methods of queue and way to batch are wrapped in the instances; their classes are not changed. A class whose
+    instances take no attributes (with `__slots__`, or compiled) is checked all the same, with less detail in messages,
+    and its changes as at run time only.
     """
     watched = Watched([])
+    queue = replica.queue
     own: Any = queue
+    unchanged = Unchanged(sequences, lambda: watched.at_ps)
+    for policy, methods in ((queue, _OF_QUEUE), (replica.batching, _OF_BATCHING)):
+        with suppress(AttributeError):
+            unchanged.guard(policy, methods)
     admit, holds_for, wakes_at_ps = own.admit, own.holds_for, own.wakes_at_ps
     arrivals_matter: Callable[[], bool]
 
@@ -113,7 +118,7 @@ def watch(queue: Queue) -> Watched:
 
         return ask
 
-    with suppress(AttributeError):  # a class with __slots__ is checked all the same, with less detail in messages
+    with suppress(AttributeError):
         own.admit, own.holds_for = admit_noted, holds_noted
         own.wakes_at_ps = wakes_noted
         for method in _TYPES:

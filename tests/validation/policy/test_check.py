@@ -1,14 +1,17 @@
 """`lorrery validate policy` finds what is wrong with a queue, and says it so that its author can mend it."""
 
 from collections.abc import Sequence as Many
+from dataclasses import fields
 
 import pytest
 from typer.testing import CliRunner
 
 from lorrery.cli.validate import app
+from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
 from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.sequence import Sequence
 from tests.sweeps.faulty_queues import Exits
 
 NEEDS = {"cluster": ["--set", "scheduler.batch_num_adapters=2"]}
@@ -130,6 +133,59 @@ class Draws(ShortestFirst):
         super().__init__()
         Draws.num_made += 1
         self.longest = Draws.num_made % 2 == 0
+
+
+class Writes(ShortestFirst):
+    """Changes a field of each request, of those that run if it is asked to."""
+
+    def __init__(self, *, field: str, value: object, running: bool = False) -> None:
+        super().__init__()
+        self.field, self.value, self.running = field, value, running
+
+    def admit(self, admission, running, at_ps):
+        for sequence in (*running, *running.prefilling.values()) if self.running else self:
+            setattr(sequence, self.field, self.value)
+        return super().admit(admission, running, at_ps)
+
+
+class WritesLater(ShortestFirst):
+    def holds_for(self, running, memory, limit):
+        for sequence in running:
+            sequence.max_new_tokens += 1
+        return 1
+
+
+class Computes(Continuous):
+    """Takes all that runs as computed a token earlier."""
+
+    def choose(self, context, at_ps):
+        for sequence in context.running:
+            sequence.base_step -= 1
+        return super().choose(context, at_ps)
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize(
+    "field", [field.name for field in fields(Sequence) if field.name not in ("adapter", "content", "load_end")]
+)
+def test_a_change_to_any_field_of_a_request_is_found_where_it_happens(field: str, running: bool) -> None:
+    odd = {"tenant_id": '"other"', "worker": '"other"', "aborted": "true", "dropped": "true"}
+    value = odd.get(field, "[1, 2, 3]" if field.endswith("token_ids") else "987654321")
+    options = (f"field={field}", f"value={value}", f"running={str(running).lower()}")
+    output = own(Writes, *(part for option in options for part in ("--set", f"scheduler.policy_options.{option}")))
+    assert f" `admit` changed {field} of request " in output
+    assert "; it must not: a policy may only read the requests that it is given" in output
+
+
+@pytest.mark.parametrize(
+    ("policy", "told", "part"),
+    [
+        (WritesLater, "`holds_for` changed max_new_tokens of request", "policy"),
+        (Computes, "`choose` changed base_step of request", "batching"),
+    ],
+)
+def test_a_change_in_another_method_is_found_there(policy: type, told: str, part: str) -> None:
+    assert told in own(policy, "--part", part)
 
 
 @pytest.mark.parametrize(
