@@ -9,11 +9,11 @@ from types import FrameType
 _PACKAGE = __name__.partition(".")[0]
 
 
-def exit_in_words(error: SystemExit | KeyboardInterrupt) -> str:
+def exit_in_words(error: BaseException) -> str:
     """Return what raised it, where, and what to do: the method that this tree called last.
 
     Args:
-        error: as caught, with its traceback.
+        error: no `Exception`; as caught, with its traceback.
     """
     what = f"{type(error).__name__}({', '.join(map(repr, error.args))})"
     called = place = error.__traceback__

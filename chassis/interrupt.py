@@ -8,6 +8,8 @@ import contextlib
 import math
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,31 @@ def _pass(number: int, _frame: object) -> None:
 def _exit(number: int, _frame: object) -> None:
     # Not SystemExit: raised during an import it may be caught, or reported as an error.
     os._exit(128 + number)
+
+
+def stop_then_exit(stop: Callable[[], None]) -> None:
+    """Make the first SIGINT or SIGTERM call `stop`, and a second one exit at once with 128 + n.
+
+    For a process without an event loop that may be in code which never returns. Echoes count as in `handled_by`.
+    """
+    last_at = dict.fromkeys(SIGNALS, -math.inf)
+    is_stopping = False
+
+    def on_signal(number: int, _frame: object) -> None:
+        nonlocal is_stopping
+        name, now = signal.Signals(number), time.monotonic()
+        is_echo, last_at[name] = now - last_at[name] < ECHO_SECONDS, now
+        if is_echo:
+            return
+        if is_stopping:
+            if sys.stderr.isatty():
+                os.write(sys.stderr.fileno(), b"\x1b[?25h")  # a progress bar has hidden the cursor
+            os._exit(128 + number)
+        is_stopping = True
+        stop()
+
+    for number in SIGNALS:
+        signal.signal(number, on_signal)
 
 
 @contextlib.contextmanager

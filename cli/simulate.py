@@ -1,6 +1,5 @@
 """`lorrery simulate`: runs the cluster of a settings file under a virtual clock."""
 
-import signal
 import sys
 from contextlib import ExitStack
 from io import TextIOWrapper
@@ -13,6 +12,7 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.exits import exit_in_words
 from lorrery.chassis.faults import parse_fault
+from lorrery.chassis.interrupt import stop_then_exit
 from lorrery.chassis.names import cut
 from lorrery.chassis.settings import key_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
@@ -246,6 +246,8 @@ def simulate(
       lorrery simulate --adapters all --fault adapter_load_failure,at=10,for=20
       lorrery simulate --sweep rate=5,10,20 --sweep scheduler.policy=req_queue,vtc_fair --out out/sweep
 
+    The first Ctrl-C or SIGTERM ends the run and reports it so far; a second one ends the process at once.
+
     Exit code: 0 all completed, 1 some failed (of a sweep: points), 2 wrong usage, 130 interrupted.
     """
     given = locals()
@@ -343,8 +345,7 @@ def _run(
             observers.append(trace)
             run.on_end = trace.ended
         run.observers = observers
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda _number, _frame: run.stop())
+        stop_then_exit(run.stop)
         if sys.stderr.isatty():
             from lorrery.cli.progress_bar import ProgressBar
 
@@ -352,12 +353,12 @@ def _run(
             run.watch = show.look
         try:
             report = run.run()
-        except (SystemExit, KeyboardInterrupt) as error:  # of a plug-in: a signal stops the run and raises nothing
-            raise LorreryError(exit_in_words(error)) from None
         except Exception as error:
             if not isinstance(error, LorreryError | OSError) and (named := _plug_ins(run.settings)):
                 error.add_note(f"{', '.join(named)} may have changed what it may only read: `lorrery validate policy`")
             raise
+        except BaseException as error:  # of a plug-in: a signal stops the run and raises nothing
+            raise LorreryError(exit_in_words(error)) from None
     print_report(report, console, _bases(run))
     if out is not None:
         written = [*write_report(report, out), *written]

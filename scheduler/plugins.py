@@ -23,6 +23,9 @@ from lorrery.scheduler.core.policy_errors import error_text
 
 T = TypeVar("T")
 
+_RAISED = (Exception, SystemExit, GeneratorExit)
+"""What a plug-in's author may have raised; Ctrl-C is left to the caller."""
+
 _SPECIAL = ("__len__", "__iter__")
 """Special methods that a protocol may require."""
 
@@ -58,7 +61,7 @@ class PlugIn(Generic[T]):
         self._check_options(len(arguments))
         try:
             made: T = self.made_by(*arguments, **self.options)
-        except (Exception, SystemExit) as error:
+        except _RAISED as error:
             raise self._refused(f"making it raised {in_words(error)}") from error
         for name, asked in _members(self.protocol).items():
             if not self._has(made, name):
@@ -73,7 +76,7 @@ class PlugIn(Generic[T]):
         """Return whether an instance has an attribute; one that raises is refused."""
         try:
             return hasattr(made, name)
-        except (Exception, SystemExit) as error:
+        except _RAISED as error:
             raise self._refused(f"its {name} raised {in_words(error)}") from error
 
     def _check_options(self, num_arguments: int) -> None:
@@ -115,7 +118,7 @@ def find(key: str, name: str, protocol: type, options: Mapping[str, Any]) -> Plu
         found = getattr(import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"{key}: {name}: {error}") from None
-    except (Exception, SystemExit) as error:  # the author's own, at the top of the module
+    except _RAISED as error:  # the author's own, at the top of the module
         raise SettingsError(f"{key}: {name}: importing {module_name} raised {in_words(error)}") from error
     if not isinstance(found, type):
         raise SettingsError(f"{key}: {name}: it is not a class, but a {type(found).__name__}")

@@ -89,13 +89,13 @@ def run_point(point: Point) -> Outcome:
         return Outcome(point.key, _figures(report), warnings=report.warnings)
     except LorreryError as error:
         return Outcome(point.key, error=str(error))
-    except (SystemExit, KeyboardInterrupt) as error:  # raised by a plug-in: processes that run points ignore Ctrl-C
-        return Outcome(point.key, error=exit_in_words(error))
     except Exception as error:  # an internal error, or a plug-in's, fails this point alone
         where = traceback.extract_tb(error.__traceback__)[-1]
         return Outcome(
             point.key, error=f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
         )
+    except BaseException as error:  # raised by a plug-in: processes that run points ignore Ctrl-C
+        return Outcome(point.key, error=exit_in_words(error))
 
 
 def run_remotely(point: Point, expected_code: str) -> Outcome:

@@ -3,6 +3,8 @@
 import csv
 import json
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -339,7 +341,9 @@ class CtrlC(Fifo):
     [
         ("Exits", r"Exits.admit raised SystemExit\(0\) \(faulty_queues.py, line \d+\)"),
         ("Interrupts", r"Interrupts.admit raised KeyboardInterrupt\(\) \(faulty_queues.py, line \d+\)"),
+        ("GeneratorExits", r"GeneratorExits.admit raised GeneratorExit\('gone'\) \(faulty_queues.py, line \d+\)"),
         ("ExitsAtOnce", "ExitsAtOnce: making it raised SystemExit: no such file"),
+        ("GeneratorExitsAtOnce", "GeneratorExitsAtOnce: making it raised GeneratorExit: gone"),
     ],
 )
 def test_a_policy_that_ends_the_process_is_named(queue: str, raised: str) -> None:
@@ -381,6 +385,14 @@ def test_an_error_after_which_no_run_can_go_on_names_the_plug_ins() -> None:
 
 def test_ctrl_c_in_the_midst_of_a_policy_interrupts() -> None:
     assert "interrupted" in run("-n", "5", "--set", f"scheduler.policy={__name__}:CtrlC", code=130)
+
+
+@pytest.mark.parametrize(("queue", "code"), [("LoopsWhileInterrupted", 130), ("LoopsUntilTerminated", 143)])
+def test_a_second_signal_ends_a_policy_that_never_returns(queue: str, code: int) -> None:
+    policy = f"scheduler.policy=tests.sweeps.faulty_queues:{queue}"
+    command = [sys.executable, "-m", "lorrery.cli", "simulate", *CONFIG, "-n", "5", "--set", policy]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (code, "looping\n")  # the echo of the first did not end it
 
 
 @pytest.mark.parametrize(

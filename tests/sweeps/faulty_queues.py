@@ -4,8 +4,10 @@ import fcntl
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
+from lorrery.chassis.interrupt import ECHO_SECONDS
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running
@@ -61,6 +63,46 @@ class Interrupts(Fifo):
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         """End it."""
         raise KeyboardInterrupt
+
+
+class GeneratorExits(Fifo):
+    """Raises what is no `Exception`, as it would inside of a generator that is closed."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Raise it."""
+        raise GeneratorExit("gone")
+
+
+class GeneratorExitsAtOnce(Fifo):
+    """Raises it while it is made."""
+
+    def __init__(self, *_arguments: object, **_options: object) -> None:
+        raise GeneratorExit("gone")
+
+
+class LoopsWhileInterrupted(Fifo):
+    """Never returns, while a person presses Ctrl-C twice, or an echo of the first arrives (`timeout`)."""
+
+    ends_by = signal.SIGINT
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Send both signals and loop."""
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        end = time.monotonic() + 2 * ECHO_SECONDS
+        while time.monotonic() < end:
+            pass
+        sys.stderr.write("looping\n")
+        sys.stderr.flush()
+        signal.raise_signal(self.ends_by)
+        while True:
+            pass
+
+
+class LoopsUntilTerminated(LoopsWhileInterrupted):
+    """The same with SIGTERM as the second signal."""
+
+    ends_by = signal.SIGTERM
 
 
 class ExitsAtOnce(Fifo):
