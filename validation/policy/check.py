@@ -19,6 +19,7 @@ from lorrery.validation.policy.cases import Case, Cases
 from lorrery.validation.policy.fault import PolicyFault
 from lorrery.validation.policy.jumps import check_jumps
 from lorrery.validation.policy.machine import Machine
+from lorrery.validation.policy.returns import NeverReturnedError, until_stuck
 
 _POOL_TOKENS = 1_000
 NUM_ORDERS = 3
@@ -91,14 +92,19 @@ def placements_of(settings: Settings) -> Callable[[np.random.Generator], Placeme
 
 
 def _fault_in(case: Case, cases: Cases) -> str | None:
-    try:
+    def play() -> None:
         for order in range(NUM_ORDERS):
             Machine(case, cases, order).play()
         check_jumps(case, cases)
-    except PolicyFault as fault:
+
+    try:
+        until_stuck(play)
+    except (PolicyFault, NeverReturnedError) as fault:
         return str(fault)
     except SequenceError as error:
         return f"raised {in_words(error.error)}"
-    except (Exception, SystemExit) as error:  # raised by the policy, or by the core that cannot go on after it
+    except KeyboardInterrupt:  # of a person, where this is called from Python
+        raise
+    except BaseException as error:  # raised by the policy, or by the core that cannot go on after it
         return f"raised {in_words(error)}"
     return None

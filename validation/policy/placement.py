@@ -8,6 +8,7 @@ requests on the same fleet with the same generator are placed equally, as a repl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.scheduler.plugins import in_words
 from lorrery.simulator.placements import RecordedCandidate
 from lorrery.validation.policy.fault import PolicyFault
+from lorrery.validation.policy.returns import NeverReturnedError, until_stuck
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.pace import Pace
 
@@ -101,10 +103,12 @@ def check_placement(make: Callable[[np.random.Generator], Placement], *, seed: i
     while not number or time.monotonic() < end:
         case = f"case {number}, seed {seed}"
         try:
-            first, again = (_play(make, seed, number) for _ in range(2))
-        except PolicyFault as fault:
+            first, again = until_stuck(partial(_play_twice, make, seed, number))
+        except (PolicyFault, NeverReturnedError) as fault:
             return PlacementVerdict(number + 1, str(fault), case)
-        except (Exception, SystemExit) as error:  # raised by the placement
+        except KeyboardInterrupt:  # of a person, where this is called from Python
+            raise
+        except BaseException as error:  # raised by the placement
             return PlacementVerdict(number + 1, f"`place` raised {in_words(error)}", case)
         number += 1
         if first != again:
@@ -116,6 +120,12 @@ def check_placement(make: Callable[[np.random.Generator], Placement], *, seed: i
                 case,
             )
     return PlacementVerdict(number)
+
+
+def _play_twice(
+    make: Callable[[np.random.Generator], Placement], seed: int, number: int
+) -> tuple[list[str], list[str]]:
+    return _play(make, seed, number), _play(make, seed, number)
 
 
 def _play(make: Callable[[np.random.Generator], Placement], seed: int, number: int) -> list[str]:

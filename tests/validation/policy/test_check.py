@@ -1,5 +1,7 @@
 """`lorrery validate policy` finds what is wrong with a queue, and says it so that its author can mend it."""
 
+import signal
+import time
 from collections.abc import Sequence as Many
 from dataclasses import fields
 
@@ -12,7 +14,8 @@ from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.sequence import Sequence
-from tests.sweeps.faulty_queues import Exits
+from lorrery.validation.policy import returns
+from tests.sweeps.faulty_queues import Exits, GeneratorExits
 
 NEEDS = {"cluster": ["--set", "scheduler.batch_num_adapters=2"]}
 
@@ -206,6 +209,7 @@ def test_a_change_in_another_method_is_found_there(policy: type, told: str, part
         (ClearsHalf, ["the worker was lost, and request", "did not come back; `clear` must return all that wait"]),
         (Raises, ["raised KeyError: 'my table' (test_check.py, line "]),
         (Exits, ["raised SystemExit: 0 (faulty_queues.py, line "]),
+        (GeneratorExits, ["raised GeneratorExit: gone (faulty_queues.py, line "]),
         (PromisesNothing, ["`holds_for` answered 0; it must be a whole number from 1 to limit, here "]),
         (AnswersNone, ["`admit` answered None; it must be a list of requests that it dropped, [] for none"]),
         (RestsInWords, ["`at_rest` answered '", "'; it must be True or False"]),
@@ -217,6 +221,46 @@ def test_a_fault_is_found_and_told_in_the_words_of_the_author(queue: type, told:
     for text in told:
         assert text in output
     assert "seed 0" in output.splitlines()[-1]
+
+
+class Loops(ShortestFirst):
+    """Never returns once some have waited, from a method of its own that `admit` calls."""
+
+    def order(self, at_ps: int) -> Many:
+        while at_ps:
+            time.monotonic()
+        return list(self)
+
+
+class LoopsInCancel(ShortestFirst):
+    def cancel(self, handle):
+        while True:
+            pass
+
+
+class IsSlow(ShortestFirst):
+    """Takes two ticks a call, and many calls a case."""
+
+    def admit(self, admission, running, at_ps):
+        end = time.monotonic() + 0.02
+        while time.monotonic() < end:
+            pass
+        return super().admit(admission, running, at_ps)
+
+
+@pytest.mark.parametrize(("queue", "method"), [(Loops, "admit"), (LoopsInCancel, "cancel")])
+def test_a_call_that_does_not_return_is_named(queue: type, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returns, "TICK_SECONDS", 0.02)
+    before = signal.getsignal(signal.SIGALRM)
+    output = own(queue)
+    assert f": `{method}` did not return within 0.2 s, and was in test_check.py, line " in output
+    assert "seed 0" in output.splitlines()[-1]
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_a_slow_queue_is_no_stuck_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(returns, "TICK_SECONDS", 0.01)
+    assert "1 cases, no fault" in check(f"{__name__}:IsSlow", seconds=0.0, exit_code=0)
 
 
 def test_the_same_seed_shows_the_same_fault() -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from lorrery.cli.validate import app
 from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded
 from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.validation.policy import returns
 from lorrery.validation.policy.placement import Worker, check_placement
 
 Place = Callable[[Any, Sequence[Candidate]], Any]
@@ -30,6 +31,24 @@ def fault_of(place: Place, seconds: float = 0.0) -> str:
 def test_our_placements_keep_the_contract(name: str):
     verdict = check_placement(PLACEMENTS[name], seed=3, seconds=0.05)
     assert (verdict.fault, verdict.num_cases > 0) == ("", True)
+
+
+def test_a_placement_that_does_not_return_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(returns, "TICK_SECONDS", 0.02)
+
+    def loop(_sequence: Any, _candidates: Sequence[Candidate]) -> Choice:
+        while True:
+            pass
+
+    fault = fault_of(loop)
+    assert fault.startswith("`place` did not return within 0.2 s, and was in test_placement.py, line ")
+
+
+def test_what_is_no_exception_is_a_fault_too():
+    def close(_sequence: Any, _candidates: Sequence[Candidate]) -> Choice:
+        raise GeneratorExit("gone")
+
+    assert fault_of(close).startswith("`place` raised GeneratorExit: gone (test_placement.py, line ")
 
 
 def test_faults_are_told_in_words():
