@@ -3,7 +3,8 @@
 They are forked from this process, which has imported what a point needs: a start takes some milliseconds, an import two
 seconds. Each has its own pipe, so a killed process (as by the kernel when memory is short) fails only the point that it
 ran; another process takes its place. (`concurrent.futures` and joblib lose all running points then.) A process that has
-grown by `MOST_GROWTH_BYTES` is replaced after its point, so that memory is returned.
+grown by `MOST_GROWTH_BYTES` is replaced after its point, so that memory is returned; and one that has run a plug-in, so
+that what the plug-in keeps in its module or its class is as imported at the start of each point.
 """
 
 import gc
@@ -127,7 +128,7 @@ class _Worker:
 
 
 def _serve(pipe: Connection, run: Callable[[Point], Outcome], parent: int) -> None:
-    """Main loop of a process: run point after point, until killed or grown."""
+    """Main loop of a process: run point after point, until killed, grown or changed by a plug-in."""
     die_with(parent)
     # Ctrl-C reaches the whole process group; the parent decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -136,9 +137,10 @@ def _serve(pipe: Connection, run: Callable[[Point], Outcome], parent: int) -> No
     most_bytes = _memory_bytes() + MOST_GROWTH_BYTES
     goes_on = True
     while goes_on:
-        outcome = run(pipe.recv())
+        point: Point = pipe.recv()
+        outcome = run(point)
         gc.collect()
-        goes_on = _memory_bytes() <= most_bytes
+        goes_on = _memory_bytes() <= most_bytes and not (point.inputs is not None and point.inputs.modules)
         pipe.send((outcome, goes_on))
 
 

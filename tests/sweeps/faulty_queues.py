@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lorrery.chassis.interrupt import ECHO_SECONDS
 from lorrery.scheduler.core.admission import AdmissionPass
+from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -55,6 +56,27 @@ class Exits(Fifo):
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         """End it."""
         sys.exit(0)
+
+
+class Remembers(Fifo):
+    """Keeps state in its class: it admits more slowly with each call of the process."""
+
+    num_calls = 0
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Admit at every hundredth call at first, then less often."""
+        Remembers.num_calls += 1
+        return (
+            [] if Remembers.num_calls % (100 + Remembers.num_calls // 50) else super().admit(admission, running, at_ps)
+        )
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        """Be asked before every step."""
+        return 1
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        """Be asked each millisecond while nothing runs."""
+        return at_ps + 10**9
 
 
 class Interrupts(Fifo):

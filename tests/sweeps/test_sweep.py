@@ -358,9 +358,22 @@ def test_without_a_folder_the_table_is_shown_and_nothing_kept(tmp_path: Path, mo
     assert not list(tmp_path.iterdir())
 
 
+def test_a_point_is_what_it_is_alone_though_its_queue_keeps_state_in_its_class(tmp_path: Path) -> None:
+    asked = ["--set", "scheduler.policy=tests.sweeps.faulty_queues:Remembers"]
+    rates = {"3": "rate=3", "4": "rate=4", "5": "rate=5"}
+    for name, values, jobs in (("one", "rate=3,4,5", 1), ("two", "rate=5,4,3", 2)):
+        sweep(tmp_path / name, values, asked=asked, jobs=jobs)
+    for rate, value in rates.items():
+        sweep(tmp_path / rate, value, asked=asked)
+    alone = {rate: without_cpu(tmp_path / rate)[0] for rate in rates}
+    for name in ("one", "two"):
+        assert {row["rate"]: row for row in without_cpu(tmp_path / name)} == alone
+
+
 # ---- a cluster of others -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(300)
 def test_a_dask_cluster_makes_the_same_table_and_survives_a_worker_that_dies(tmp_path: Path) -> None:
     import dask
     from distributed import LocalCluster
