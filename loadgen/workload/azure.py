@@ -4,7 +4,8 @@ Source: github.com/Azure/AzurePublicDataset, `AzureLLMInferenceTrace_conv.csv`, 
 files of 2024; CC-BY 4.0; Patel et al., "Splitwise: Efficient Generative LLM Inference Using Phase Splitting", ISCA
 2024.
 
-Three columns: TIMESTAMP, ContextTokens (prompt), GeneratedTokens (output). Pitfalls: lines end with CR LF, the last one
+Three columns: TIMESTAMP, ContextTokens (prompt), GeneratedTokens (output); others, as a tool may add, are not read.
+Pitfalls: lines end with CR LF, the last one
 without, the 2023 files have seven fractional digits (one more than `strptime` takes) and no time zone. There are no
 prompts and no adapter or user names, so adapters assigned to it are synthetic.
 """
@@ -23,11 +24,9 @@ ATTRIBUTION = (
     " Inference Using Phase Splitting, ISCA 2024"
 )
 
-_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|([+-]\d\d:\d\d))?")
 _LENGTH = re.compile(r"\d{1,10}")
-_LENGTHS = _HEADER.split(",")[1:]
-_NUM_FIELDS = 1 + len(_LENGTHS)
 _EPOCH = datetime.fromisoformat("2000-01-01 00:00:00+00:00")
 
 
@@ -47,24 +46,26 @@ def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadR
     """
     numbered = iter(enumerate(lines, start=1))
     _, header = next(numbered, (1, ""))
-    if header.strip().lstrip("\ufeff") != _HEADER:
-        raise TraceError(f"line 1: expected the header {_HEADER!r}, found {header.strip()[:80]!r}")
+    columns = _fields(header.strip().lstrip("\ufeff"))
+    if not set(_COLUMNS) <= set(columns):
+        raise TraceError(f"line 1: expected the header {','.join(_COLUMNS)!r}, found {header.strip()[:80]!r}")
+    places = [columns.index(name) for name in _COLUMNS]
     rows: list[tuple[int, int, int]] = []
     filled = ((number, line.strip()) for number, line in numbered if line.strip())
     for number, line in islice(filled, limit):
-        fields = line.split(",")
-        if len(fields) != _NUM_FIELDS:
-            raise TraceError(f"line {number}: expected TIMESTAMP,tokens,tokens, found {line[:80]!r}")
-        stamp, *lengths = fields
+        fields = _fields(line)
+        if len(fields) != len(columns):
+            raise TraceError(f"line {number}: expected {','.join(columns)[:80]}, found {line[:80]!r}")
+        stamp, *lengths = [fields[place] for place in places]
         match = _STAMP.fullmatch(stamp)
         if match is None:
             raise TraceError(
                 f"line {number}: expected TIMESTAMP as 2024-05-10 00:00:00.000000, with T and an offset if need be,"
                 f" found {stamp[:40]!r}"
             )
-        for name, length in zip(_LENGTHS, lengths, strict=True):
+        for name, length in zip(_COLUMNS[1:], lengths, strict=True):
             if not _LENGTH.fullmatch(length):
-                raise TraceError(f"line {number}: expected TIMESTAMP,tokens,tokens; {name} is {length[:40]!r}")
+                raise TraceError(f"line {number}: expected a number of tokens; {name} is {length[:40]!r}")
         prompt_tokens, output_tokens = (max(int(length), 1) for length in lengths)
         if max(prompt_tokens, output_tokens) > MOST_TOKENS:
             raise TraceError(f"line {number}: a prompt or an answer has at most {MOST_TOKENS} tokens, found {line!r}")
@@ -80,6 +81,12 @@ def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadR
         WorkloadRequest(index, (nanoseconds - rows[0][0]) / 1e9, prompt_tokens, output_tokens)
         for index, (nanoseconds, prompt_tokens, output_tokens) in enumerate(rows)
     ]
+
+
+def _fields(line: str) -> list[str]:
+    """Return the fields of a line, which a tool may have quoted; none of them has a comma."""
+    fields = line.split(",")
+    return [field.removeprefix('"').removesuffix('"') for field in fields] if '"' in line else fields
 
 
 def _nanoseconds(whole: str, fraction: str) -> int:

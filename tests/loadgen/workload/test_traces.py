@@ -51,18 +51,30 @@ def test_azure_sorts_by_time_and_stops_at_the_limit():
     ]
 
 
+def test_azure_takes_quotes_and_columns_in_any_order():
+    lines = [
+        '"ContextTokens","user","GeneratedTokens","TIMESTAMP"',
+        '"7","a","3","2023-11-16 00:00:02"',
+        "8,,4,2023-11-16T00:00:01",
+    ]
+    assert [(one.prompt_tokens, one.output_tokens) for one in read_azure(lines)] == [(8, 4), (7, 3)]
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
         ([], "line 1: expected the header"),
         (["a,b,c\n"], "line 1: expected the header"),
         ([HEADER, "2023-11-16 18:15:46,1\n"], "line 2: expected TIMESTAMP"),
-        ([HEADER, "2023-11-16 18:15:46,1,-2\n"], "line 2: expected TIMESTAMP"),
+        ([HEADER, "2023-11-16 18:15:46,1,-2\n"], "line 2: expected a number of tokens; GeneratedTokens is '-2'"),
         ([HEADER, "16.11.2023 18:15,1,2\n"], "line 2: expected TIMESTAMP as 2024-05-10 .*, found '16.11.2023 18:15'"),
         ([HEADER, "2023-11-16 18:15:46,1,1.5\n"], "line 2: .*; GeneratedTokens is '1.5'"),
         ([HEADER, "2023-13-16 18:15:46,1,2\n"], "line 2: month"),
         ([HEADER, "2023-11-16 18:15:46,2147483648,2\n"], "line 2: a prompt or an answer has at most 2147483647 tokens"),
-        ([HEADER, f"2023-11-16 18:15:46,1,{'9' * 5000}\n"], "line 2: expected TIMESTAMP"),
+        (
+            [HEADER, f"2023-11-16 18:15:46,1,{'9' * 5000}\n"],
+            "line 2: expected a number of tokens; GeneratedTokens is '999",
+        ),
     ],
 )
 def test_azure_names_the_line_that_does_not_parse(lines, message):
