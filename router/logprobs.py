@@ -61,9 +61,10 @@ class LogprobModel:
     def of(self, request: Request) -> "OutputLogprobs":
         """Return the log-probabilities of a request's output."""
         context = None
-        if self._mode == "logits":
+        certain = self._mode == "echo" or bool(request.output_token_ids_u32)
+        if self._mode == "logits" and not certain:
             context = context_of(request.adapter_id, request.prompt_token_ids_u32)
-        return OutputLogprobs(self.words, request.seed, request.eos_id, context, certain=self._mode == "echo")
+        return OutputLogprobs(self.words, request.seed, request.eos_id, context, certain=certain)
 
     def of_prompt(self, seed: int) -> "OutputLogprobs":
         """Return the log-probabilities of a prompt."""
@@ -110,7 +111,7 @@ class OutputLogprobs:
         seed: of the request.
         eos_id: the token that ends an output.
         context: of synthetic logits; None: words are drawn uniformly.
-        certain: whether each token has probability 1, as in an echo.
+        certain: whether each token has probability 1, as in an output that is given.
     """
 
     def __init__(

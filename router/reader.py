@@ -11,9 +11,10 @@ from lorrery.chassis.names import quoted, why_no_name
 from lorrery.router import wire
 from lorrery.router.access import Access, check_use
 from lorrery.router.checks import check_adapter_id, check_length, check_stop_strings, check_stop_tokens
+from lorrery.router.constraint.drawing import drawn_output
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import check_top_logprobs
-from lorrery.router.prompt import LONG_TEXT_CHARACTERS, prompt_token_ids
+from lorrery.router.prompt import LONG_TEXT_CHARACTERS, encode_prompt, prompt_token_ids
 from lorrery.router.request import Request
 from lorrery.router.sampling import SamplingParams, check_least
 from lorrery.router.stop import stop_token_sequences
@@ -68,6 +69,10 @@ class RequestReader:
         check_use(caller, adapter_id, sampling.max_new_tokens, len(prompt))
         check_least(sampling)
         prompt_u32 = u32.pack(prompt)
+        seed = message.seed if message.HasField("seed") else self._seed(message, sampling, prompt_u32)
+        output = await self._given_output(message, seed) if message.HasField("constraint") else None
+        if output is not None:
+            sampling = replace(sampling, ignore_eos=False, min_new_tokens=0)
         return Request(
             request_id=message.request_id or uuid4().hex,
             adapter_id=adapter_id,
@@ -75,8 +80,9 @@ class RequestReader:
             prompt_token_ids_u32=prompt_u32,
             sampling=sampling,
             stop_token_sequences=await self._stop_token_sequences(sampling),
-            seed=message.seed if message.HasField("seed") else self._seed(message, sampling, prompt_u32),
+            seed=seed,
             true_output_tokens=message.true_output_tokens,
+            output_token_ids_u32=b"" if output is None else u32.pack(output),
             eos_id=self._tokenizer.eos_id,
             key=caller if self._access.counts else None,
             top_logprobs=message.top_logprobs if message.HasField("top_logprobs") else None,
@@ -111,6 +117,18 @@ class RequestReader:
         check_stop_strings(asked.stop_sequences, limits.max_stop_strings, limits.max_stop_bytes)
         check_stop_tokens(asked.stop_token_ids, limits.max_stop_strings, self._tokenizer.vocab_size)
         return wire.sampling_params(asked)
+
+    async def _given_output(self, message: router_pb2.GenerateRequest, seed: int) -> list[int] | None:
+        """Return the tokens of the output that a constraint gives, with its end; None: it gives none."""
+        constraint = message.constraint
+        if constraint.ByteSize() > LONG_TEXT_CHARACTERS:
+            text = await asyncio.to_thread(drawn_output, constraint, seed)
+        else:
+            text = drawn_output(constraint, seed)
+        if text is None:
+            return None
+        token_ids = await encode_prompt(self._tokenizer, text, special_tokens=False)
+        return [*token_ids, self._tokenizer.eos_id]
 
     def _room(self, prompt_tokens: int, caller: ApiKey) -> int:
         """Return how many tokens may follow a prompt within the limits of the cluster and of the key, at least 1."""

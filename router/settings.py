@@ -66,6 +66,11 @@ class RouterSettings(Section):
     http_max_outputs: Count = Field(
         default=1024, description="maximum outputs of one HTTP request, prompts times n; more are refused with 400"
     )
+    tool_call_probability: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        description="probability, 0 to 1, with which an output over HTTP calls tools where the request offers some and"
+        " leaves the choice to the model (tool_choice auto)",
+    )
     vllm_grpc: AddressOrNone = Field(
         default=None,
         description="where gateways that speak vLLM's gRPC (vllm.Inference, vllm.Control) connect, HOST:PORT; port 0"

@@ -261,6 +261,7 @@ def submit(
                 min_new_tokens=request.sampling.min_new_tokens,
                 ignore_eos=request.sampling.ignore_eos,
                 true_output_tokens=request.true_output_tokens,
+                output_token_ids_u32=request.output_token_ids_u32,
                 stop_sequences_u32=[u32.pack(sequence) for sequence in request.stop_token_sequences],
             ),
         )

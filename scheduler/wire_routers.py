@@ -59,7 +59,12 @@ def read_submit(message: pb.Submit) -> Submit:
     ):
         if (why := too_long(name)) is not None:
             raise ValueError(f"{field} {why}")
-    for token_ids_u32 in (message.prompt_token_ids_u32, *message.sampling.stop_sequences_u32):
+    sampling = message.sampling
+    for token_ids_u32 in (
+        message.prompt_token_ids_u32,
+        sampling.output_token_ids_u32,
+        *sampling.stop_sequences_u32,
+    ):
         u32.view(token_ids_u32)
     produced = u32.unpack(message.produced_token_ids_u32)
     if produced and (len(produced) >= message.sampling.max_new_tokens or not message.prompt_token_ids_u32):
@@ -117,6 +122,8 @@ def sampling_record(sampling: object) -> dict[str, object]:
         said["sampler"] = {field.name: getattr(sampling.sampler, field.name) for field in pb.Sampler.DESCRIPTOR.fields}
     if sampling.stop_sequences_u32:
         said["stop_sequences"] = [list(u32.unpack(stop)) for stop in sampling.stop_sequences_u32]
+    if sampling.output_token_ids_u32:
+        said["output_token_ids"] = list(u32.unpack(sampling.output_token_ids_u32))
     return said
 
 

@@ -45,6 +45,7 @@ class ReplayedRequest:
             stop_sequences=tuple(tuple(stop) for stop in said.get("stop_sequences", ()) if stop),
             min_new_tokens=said.get("min_new_tokens", 0),
             sampler=Sampler.of(**said["sampler"]) if "sampler" in said else GREEDY,
+            output_token_ids=tuple(said.get("output_token_ids", ())),
         )
         token_ids = array("I", line.get("produced_token_ids", ()))
         sequence = Sequence(

@@ -138,6 +138,7 @@ def _read_joins(joins: Iterable[pb.Join], answers: Answers) -> Iterable[DeviceSe
             ),
             min_new_tokens=asked.min_new_tokens,
             sampler=_sampler(asked),
+            output_token_ids=tuple(u32.view(asked.output_token_ids_u32).tolist()),
         )
         adapter = join.adapter
         yield answers.sequence(

@@ -334,6 +334,14 @@ FLAGS = (
         plain=False,
         metavar="DURATION",
     ),
+    _flag(
+        "--enable-auto-tool-choice",
+        bool,
+        _TIME,
+        "router.tool_call_probability: 0.5",
+        "Every other output calls tools where a request offers some and leaves the choice to the model.",
+        plain=False,
+    ),
     _flag("--mode", str, _TIME, "worker.output.mode", "Output text: random words, or echo, which repeats the prompt."),
     _flag(
         "--seed",
@@ -415,6 +423,22 @@ FLAGS = (
         "--enable-prompt-tokens-details", bool, _AS_IT_IS, NOTHING, "Usage always includes cached tokens.", plain=False
     ),
     _flag("--trust-remote-code", bool, _AS_IT_IS, NOTHING, "No model code is run.", plain=False),
+    _flag(
+        "--tool-call-parser",
+        str,
+        _AS_IT_IS,
+        NOTHING,
+        "The mock model writes all calls of tools in one way, whatever its name.",
+        plain=False,
+    ),
+    _flag(
+        "--exclude-tools-when-tool-choice-none",
+        bool,
+        _AS_IT_IS,
+        NOTHING,
+        "With tool_choice none, tools are not part of the prompt.",
+        plain=False,
+    ),
     _flag(
         "--engine-type",
         str,

@@ -62,6 +62,7 @@ _MOE_BACKENDS = {"auto": "auto", "marlin": "marlin"}
 _KV_CACHE = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"} | dict.fromkeys(
     ("fp8", "fp8_e4m3", "fp8_e5m2"), "fp8"
 )
+_TOOL_CALL_PROBABILITY = 0.5
 _KV_EVENTS = ("endpoint", "replay_endpoint", "buffer_steps", "hwm", "topic")
 _LOG_LEVELS = {"critical": "error", "trace": "debug"}
 _AUTO = ("auto", "-1")
@@ -266,6 +267,8 @@ def _time_and_faults(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
         values["worker.startup_seconds"] = seconds("--startup-duration", flags["startup_duration"], _SECONDS[""])
     if "seed" in flags:
         values |= {"router.seed": flags["seed"], "scheduler.seed": flags["seed"]}
+    if flags.get("enable_auto_tool_choice"):
+        values["router.tool_call_probability"] = _TOOL_CALL_PROBABILITY
     if "speedup_ratio" in flags:
         ratio = flags["speedup_ratio"]
         if not 0 < ratio < float("inf"):

@@ -10,6 +10,8 @@ def _within(message: str, *same: str, **other: str) -> Mapping[str, str]:
     return {name: f"{message}.{theirs}" for name, theirs in ({name: name for name in same} | other).items()}
 
 
+_FORMS = {"json_schema": "json", "regex": "regex", "choices": "choice"}
+"""Forms of outputs, and vLLM's names for them."""
 _LISTING = "ListLoras"
 VLLM = Names(
     {
@@ -19,6 +21,7 @@ VLLM = Names(
         "top_logprobs": "response.output_candidates.top_n",
         **_within("sampling", "top_p", "top_k", n="num_sequences"),
         **_within("decoding", "presence_penalty", "frequency_penalty"),
+        **{f"constraint.{form}": f"decoding.{name}" for form, name in _FORMS.items()},
         **_within("stopping", "max_new_tokens", "min_new_tokens", "stop_token_ids", stop_sequences="stop_strings"),
     }
 )
@@ -28,7 +31,14 @@ VLLM_MODEL = Names({**VLLM.words, "adapter_id": "model"})
 VLLM_LORA = Names({"ListAdapters": _LISTING, "adapter_id": "lora_name"})
 """For the calls of `vllm.Control` that load adapters."""
 
-_SMG = {"token_ids": "tokenized.input_ids", EMPTY: "prompt is empty; give tokenized.input_ids"}
+_SMG = {
+    "token_ids": "tokenized.input_ids",
+    EMPTY: "prompt is empty; give tokenized.input_ids",
+    **{
+        f"constraint.{form}": f"sampling_params.{name}"
+        for form, name in (_FORMS | {"json_schema": "json_schema"}).items()
+    },
+}
 _SAMPLED = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "stop_token_ids", "n")
 SMG_VLLM = Names(
     {

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
+from google.protobuf.message import Message
+
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.logprobs import MAX_TOP_LOGPROBS
 from lorrery.v1 import router_pb2, types_pb2
@@ -21,6 +23,35 @@ def refuse(asked: Mapping[str, object]) -> None:
             raise InvalidRequest(f"{field} is not supported here; leave it out", field=field)
 
 
+def read_constraint(asked: Message, group: str, prefix: str) -> router_pb2.Constraint | None:
+    """Return the form that an engine's request asks of its output; None: none.
+
+    Args:
+        asked: the message with the request's `oneof` of forms.
+        group: name of that `oneof`.
+        prefix: path of the message in the request, for errors.
+
+    Raises:
+        InvalidRequest: it is a grammar.
+    """
+    kind = asked.WhichOneof(group)
+    value = None if kind is None else getattr(asked, kind)
+    if not value:
+        return None
+    if kind in ("json", "json_schema"):
+        return router_pb2.Constraint(json_schema=value)
+    if kind == "regex":
+        return router_pb2.Constraint(regex=value)
+    if kind == "choice":
+        return router_pb2.Constraint(choices=router_pb2.Choices(texts=value.choices))
+    if kind == "json_object":
+        return router_pb2.Constraint(json_object=True)
+    raise InvalidRequest(
+        f"{prefix}.{kind} is not supported here: outputs follow schemas, patterns and choices, and no grammar",
+        field=f"{prefix}.{kind}",
+    )
+
+
 def generate_request(
     *,
     request_id: str,
@@ -32,6 +63,7 @@ def generate_request(
     seed: int | None,
     top_logprobs: int | None,
     truncate: int = 0,
+    constraint: router_pb2.Constraint | None = None,
 ) -> router_pb2.GenerateRequest:
     """Return the message of a request.
 
@@ -45,6 +77,7 @@ def generate_request(
         seed: 64 bits, signed or unsigned; None: drawn by the router.
         top_logprobs: alternatives to each token; None: no log-probabilities.
         truncate: number of last prompt tokens to keep; 0: all.
+        constraint: form of the output; None: none.
 
     Raises:
         InvalidRequest: a value out of range.
@@ -65,6 +98,8 @@ def generate_request(
     message.token_ids.ids.extend(prompt)
     if seed is not None:
         message.seed = seed % 2**64
+    if constraint is not None:
+        message.constraint.CopyFrom(constraint)
     if truncate:
         message.truncate_prompt_tokens = truncate
     if top_logprobs is not None:

@@ -17,7 +17,7 @@ from lorrery.router.engines import smg, smg_kv_events
 from lorrery.router.engines.engine import Engine, not_offered
 from lorrery.router.engines.field_names import SGLANG, SGLANG_LORA
 from lorrery.router.engines.generation import Output, matched_stop
-from lorrery.router.engines.reading import generate_request, refuse
+from lorrery.router.engines.reading import generate_request, read_constraint, refuse
 from lorrery.router.field_names import named
 from lorrery.v1 import router_pb2, types_pb2
 
@@ -64,7 +64,6 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
         asked = request.sampling_params
         refuse(
             {
-                f"sampling_params.{asked.WhichOneof('constraint')}": asked.WhichOneof("constraint"),
                 "sampling_params.logit_bias": asked.logit_bias,
                 "sampling_params.custom_params": asked.HasField("custom_params"),
                 "mm_inputs": request.HasField("mm_inputs"),
@@ -96,6 +95,7 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
             max_tokens=asked.max_new_tokens,
             seed=None,
             top_logprobs=request.top_logprobs_num if request.return_logprob else None,
+            constraint=read_constraint(asked, "constraint", "sampling_params"),
         )
 
     async def Abort(self, request: Any, context: status.Context) -> Any:

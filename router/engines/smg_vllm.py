@@ -12,7 +12,7 @@ from lorrery.router.engines import smg, smg_kv_events
 from lorrery.router.engines.engine import Engine, not_offered
 from lorrery.router.engines.field_names import SMG_VLLM
 from lorrery.router.engines.generation import Output, matched_stop
-from lorrery.router.engines.reading import generate_request, refuse
+from lorrery.router.engines.reading import generate_request, read_constraint, refuse
 from lorrery.router.field_names import named
 from lorrery.v1 import router_pb2, types_pb2
 
@@ -55,11 +55,9 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
 
     async def _read(self, request: Any, context: status.Context) -> router_pb2.GenerateRequest:
         engine, asked = self._engine, request.sampling_params
-        constraint = asked.WhichOneof("constraint")
         truncate = asked.truncate_prompt_tokens
         refuse(
             {
-                f"sampling_params.{constraint}": constraint and (constraint != "json_object" or asked.json_object),
                 "sampling_params.prompt_logprobs": asked.HasField("prompt_logprobs"),
                 "sampling_params.logit_bias": asked.logit_bias,
                 "kv_transfer_params": request.HasField("kv_transfer_params"),
@@ -92,6 +90,7 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
             seed=asked.seed if asked.HasField("seed") else None,
             top_logprobs=asked.logprobs if asked.HasField("logprobs") else None,
             truncate=engine.settings.scheduler.max_req_input_len if truncate < 0 else truncate,
+            constraint=read_constraint(asked, "constraint", "sampling_params"),
         )
 
     async def Abort(self, request: Any, context: status.Context) -> Any:

@@ -7,7 +7,7 @@ from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.engines.engine import Engine
 from lorrery.router.engines.field_names import VLLM, VLLM_MODEL
 from lorrery.router.engines.generation import Output, matched_stop
-from lorrery.router.engines.reading import generate_request, refuse
+from lorrery.router.engines.reading import generate_request, read_constraint, refuse
 from lorrery.router.field_names import Names, named
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vllm import inference_pb2, inference_pb2_grpc
@@ -77,8 +77,6 @@ async def _read(
             "decoding.logit_bias": decoding.logit_bias,
             "decoding.allowed_token_ids": decoding.allowed_token_ids,
             "decoding.bad_words_token_ids": decoding.bad_words_token_ids,
-            f"decoding.{(choice := decoding.WhichOneof('structured_output'))}": choice
-            and (choice != "json_object" or decoding.json_object),
             "response.prompt_logprobs": response.prompt_logprobs,
             "response.output_candidates": response.output_candidates.WhichOneof("select") in ("token_ids", "all"),
             "kv.bypass_prefix_cache": kv.bypass_prefix_cache,
@@ -114,6 +112,7 @@ async def _read(
         seed=request.sampling.seed if request.sampling.HasField("seed") else None,
         top_logprobs=response.output_candidates.top_n if response.output_logprobs else None,
         truncate=request.truncate_prompt_tokens,
+        constraint=read_constraint(decoding, "structured_output", "decoding"),
     )
 
 

@@ -28,10 +28,12 @@ def routes(edge: Edge) -> APIRouter:
         with named(names):
             request.check()
             prompt = await encoded(request, http)
+            form = request.form(edge.tool_call_probability)
         request_id = edge.request_id(http)
-        wanted = request.messages([prompt], f"msg_{request_id}", edge.tenant(request.user))
-        shape = MessageShape(request_id, request.model or edge.model, len(prompt))
-        return edge.answer(http, outputs(wanted, 1, request.seed), shape, stream=request.stream, names=[names])
+        wanted = request.messages([prompt], f"msg_{request_id}", edge.tenant(request.user), form)
+        shape = MessageShape(request_id, request.model or edge.model, len(prompt), form)
+        its_names = names if form is None else form.names(names)
+        return edge.answer(http, outputs(wanted, 1, request.seed), shape, stream=request.stream, names=[its_names])
 
     @router.post("/count_tokens")
     async def count_tokens(request: Conversation, http: Request) -> Response:

@@ -7,7 +7,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.blocks import Block, Blocks, Content, text_of, unread
-from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Texts, refuse_given, refused
+from lorrery.router.http.forms import Form, Function, chosen, of_text_format, only_one, with_tools
+from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Switch, Texts, refuse_given
 from lorrery.router.http.tool_calls import read_arguments
 
 _TEXTS = {"text": "text"}
@@ -80,7 +81,9 @@ class ToolChoice(BaseModel):
 
     model_config = LENIENT
 
-    type: str
+    type: str = Field(description="none, auto, any, or tool")
+    name: str | None = Field(default=None, description="of the tool to call")
+    disable_parallel_tool_use: Switch | None = Field(default=None, description="true: one call at most")
 
 
 class OutputConfig(BaseModel):
@@ -88,7 +91,7 @@ class OutputConfig(BaseModel):
 
     model_config = LENIENT
 
-    format: Any = None
+    format: dict[str, Any] | None = Field(default=None, description="type json_schema, with schema")
 
 
 class Conversation(BaseModel):
@@ -100,9 +103,9 @@ class Conversation(BaseModel):
     messages_: Annotated[list[Message], Field(min_length=1, alias="messages", fail_fast=True)]
     system: Content | None = Field(default=None, description="what the conversation begins with")
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
-        default=None, description="for the chat template; the mock model calls none"
+        default=None, description="tools that may be called, also for the chat template"
     )
-    tool_choice: ToolChoice | None = Field(default=None, description="of type none, or auto")
+    tool_choice: ToolChoice | None = Field(default=None, description="whether tools are to be called")
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -142,11 +145,27 @@ class MessagesRequest(Conversation, GeneratingRequest):
         """See `GeneratingRequest`."""
         return None
 
+    def form(self, tool_call_probability: float) -> Form | None:
+        """See `GeneratingRequest`; a required call precedes other forms."""
+        functions = [
+            Function(tool["name"], tool["input_schema"])
+            for tool in self.tools or ()
+            if isinstance(tool.get("name"), str) and "input_schema" in tool
+        ]
+        asked = self.tool_choice or ToolChoice(type="auto")
+        choice: object = "required" if asked.type == "any" else asked.type
+        if choice == "tool":
+            choice = chosen(functions, asked.name, "tool_choice.name")
+        wanted = None if self.output_config is None else self.output_config.format
+        return with_tools(
+            only_one([super().form(tool_call_probability), of_text_format(wanted, "output_config.format")]),
+            functions,
+            choice,
+            several=not asked.disable_parallel_tool_use,
+            probability=tool_call_probability,
+        )
+
     def check(self) -> None:
         """See `GeneratingRequest`."""
         super().check()
         refuse_given(self, _REFUSED)
-        if self.tool_choice is not None and self.tool_choice.type not in ("none", "auto"):
-            raise refused("tool_choice", self.tool_choice.type, "the mock model calls no tools; leave it out, or auto")
-        if self.output_config is not None and self.output_config.format:
-            raise refused("output_config.format", "", "the mock model follows no schema or grammar")

@@ -43,6 +43,7 @@ class Edge:
         self.texts = TokenTexts(handler.tokenizer)
         self.models = handler.settings.served_model_names
         self.model = self.models[0]
+        self.tool_call_probability = handler.settings.router.tool_call_probability
         self.max_model_len = handler.settings.scheduler.max_req_total_len
 
     def caller(self, http: Request) -> ApiKey:

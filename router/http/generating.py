@@ -12,6 +12,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.http.forms import (
+    Form,
+    of_mock_output,
+    of_response_format,
+    of_structured_outputs,
+    only_one,
+)
 from lorrery.v1 import router_pb2, types_pb2
 
 MAX_CHOICES = 128
@@ -40,11 +47,6 @@ _REFUSED = {
     "logits_processors": "the router runs no code of its clients",
     "allowed_token_ids": "the mock model's words cannot be chosen",
     "bad_words": "the mock model's words cannot be chosen",
-    "structured_outputs": "the mock model follows no schema or grammar",
-    "guided_json": "the mock model follows no schema or grammar",
-    "guided_regex": "the mock model follows no schema or grammar",
-    "guided_choice": "the mock model follows no schema or grammar",
-    "guided_grammar": "the mock model follows no schema or grammar",
     "functions": "the mock model calls none; leave it out",
     "audio": "output is text",
     "kv_transfer_params": "KV caches of two engines do not meet here",
@@ -103,18 +105,23 @@ class GeneratingRequest(BaseModel):
     request_id: RequestId | None = Field(default=None, description="the request's id, without a header x-request-id")
     add_special_tokens: Switch | None = Field(default=None, description="whether a text begins with the token for that")
     user: str | None = Field(default=None, description="the tenant, where no API keys are asked for")
-    response_format: dict[str, Any] | None = Field(default=None, description="type text, or nothing")
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="type json_schema with json_schema.schema, json_object, or text"
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None, description="json (a schema), json_object, regex or choice: the form of the output"
+    )
+    guided_json: dict[str, Any] | str | None = Field(default=None, description="older name of structured_outputs.json")
+    guided_regex: str | None = Field(default=None, description="older name of structured_outputs.regex")
+    guided_choice: Texts | None = Field(default=None, description="older name of structured_outputs.choice")
+    guided_grammar: Any = None
+    mock_output: str | None = Field(default=None, description="what the mock model says, word for word")
     suffix: str | None = None
     prompt_embeds: Any = None
     use_beam_search: Switch | None = None
     logits_processors: Any = None
     allowed_token_ids: Any = None
     bad_words: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     functions: Any = None
     audio: Any = None
     kv_transfer_params: Any = None
@@ -152,8 +159,6 @@ class GeneratingRequest(BaseModel):
             InvalidRequest: a field cannot be honoured.
         """
         refuse_given(self, _REFUSED)
-        if self.response_format is not None and (kind := self.response_format.get("type", "text")) != "text":
-            raise refused("response_format", kind, "the mock model follows no schema or grammar")
         if self.stop == "":
             raise InvalidRequest(
                 "stop is empty; a stop string has at least 1 character; leave it out", field="stop", value="", limit=1
@@ -174,6 +179,26 @@ class GeneratingRequest(BaseModel):
         if self.prompt_logprobs is not None and self.stream:
             raise refused("prompt_logprobs", self.prompt_logprobs, "streams have none; leave out one of the two")
 
+    def form(self, tool_call_probability: float) -> Form | None:
+        """Return the form that it asks of its outputs; None: none.
+
+        Args:
+            tool_call_probability: with which an output calls tools where it may and need not.
+
+        Raises:
+            InvalidRequest: it asks for several, or for one that is not supported.
+        """
+        del tool_call_probability
+        guided = {kind: getattr(self, f"guided_{kind}") for kind in ("json", "regex", "choice", "grammar")}
+        return only_one(
+            [
+                of_response_format(self.response_format),
+                of_structured_outputs(self.structured_outputs, "structured_outputs."),
+                of_structured_outputs(guided, "guided_"),
+                of_mock_output(self.mock_output),
+            ]
+        )
+
     def check_outputs(self, num_prompts: int, http_max_outputs: int) -> None:
         """Check the number of outputs.
 
@@ -192,11 +217,15 @@ class GeneratingRequest(BaseModel):
             )
 
     def messages(
-        self, prompts: Sequence[str | list[int]], request_id: str, tenant: str
+        self, prompts: Sequence[str | list[int]], request_id: str, tenant: str, form: Form | None
     ) -> list[router_pb2.GenerateRequest]:
-        """Return a message for each prompt, in order."""
+        """Return a message for each prompt, in order; `form`: of their outputs."""
         sampling = self._sampling()
-        return [self._message(prompt, sampling, request_id, tenant) for prompt in prompts]
+        messages = [self._message(prompt, sampling, request_id, tenant) for prompt in prompts]
+        if form is not None:
+            for message in messages:
+                message.constraint.CopyFrom(form.constraint)
+        return messages
 
     def _message(
         self, prompt: str | list[int], sampling: types_pb2.SamplingParams, request_id: str, tenant: str

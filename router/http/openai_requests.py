@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
 from lorrery.router.http.blocks import OPENAI_TEXTS
+from lorrery.router.http.forms import Form, chosen, openai_functions, with_tools
 from lorrery.router.http.generating import (
     LENIENT,
     Count,
@@ -161,7 +162,8 @@ class ChatRequest(GeneratingRequest):
         default=None, alias="top_logprobs", description="so many alternatives to each token; needs logprobs"
     )
     modalities: Texts | None = Field(default=None, description="text")
-    tools: Any = Field(default=None, description="for the chat template; the mock model calls none")
+    tools: Any = Field(default=None, description="functions that may be called, also for the chat template")
+    parallel_tool_calls: Switch | None = Field(default=None, description="false: one call at most")
     documents: Any = Field(default=None, description="for the chat template")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")
     add_generation_prompt: Switch | None = Field(
@@ -169,7 +171,7 @@ class ChatRequest(GeneratingRequest):
     )
     chat_template: str | None = None
     continue_final_message: Switch | None = None
-    tool_choice: Any = Field(default=None, description="none, or auto")
+    tool_choice: Any = Field(default=None, description="none, auto, required, or a function to call")
 
     fills_context: ClassVar[bool] = True
 
@@ -198,6 +200,20 @@ class ChatRequest(GeneratingRequest):
             given["documents"] = self.documents
         return {name: value for name, value in given.items() if name not in _OWN_VARIABLES}
 
+    def form(self, tool_call_probability: float) -> Form | None:
+        """See `GeneratingRequest`; a required call precedes other forms."""
+        functions, choice = openai_functions(self.tools), self.tool_choice
+        named = choice.get("function") if isinstance(choice, dict) else None
+        if isinstance(named, dict):
+            choice = chosen(functions, named.get("name"), "tool_choice.function.name")
+        return with_tools(
+            super().form(tool_call_probability),
+            functions,
+            choice,
+            several=self.parallel_tool_calls is not False,
+            probability=tool_call_probability,
+        )
+
     def check(self) -> None:
         """See `GeneratingRequest`."""
         super().check()
@@ -210,7 +226,5 @@ class ChatRequest(GeneratingRequest):
                 field="top_logprobs",
                 value=self.top_logprobs_,
             )
-        if self.tool_choice not in (None, "none", "auto"):
-            raise refused("tool_choice", self.tool_choice, "the mock model calls no tools; leave it out, or auto")
         if self.modalities is not None and set(self.modalities) != {"text"}:
             raise refused("modalities", self.modalities, "output is text")

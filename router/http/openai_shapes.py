@@ -13,7 +13,9 @@ from typing import Any
 
 from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import DONE, EVENT_STREAM, Collected, data, finish_word
+from lorrery.router.http.chat_calls import NO_CONTENT, ChatCalls
 from lorrery.router.http.errors import error_body
+from lorrery.router.http.forms import Form
 from lorrery.router.http.openai_details import Details, Piece
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.v1 import router_pb2, types_pb2
@@ -32,6 +34,7 @@ class CompletionShape:
         include_usage: whether a stream ends with its usage.
         details: what to show beside the text; None: text only.
         stop_token_ids: tokens that end an output.
+        form: of the outputs; only one with calls of tools changes how a chat shows them.
     """
 
     media_type = EVENT_STREAM
@@ -48,8 +51,11 @@ class CompletionShape:
         include_usage: bool,
         details: Details | None = None,
         stop_token_ids: Collection[int] = (),
+        form: Form | None = None,
     ) -> None:
         self._n = n
+        self._form = form if form is not None and form.calls_tools else None
+        self._calls_of: dict[int, ChatCalls] = {}  # by output
         self._details = details
         self._stop_token_ids = stop_token_ids
         self._introduced: set[int] = set()  # outputs whose role a chat has shown
@@ -62,28 +68,33 @@ class CompletionShape:
         """See `Shape`."""
         if self._details is not None:
             for piece in self._details.echoed(index):
-                yield self._detailed_event(self._details, index, piece, _GOES_ON)
+                yield self._detailed_event(self._details, index, piece, self._delta(index, piece.text), _GOES_ON)
 
     def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
         """See `Shape`."""
-        ending = self._ending(message.finish, message.token_ids) if message.HasField("finish") else _GOES_ON
+        piece = None
         if self._details is not None:
             piece = self._details.take(index, message.text, message.token_ids, logprobs)
-            return self._detailed_event(self._details, index, piece, ending)
-        return (
-            f'{self._prefix}{index}, {self._delta(index, quoted(message.text))}, "logprobs": null, {ending}}}]}}\n\n'
-        ).encode()
+        finish = message.finish if message.HasField("finish") else None
+        delta = self._delta(index, message.text if piece is None else piece.text, last=finish is not None)
+        ending = _GOES_ON if finish is None else self._ending(index, finish, message.token_ids)
+        if self._details is not None and piece is not None:
+            return self._detailed_event(self._details, index, piece, delta, ending)
+        return f'{self._prefix}{index}, {delta}, "logprobs": null, {ending}}}]}}\n\n'.encode()
 
-    def _ending(self, finish: router_pb2.Finish, token_ids: Sequence[int]) -> str:
-        """Return a choice's fields about its end; `token_ids`: up to the last."""
+    def _ending(self, index: int, finish: router_pb2.Finish, token_ids: Sequence[int]) -> str:
+        """Return a choice's fields about its end, after its last text; `token_ids`: up to the last."""
         reason = FinishReason.of(finish.reason)
         stopped_by: str | int | None = finish.stop_sequence or None
         if reason is FinishReason.STOP and not stopped_by and token_ids and token_ids[-1] in self._stop_token_ids:
             stopped_by = token_ids[-1]
-        return f'"finish_reason": "{finish_word(reason)}", "stop_reason": {json.dumps(stopped_by)}'
+        return f'"finish_reason": "{self._finish_word(index, reason)}", "stop_reason": {json.dumps(stopped_by)}'
 
-    def _detailed_event(self, details: Details, index: int, piece: Piece, ending: str) -> bytes:
-        delta = self._delta(index, quoted(piece.text))
+    def _finish_word(self, index: int, reason: FinishReason) -> str:
+        del index
+        return finish_word(reason)
+
+    def _detailed_event(self, details: Details, index: int, piece: Piece, delta: str, ending: str) -> bytes:
         choice = "".join(self._detailed(details, delta, piece, ending))
         beside = f"{''.join(self._beside(details, piece))}{details.usage_so_far(index)}"
         return f"{self._prefix}{index}, {choice}}}]{beside}}}\n\n".encode()
@@ -104,8 +115,10 @@ class CompletionShape:
     def _logprobs(self, details: Details, piece: Piece) -> Iterator[str]:
         return details.completion_logprobs(piece)
 
-    def _delta(self, index: int, text: str) -> str:
-        return f'"text": {text}'
+    def _delta(self, index: int, text: str, *, last: bool = False) -> str:
+        """Return a choice's field with more text; `last`: whether its output ends there."""
+        del index, last
+        return f'"text": {quoted(text)}'
 
     def last_events(self, usages: Sequence[types_pb2.Usage]) -> bytes:
         """See `Shape`."""
@@ -124,14 +137,15 @@ class CompletionShape:
         beside: list[tuple[Details, Piece]] = []
         for index, choice in enumerate(choices):
             assert choice.finish is not None
-            ending = self._ending(choice.finish, choice.token_ids)
             yield f'{", " if index else ""}{{"index": {index}, '
             if self._details is None:
-                text = self._whole_text(quoted(choice.text.getvalue()))
-                yield f'{text}, "logprobs": null, {ending}'
+                text = self._whole_text(index, choice.text.getvalue())
+                yield f'{text}, "logprobs": null, {self._ending(index, choice.finish, choice.token_ids)}'
             else:
                 piece = self._details.take(index, choice.text.getvalue(), choice.token_ids, choice.logprobs)
-                yield from self._detailed(self._details, self._whole_text(quoted(piece.text)), piece, ending)
+                text = self._whole_text(index, piece.text)
+                ending = self._ending(index, choice.finish, choice.token_ids)
+                yield from self._detailed(self._details, text, piece, ending)
                 beside.append((self._details, piece))
             yield "}"
         yield "]"
@@ -142,28 +156,43 @@ class CompletionShape:
     def _usage(self, usages: Sequence[types_pb2.Usage]) -> dict[str, Any]:
         return usage_of(usages, self._n, output=self._details is None or self._details.output)
 
-    def _whole_text(self, text: str) -> str:
-        return f'"text": {text}'
+    def _whole_text(self, index: int, text: str) -> str:
+        """Return a choice's field with its whole text."""
+        del index
+        return f'"text": {quoted(text)}'
 
     def _content(self, kind: str, choices: list[Any]) -> dict[str, Any]:
         return {**self._head, "object": kind, "choices": choices}
 
 
 class ChatShape(CompletionShape):
-    """The response format of `/v1/chat/completions`."""
+    """The response format of `/v1/chat/completions`; arguments are those of `CompletionShape`."""
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     prompt_in_choice = False
 
-    def _delta(self, index: int, text: str) -> str:
+    def _delta(self, index: int, text: str, *, last: bool = False) -> str:
+        said = f'"content": {quoted(text)}' if self._form is None else self._calls(self._form, index).delta(text, last)
         if index in self._introduced:
-            return f'"delta": {{"content": {text}}}'
+            return f'"delta": {{{said}}}'
         self._introduced.add(index)
-        return f'"delta": {{"role": "assistant", "content": {text}}}'
+        return f'"delta": {{"role": "assistant", {said or NO_CONTENT}}}'
 
-    def _whole_text(self, text: str) -> str:
-        return f'"message": {{"role": "assistant", "content": {text}}}'
+    def _whole_text(self, index: int, text: str) -> str:
+        said = f'"content": {quoted(text)}' if self._form is None else self._calls(self._form, index).whole(text)
+        return f'"message": {{"role": "assistant", {said}}}'
+
+    def _finish_word(self, index: int, reason: FinishReason) -> str:
+        # As in OpenAI's API, an output that calls the tool which its request names ends with "stop".
+        called = self._form is not None and self._form.tool is None and self._calls(self._form, index).num_calls > 0
+        return "tool_calls" if called and reason is FinishReason.EOS else finish_word(reason)
+
+    def _calls(self, form: Form, index: int) -> ChatCalls:
+        calls = self._calls_of.get(index)
+        if calls is None:
+            calls = self._calls_of[index] = ChatCalls(form, f"{self._head['id']}-{index}")
+        return calls
 
     def _logprobs(self, details: Details, piece: Piece) -> Iterator[str]:
         return details.chat_logprobs(piece)

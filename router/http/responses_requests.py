@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.blocks import OPENAI_TEXTS, Block, Content, text_of, unread
+from lorrery.router.http.forms import Form, chosen, of_text_format, only_one, openai_functions, with_tools
 from lorrery.router.http.generating import (
     LENIENT,
     GeneratingRequest,
@@ -76,7 +77,7 @@ class TextFormat(BaseModel):
 
     model_config = LENIENT
 
-    format: Block | None = Field(default=None, description="type text, or nothing")
+    format: Block | None = Field(default=None, description="type json_schema with schema, json_object, or text")
 
 
 class ResponsesRequest(GeneratingRequest):
@@ -87,9 +88,10 @@ class ResponsesRequest(GeneratingRequest):
     max_output_tokens: Positive | None = Field(default=None, description="unset: what the prompt leaves of the context")
     text: TextFormat | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
-        default=None, description="for the chat template; the mock model calls none"
+        default=None, description="functions that may be called, also for the chat template"
     )
-    tool_choice: Any = Field(default=None, description="none, or auto")
+    tool_choice: Any = Field(default=None, description="none, auto, required, or a function to call")
+    parallel_tool_calls: Switch | None = Field(default=None, description="false: one call at most")
     include: Texts | None = None
     top_logprobs_: Annotated[Whole, Field(ge=0, le=20)] | None = Field(default=None, alias="top_logprobs")
     metadata: dict[str, Any] | None = None
@@ -129,14 +131,30 @@ class ResponsesRequest(GeneratingRequest):
             found.extend(item.turns(f"input[{number}]"))
         return found
 
+    def form(self, tool_call_probability: float) -> Form | None:
+        """See `GeneratingRequest`; a required call precedes other forms."""
+        functions, choice = openai_functions(self.tools), self.tool_choice
+        if isinstance(choice, dict) and choice.get("type") == "function":
+            choice = chosen(functions, choice.get("name"), "tool_choice.name")
+        return with_tools(
+            only_one([super().form(tool_call_probability), of_text_format(self.text_format, "text.format")]),
+            functions,
+            choice,
+            several=self.parallel_tool_calls is not False,
+            probability=tool_call_probability,
+        )
+
+    @property
+    def text_format(self) -> dict[str, Any] | None:
+        """What kind of text it asks for; None: any."""
+        return (
+            None if self.text is None or self.text.format is None else self.text.format.model_dump(exclude_unset=True)
+        )
+
     def check(self) -> None:
         """See `GeneratingRequest`."""
         super().check()
         refuse_given(self, _REFUSED)
-        if self.tool_choice not in (None, "none", "auto"):
-            raise refused("tool_choice", self.tool_choice, "the mock model calls no tools; leave it out, or auto")
-        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
-            raise refused("text.format", self.text.format.type, "the mock model follows no schema or grammar")
         if "message.output_text.logprobs" in (self.include or ()):
             raise refused(
                 "include", "message.output_text.logprobs", "a response has none; use logprobs of /v1/chat/completions"

@@ -51,8 +51,14 @@ def read_arguments(given: object, where: str) -> dict[str, Any]:
     if isinstance(given, str):
         if (why := too_deep(given.encode(errors="replace"))) is not None:
             raise InvalidRequest(f"{where} {why}", field=where)
-        try:
-            given = json.loads(given)
-        except ValueError:
-            return {}
+        return as_object(given)
+    return given if isinstance(given, dict) else {}
+
+
+def as_object(text: str) -> dict[str, Any]:
+    """Return the object that a text is as JSON; an empty one if it is something else."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
     return given if isinstance(given, dict) else {}

@@ -19,8 +19,10 @@ from grpc_status import rpc_status
 
 from lorrery.local.cluster import LocalCluster
 from lorrery.settings import Settings
+from lorrery.tokenizer.base import FIRST_WORD_ID, NUM_WORDS
 from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import LognormalLength, Sampling, ending, sequence_seed, tokens_between
 
 TIMEOUT_SECONDS = 100.0
@@ -32,7 +34,10 @@ _TOKENIZER = BuiltinTokenizer()
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. Without `ignore_eos` it ends after `true_output_tokens`, or where the length model says."""
+    """One request. Without `ignore_eos` it ends after `true_output_tokens`, or where the length model says.
+
+    With `output` it says what the output is, word for word.
+    """
 
     seed: int
     prompt_tokens: int = 8
@@ -41,6 +46,7 @@ class Ask:
     ignore_eos: bool = True
     true_output_tokens: int | None = None
     model: str = ""
+    output: str | None = None
 
     def message(self) -> router_pb2.GenerateRequest:
         return router_pb2.GenerateRequest(
@@ -50,10 +56,16 @@ class Ask:
             seed=self.seed,
             sampling=types_pb2.SamplingParams(max_new_tokens=self.max_new_tokens, ignore_eos=self.ignore_eos),
             true_output_tokens=self.true_output_tokens,
+            constraint=None if self.output is None else router_pb2.Constraint(text=self.output),
         )
 
     def expected(self, settings: Settings) -> tuple[list[int], int]:
         """Return the token ids and the finish reason that must come."""
+        if self.output is not None:
+            token_ids = [*_TOKENIZER.encode_stop(self.output), _TOKENIZER.eos_id]
+            if len(token_ids) > self.max_new_tokens:
+                return token_ids[: self.max_new_tokens], int(FinishReason.LENGTH)
+            return token_ids, int(FinishReason.EOS)
         seed = sequence_seed(settings.model, self.adapter_id, self.seed)
         sampling = Sampling(self.seed, self.max_new_tokens, self.ignore_eos, self.true_output_tokens)
         output = settings.worker.output
@@ -67,13 +79,17 @@ def mixed_asks(
 ) -> list[Ask]:
     """Return requests of many kinds; `prompt` and `output` are ranges of token counts, both ends included.
 
-    A third end by EOS at their true length, the rest by their budget.
+    A third end by EOS at their true length, the rest by their budget; of both kinds a sixth says what its output is.
     """
     names = list(adapters)
     asks: list[Ask] = []
     for _ in range(count):
         max_new_tokens = rng.randint(*output)
         by_eos = rng.random() < 1 / 3
+        said = None
+        if rng.random() < 1 / 6:
+            words = rng.choices(range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS), k=rng.randint(0, max_new_tokens + 2))
+            said = text_of(words)
         asks.append(
             Ask(
                 seed=rng.getrandbits(64),
@@ -82,6 +98,7 @@ def mixed_asks(
                 adapter_id=rng.choice(names),
                 ignore_eos=not by_eos,
                 true_output_tokens=rng.randint(1, max_new_tokens) if by_eos else None,
+                output=said,
             )
         )
     return asks

@@ -20,7 +20,7 @@ from smg_grpc_proto.generated import (
     vllm_engine_pb2,
 )
 
-from lorrery.vllm import control_pb2
+from lorrery.vllm import control_pb2, inference_pb2
 from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask, error_info, text_of
 from tests.cluster.engines import PORTS, TENANT, Engines, expected, native, running_engines, sglang, smg
 
@@ -52,8 +52,10 @@ async def test_refusals_have_a_status_of_their_own(engines: Engines) -> None:
     unknown.model = "nobody"
     assert (await engines.error(engines.inference.Generate, unknown)).code() == grpc.StatusCode.NOT_FOUND
     schema = native(Ask(seed=1))
-    schema.decoding.json = "{}"
+    schema.decoding.json = "{"
     assert error_info(await engines.error(engines.inference.Generate, schema))[1]["field"] == "decoding.json"
+    schema.decoding.grammar = "root ::= x"
+    assert error_info(await engines.error(engines.inference.Generate, schema))[1]["field"] == "decoding.grammar"
 
 
 async def test_an_error_names_the_field_of_the_protocol(engines: Engines, tmp_path: Path) -> None:
@@ -89,6 +91,55 @@ async def test_an_error_names_the_field_of_the_protocol(engines: Engines, tmp_pa
         error = await engines.error(call, message)
         assert error_info(error)[1].get("field") == field, error.details()
         assert not re.search(r"ListAdapters|adapter_id|stop_sequences|top_logprobs\b", error.details() or "")
+
+
+FORMS: dict[str, Any] = {
+    "json_schema": (json.dumps({"type": "object", "required": ["a"]}), lambda text: "a" in json.loads(text)),
+    "regex": ("[ab]{9}", lambda text: len(text) == 9 and set(text) <= {"a", "b"}),
+    "choice": (["yes", "no"], lambda text: text in ("yes", "no")),
+    "json_object": (True, lambda text: isinstance(json.loads(text), dict)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_each_protocol_gives_an_output_its_form(engines: Engines, form: str) -> None:
+    asked, fits = FORMS[form]
+    choices = {"choices": asked} if form == "choice" else asked
+    ask = Ask(seed=5, max_new_tokens=200)
+    request = native(ask)
+    own = "json" if form == "json_schema" else form
+    request.decoding.MergeFrom(inference_pb2.DecodingParameters(**{own: choices}))
+    assert fits((await engines.answer(engines.inference.Generate, request)).outputs.text)
+    texts = [await smg_text(engines, engines.smg.Generate, smg(ask, stream=False, **{form: choices}))]
+    if form in ("json_schema", "regex"):  # SGLang's two
+        asked = sglang(ask, stream=False, **{form: choices})
+        texts.append(await smg_text(engines, engines.sglang.Generate, asked))
+    for text in texts:
+        assert fits(text), text
+
+
+async def smg_text(engines: Engines, call: Any, request: Any) -> str:
+    """Return the text of an answer that is tokens, without its end."""
+    (answer,) = await engines.messages(call, request)
+    return text_of(list(answer.complete.output_ids)[:-1])
+
+
+@pytest.mark.parametrize(
+    ("port", "request_of", "field"),
+    [
+        ("smg", lambda: smg(Ask(seed=1), structural_tag="{}"), "sampling_params.structural_tag"),
+        ("smg", lambda: smg(Ask(seed=1), choice={"choices": []}), "sampling_params.choice"),
+        ("smg", lambda: smg(Ask(seed=1), json_schema="3"), "sampling_params.json_schema"),
+        ("sglang", lambda: sglang(Ask(seed=1), ebnf_grammar="x"), "sampling_params.ebnf_grammar"),
+        ("sglang", lambda: sglang(Ask(seed=1), regex="("), "sampling_params.regex"),
+    ],
+)
+async def test_a_form_that_cannot_be_met_names_the_field(
+    engines: Engines, port: str, request_of: Any, field: str
+) -> None:
+    error = await engines.error(getattr(engines, port).Generate, request_of())
+    assert (error.code(), error_info(error)[1]["field"]) == (INVALID, field)
+    assert (error.details() or "").startswith(field)
 
 
 async def test_keys_hold(engines: Engines) -> None:

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -117,6 +118,31 @@ async def test_both_engines_serve_what_the_gateway_lists(gateway: Gateway) -> No
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 10
     assert [now - then for now, then in zip(await gateway.served(), before, strict=True)] == [4, 4]  # 2 x 2 outputs
+
+
+async def test_a_gateway_makes_the_model_call_tools(gateway: Gateway) -> None:
+    """The gateway asks its engines for a form, and reads the calls itself."""
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools: Any = [
+        {"type": "function", "function": {"name": "weather", "parameters": city}},
+        {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+    ]
+    seen = set[str]()
+    for choice in (*["required"] * 6, {"type": "function", "function": {"name": "weather"}}):
+        chat = await gateway.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hello"}], tools=tools, tool_choice=choice
+        )
+        calls: Any = chat.choices[0].message.tool_calls
+        assert calls
+        for call in calls:
+            assert set(json.loads(call.function.arguments)) == ({"city"} if call.function.name == "weather" else set())
+            seen.add(call.function.name)
+    assert seen == {"weather", "now"}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": city}}
+    chat = await gateway.openai.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "hello"}], response_format=form
+    )
+    assert set(json.loads(chat.choices[0].message.content or "")) == {"city"}
 
 
 async def test_a_stream_of_a_chat_has_every_token(gateway: Gateway) -> None:

@@ -57,7 +57,8 @@ class Answers:
     Attributes:
         model: the base model's name.
         length_model: draws where EOS falls.
-        mode: content of the output: uniformly drawn words, the prompt, or words drawn from synthetic logits.
+        mode: content of an output that the request does not give: uniformly drawn words, the prompt, or words drawn
+            from synthetic logits.
         words: vocabulary of the output; None: the mock model's own.
     """
 
@@ -105,12 +106,16 @@ class Answers:
         if self.needs_prompts and len(prompt_token_ids) != prompt_tokens:
             raise ValueError(f"sequence {handle}: {len(prompt_token_ids)} prompt token ids of {prompt_tokens}")
         seed = sequence_seed(self.model, adapter_id, sampling.seed)
-        echo = prompt_token_ids if self.mode == "echo" else None
+        given = prompt_token_ids if self.mode == "echo" else None
+        if sampling.output_token_ids:
+            given = np.array(sampling.output_token_ids, np.uint32)
         sampled = None
-        if self.mode == "logits":
+        if self.mode == "logits" and given is None:
             context = context_of(adapter_id, prompt_token_ids.tobytes())
             ours = produced if self.words is None else self.words.ours(produced)
             num_words = NUM_WORDS if self.words is None else self.words.num_distinct
             sampled = SampledWords(context, seed, sampling.sampler, ours, num_words)
-        end = ending(seed, sampling, prompt_tokens, produced, self.length_model, echo, sampled, self.table)
-        return DeviceSequence(handle, prompt_tokens, len(produced), seed, end, echo, adapter_key, adapter_rank, sampled)
+        end = ending(seed, sampling, prompt_tokens, produced, self.length_model, given, sampled, self.table)
+        return DeviceSequence(
+            handle, prompt_tokens, len(produced), seed, end, given, adapter_key, adapter_rank, sampled
+        )

@@ -272,12 +272,10 @@ class MockGpu:
         handles, tokens, orders = self._decode_tokens()
         finished = self._finish_decodes()
         if finished or prefilled:
-            handles, tokens = tokens_of_step(handles, tokens, orders, finished, prefilled)
+            handles, tokens = tokens_of_step(handles, tokens, orders, finished, prefilled, self._spelling)
         if prefilled:
             finished += self._admit_to_decode(prefilled)
             finished.sort(key=_order)
-        if self._spelling is not None:
-            tokens = self._spelling[tokens]
         return StepOutcome(handles, tokens, _ends(finished) if finished else ())
 
     def jump(self, num_steps: int) -> tuple[tuple[int, FinishReason], ...]:
@@ -401,7 +399,8 @@ class MockGpu:
             return np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, np.int64)
         step = self._decoding.steps
         if self._decode_rows is None:
-            self._decode_rows = DecodeRows((row for row in self._rows.values() if row.decoding), step)
+            decoding = (row for row in self._rows.values() if row.decoding)
+            self._decode_rows = DecodeRows(decoding, step, self._spelling)
         tokens = self._decode_rows.tokens(step, self._decoding.steps_to_end)
         return self._decode_rows.handles, tokens, self._decode_rows.orders
 

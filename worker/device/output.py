@@ -4,8 +4,9 @@ A token id is a pure function of (model, adapter, request seed, position); the m
 parameters (a greedy and a sampled request with the same seed have the same output) nor the earlier output. So the
 worker, the batch and the number of resumptions make no difference to a token.
 
-In echo mode the output is the prompt, once, or repeated where end-of-sequence is ignored; it has no EOS token. In
-logits mode words are drawn by the sampling parameters (`logits`).
+An output may also be *given*: it is the prompt in echo mode, and what a request asks for word for word, in any mode. It
+is given once, or repeated where end-of-sequence is ignored, and the model adds no EOS token. In logits mode words are
+drawn by the sampling parameters (`logits`).
 
 Vocabulary: 0 unknown, 1 beginning of sequence, 2 end of sequence (S-LoRA's `eos_id`), then NUM_WORDS words.
 """
@@ -52,6 +53,7 @@ class Sampling:
         seed: the request's, 0 to 2^64 - 1.
         max_new_tokens: limit on output tokens, at least 1.
         sampler: how words are drawn in logits mode.
+        output_token_ids: the whole output, in its own vocabulary; empty: the model's own.
         min_new_tokens: output tokens before EOS or a stop sequence may end it; 0: no minimum.
         ignore_eos: run on to `max_new_tokens` or a stop sequence.
         true_output_tokens: a trace's output length, EOS included; None: drawn from the length model.
@@ -65,6 +67,7 @@ class Sampling:
     stop_sequences: tuple[tuple[int, ...], ...] = ()
     min_new_tokens: int = 0
     sampler: Sampler = GREEDY
+    output_token_ids: tuple[int, ...] = ()
 
 
 @mypyc_attr(acyclic=True)
@@ -159,7 +162,7 @@ def ending(
     prompt_tokens: int,
     produced: TokenIds,
     length_model: LengthModel,
-    echo: TokenIds | None = None,
+    given: TokenIds | None = None,
     sampled: Sampled | None = None,
     spelling: TokenIds | None = None,
 ) -> Ending:
@@ -177,7 +180,7 @@ def ending(
         prompt_tokens: length of the prompt proper.
         produced: output tokens made before a resumption.
         length_model: used if neither a true length nor `ignore_eos` is given.
-        echo: the prompt's token ids in echo mode, where the natural end is the prompt's and a true length is ignored.
+        given: token ids of an output that is given: the natural end is theirs, and a true length is ignored.
         sampled: the words in logits mode; a search for stop sequences then makes all of them.
         spelling: of each token in the vocabulary of stop sequences and `produced`; None: as here.
 
@@ -188,37 +191,46 @@ def ending(
         raise ValueError(f"max_new_tokens is {sampling.max_new_tokens}; it must be at least 1")
     end = Ending(sampling.max_new_tokens, FinishReason.LENGTH)
     if not sampling.ignore_eos:
-        if echo is not None:
-            natural = Ending(len(echo), FinishReason.EOS)
+        if given is not None:
+            natural = Ending(len(given), FinishReason.EOS)
         elif sampling.true_output_tokens is not None:
             natural = Ending(max(1, sampling.true_output_tokens), FinishReason.EOS)
         else:
             natural = length_model.draw(seed if sampled is None else sampled.length_seed, prompt_tokens)
         if natural.output_tokens <= sampling.min_new_tokens:
-            has_token = natural.reason is FinishReason.EOS and echo is None
+            has_token = natural.reason is FinishReason.EOS and given is None
             natural = Ending(sampling.min_new_tokens + has_token, natural.reason, natural.extra_step)
         if natural.output_tokens < end.output_tokens or (
             natural.output_tokens == end.output_tokens and not natural.extra_step
         ):
             end = natural
     if sampling.stop_sequences:
-        stop = _first_stop(seed, sampling, produced, end, echo, sampled, spelling)
+        stop = _first_stop(seed, sampling, produced, end, given, sampled, spelling)
         if stop is not None:
             return Ending(stop, FinishReason.STOP)
     return end
 
 
 def tokens_between(
-    seed: int, first: int, last: int, end: Ending, echo: TokenIds | None = None, sampled: Sampled | None = None
+    seed: int,
+    first: int,
+    last: int,
+    end: Ending,
+    given: TokenIds | None = None,
+    sampled: Sampled | None = None,
+    spelling: TokenIds | None = None,
 ) -> TokenIds:
-    """Return the tokens at output positions `first` to `last - 1` of a sequence that ends at `end`."""
+    """Return the tokens at output positions `first` to `last - 1` of a sequence that ends at `end`.
+
+    Arguments are as for `ending`; what is given is in the vocabulary of `spelling` already.
+    """
     positions = np.arange(first, last, dtype=np.int64)
-    if echo is not None:
-        return echo[positions % len(echo)]
+    if given is not None:
+        return given[positions % len(given)]
     tokens = token_ids(np.array([seed], np.uint64), positions) if sampled is None else sampled.tokens(first, last)
     if end.reason is FinishReason.EOS and first < end.output_tokens <= last:
         tokens[end.output_tokens - 1 - first] = EOS_TOKEN_ID
-    return tokens
+    return tokens if spelling is None else spelling[tokens]
 
 
 def _first_stop(
@@ -226,12 +238,12 @@ def _first_stop(
     sampling: Sampling,
     produced: TokenIds,
     end: Ending,
-    echo: TokenIds | None,
+    given: TokenIds | None,
     sampled: Sampled | None,
     spelling: TokenIds | None,
 ) -> int | None:
     """Return the output length at which a stop sequence is first complete, if that is before its end."""
-    possible = _possible(sampling.stop_sequences, produced, echo, spelling)
+    possible = _possible(sampling.stop_sequences, produced, given, spelling)
     if not possible:
         return None
     automaton = StopAutomaton(possible)
@@ -241,12 +253,10 @@ def _first_stop(
     state = START
     for token_id in produced[first - overlap :].tolist():
         state = automaton.step(state, token_id)
-    num_words = end.output_tokens - (end.reason is FinishReason.EOS and echo is None)
+    num_words = end.output_tokens - (end.reason is FinishReason.EOS and given is None)
     while first < num_words:
         last = min(first + _SCAN_POSITIONS, num_words)
-        tokens = tokens_between(seed, first, last, end, echo, sampled)
-        if spelling is not None:
-            tokens = spelling[tokens]
+        tokens = tokens_between(seed, first, last, end, given, sampled, spelling)
         state, index = _scan(automaton, state, tokens, firsts, sampling.min_new_tokens - first)
         if index is not None:
             return first + index + 1
@@ -257,13 +267,13 @@ def _first_stop(
 def _possible(
     stop_sequences: tuple[tuple[int, ...], ...],
     produced: TokenIds,
-    echo: TokenIds | None,
+    given: TokenIds | None,
     spelling: TokenIds | None,
 ) -> list[tuple[int, ...]]:
     """Return the stop sequences that the output can contain: an automaton of the others would cost more."""
     earlier = set(produced.tolist())
-    if echo is not None:
-        earlier.update(echo.tolist())
+    if given is not None:
+        earlier.update(given.tolist())
         return [stop for stop in stop_sequences if earlier.issuperset(stop)]
     words: Container[int] = range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS)
     if spelling is not None:

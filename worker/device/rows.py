@@ -37,7 +37,7 @@ class DeviceSequence:
         produced_tokens: output tokens made before it was resumed.
         seed: of its tokens, from `output.sequence_seed`.
         ending: where it ends, from `output.ending`.
-        echo: the prompt's token ids in echo mode.
+        given: token ids of its output, if that is given.
         adapter_key: name and version of its LoRA adapter; empty for the base model.
         adapter_rank: of that adapter; 0 for the base model.
         sampled: its words in logits mode.
@@ -48,7 +48,7 @@ class DeviceSequence:
     produced_tokens: int
     seed: int
     ending: Ending
-    echo: TokenIds | None
+    given: TokenIds | None
     adapter_key: str
     adapter_rank: int
     sampled: Sampled | None
@@ -60,7 +60,7 @@ class DeviceSequence:
         produced_tokens: int,
         seed: int,
         ending: Ending,
-        echo: TokenIds | None = None,
+        given: TokenIds | None = None,
         adapter_key: str = "",
         adapter_rank: int = 0,
         sampled: Sampled | None = None,
@@ -70,7 +70,7 @@ class DeviceSequence:
         self.produced_tokens = produced_tokens
         self.seed = seed
         self.ending = ending
-        self.echo = echo
+        self.given = given
         self.adapter_key = adapter_key
         self.adapter_rank = adapter_rank
         self.sampled = sampled
@@ -144,13 +144,10 @@ class Row:
         self.kv_offset = self.cached_tokens - step
         self.last_step = self.last_position - self.position_offset
 
-    def token(self, position: int) -> int:
-        """Return the token at one output position."""
+    def tokens(self, first: int, last: int, spelling: TokenIds | None) -> TokenIds:
+        """Return its tokens at output positions `first` to `last - 1`; `spelling`: as for `MockGpu`."""
         sequence = self.sequence
-        (token,) = tokens_between(
-            sequence.seed, position, position + 1, sequence.ending, sequence.echo, sequence.sampled
-        )
-        return int(token)
+        return tokens_between(sequence.seed, first, last, sequence.ending, sequence.given, sequence.sampled, spelling)
 
 
 class DecodeRows:
@@ -159,16 +156,18 @@ class DecodeRows:
     Args:
         rows: in join order.
         step: the next decode step.
+        spelling: as for `MockGpu`.
     """
 
-    def __init__(self, rows: Iterable[Row], step: int) -> None:
+    def __init__(self, rows: Iterable[Row], step: int, spelling: TokenIds | None) -> None:
         rows = list(rows)
+        self._spelling = spelling
         self.orders: NDArray[np.int64] = np.array([row.order for row in rows], np.int64)
         self.handles: NDArray[np.uint32] = np.array([row.sequence.handle for row in rows], np.uint32)
         self._own = [
             (index, row)
             for index, row in enumerate(rows)
-            if row.sequence.echo is not None or row.sequence.sampled is not None
+            if row.sequence.given is not None or row.sequence.sampled is not None
         ]
         # Words from logits cost a thousand times as much, so they are made only when needed.
         makes_ahead = all(row.sequence.sampled is None for row in rows)
@@ -196,12 +195,11 @@ class DecodeRows:
         first = step - self._first_step
         advances = np.arange(first, first + num_steps, dtype=np.uint64) * _STEP  # modulo 2^64, as token states are
         block = finish_token_ids(self._states + advances[:, np.newaxis])
+        if self._spelling is not None:
+            block = self._spelling[block]
         for index, row in self._own:
             position = row.position_offset + step
-            sequence = row.sequence
-            block[:, index] = tokens_between(
-                sequence.seed, position, position + num_steps, sequence.ending, sequence.echo, sequence.sampled
-            )
+            block[:, index] = row.tokens(position, position + num_steps, self._spelling)
         return block
 
 
@@ -211,6 +209,7 @@ def tokens_of_step(
     orders: NDArray[np.int64],
     finished: Sequence[Row],
     prefilled: Sequence[Row],
+    spelling: TokenIds | None,
 ) -> tuple[NDArray[np.uint32], TokenIds]:
     """Return the handles that get a token in a step, and their tokens, in join order.
 
@@ -220,6 +219,7 @@ def tokens_of_step(
         orders: of their joining.
         finished: decoding rows that end with this step: by EOS, at a length, or without a token.
         prefilled: rows whose prefill gives its token; they do not decode yet.
+        spelling: as for `MockGpu`.
     """
     if finished:
         silent = [row.sequence.handle for row in finished if row.ends_silently]
@@ -227,12 +227,13 @@ def tokens_of_step(
             keep = np.isin(handles, silent, invert=True)
             handles, tokens, orders = handles[keep], tokens[keep], orders[keep]
         for row in finished:
-            if row.sequence.ending.reason is FinishReason.EOS and row.sequence.echo is None:
-                tokens[handles == row.sequence.handle] = EOS_TOKEN_ID
+            if row.sequence.ending.reason is FinishReason.EOS and row.sequence.given is None:
+                tokens[handles == row.sequence.handle] = EOS_TOKEN_ID if spelling is None else spelling[EOS_TOKEN_ID]
     if prefilled:
         gave = [row for row in prefilled if not (row.last_position == row.first_position and row.ends_silently)]
         handles = np.append(handles, np.array([row.sequence.handle for row in gave], np.uint32))
-        tokens = np.append(tokens, np.array([row.token(row.first_position) for row in gave], np.uint32))
+        firsts = [row.tokens(row.first_position, row.first_position + 1, spelling) for row in gave]
+        tokens = np.concatenate([tokens, *firsts])
         by_order = np.argsort(np.append(orders, [row.order for row in gave]))
         handles, tokens = handles[by_order], tokens[by_order]
     return handles, tokens

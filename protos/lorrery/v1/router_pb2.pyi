@@ -61,6 +61,7 @@ class GenerateRequest(message.Message):
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     TOP_LOGPROBS_FIELD_NUMBER: builtins.int
     WITHOUT_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
+    CONSTRAINT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """For logs; made by the router if empty."""
     model: builtins.str
@@ -105,6 +106,10 @@ class GenerateRequest(message.Message):
     def sampling(self) -> types_pb2.SamplingParams:
         """Unset: all defaults."""
 
+    @builtins.property
+    def constraint(self) -> Constraint:
+        """What the output is like. Unset: the model's own words."""
+
     def __init__(
         self,
         *,
@@ -121,10 +126,11 @@ class GenerateRequest(message.Message):
         truncate_prompt_tokens: builtins.int | None = ...,
         top_logprobs: builtins.int | None = ...,
         without_special_tokens: builtins.bool = ...,
+        constraint: Constraint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "constraint", b"constraint", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter_id", b"adapter_id", "fill_context", b"fill_context", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "tenant_id", b"tenant_id", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "without_special_tokens", b"without_special_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter_id", b"adapter_id", "constraint", b"constraint", "fill_context", b"fill_context", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "tenant_id", b"tenant_id", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "without_special_tokens", b"without_special_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -146,6 +152,81 @@ class GenerateRequest(message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+@typing.final
+class Constraint(message.Message):
+    """Constraint gives the output a form, as the structured outputs of engines do.
+    The router draws the output by the request's seed; the model says it, and
+    ends, unless max_new_tokens or a stop sequence cuts it. min_new_tokens,
+    ignore_eos and true_output_tokens are without effect.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: builtins.int
+    JSON_OBJECT_FIELD_NUMBER: builtins.int
+    REGEX_FIELD_NUMBER: builtins.int
+    CHOICES_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    PROBABILITY_FIELD_NUMBER: builtins.int
+    json_schema: builtins.str
+    """JSON that is valid under this JSON Schema, itself JSON."""
+    json_object: builtins.bool
+    """Any JSON object."""
+    regex: builtins.str
+    """A text that this regular expression matches as a whole."""
+    text: builtins.str
+    """Word for word this text."""
+    probability: builtins.float
+    """With which an output has this form, 0 to 1; the seed decides. Unset: 1."""
+    @builtins.property
+    def choices(self) -> Choices:
+        """One of several texts."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: builtins.str = ...,
+        json_object: builtins.bool = ...,
+        regex: builtins.str = ...,
+        choices: Choices | None = ...,
+        text: builtins.str = ...,
+        probability: builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_probability", b"_probability", "choices", b"choices", "form", b"form", "json_object", b"json_object", "json_schema", b"json_schema", "probability", b"probability", "regex", b"regex", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_probability", b"_probability", "choices", b"choices", "form", b"form", "json_object", b"json_object", "json_schema", b"json_schema", "probability", b"probability", "regex", b"regex", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__probability: _TypeAlias = typing.Literal["probability"]  # noqa: Y015
+    _WhichOneofArgType__probability: _TypeAlias = typing.Literal["_probability", b"_probability"]  # noqa: Y015
+    _WhichOneofReturnType_form: _TypeAlias = typing.Literal["json_schema", "json_object", "regex", "choices", "text"]  # noqa: Y015
+    _WhichOneofArgType_form: _TypeAlias = typing.Literal["form", b"form"]  # noqa: Y015
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__probability) -> _WhichOneofReturnType__probability | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_form) -> _WhichOneofReturnType_form | None: ...
+
+@typing.final
+class Choices(message.Message):
+    """Choices are texts to choose from."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def texts(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        texts: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class GenerateResponse(message.Message):

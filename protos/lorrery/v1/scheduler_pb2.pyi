@@ -445,6 +445,7 @@ class Sampling(message.Message):
     STOP_SEQUENCES_U32_FIELD_NUMBER: builtins.int
     MIN_NEW_TOKENS_FIELD_NUMBER: builtins.int
     SAMPLER_FIELD_NUMBER: builtins.int
+    OUTPUT_TOKEN_IDS_U32_FIELD_NUMBER: builtins.int
     seed: builtins.int
     """Drawn by the router if the client gave none."""
     max_new_tokens: builtins.int
@@ -455,6 +456,8 @@ class Sampling(message.Message):
     """0: unknown."""
     min_new_tokens: builtins.int
     """As in SamplingParams, including tokens already produced."""
+    output_token_ids_u32: builtins.bytes
+    """The whole output, where the request says what it is. Empty: the model's own."""
     @builtins.property
     def stop_sequences_u32(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """Each an array of token ids."""
@@ -475,10 +478,11 @@ class Sampling(message.Message):
         stop_sequences_u32: abc.Iterable[builtins.bytes] | None = ...,
         min_new_tokens: builtins.int = ...,
         sampler: Sampler | None = ...,
+        output_token_ids_u32: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["sampler", b"sampler"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "sampler", b"sampler", "seed", b"seed", "stop_sequences_u32", b"stop_sequences_u32", "true_output_tokens", b"true_output_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "output_token_ids_u32", b"output_token_ids_u32", "sampler", b"sampler", "seed", b"seed", "stop_sequences_u32", b"stop_sequences_u32", "true_output_tokens", b"true_output_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

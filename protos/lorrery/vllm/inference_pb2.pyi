@@ -357,7 +357,7 @@ class DecodingParameters(message.Message):
         CHOICES_FIELD_NUMBER: builtins.int
         @builtins.property
         def choices(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-            """Refused."""
+            """At least one."""
 
         def __init__(
             self,
@@ -389,13 +389,13 @@ class DecodingParameters(message.Message):
     repetition_penalty: builtins.float
     """Without effect."""
     json: builtins.str
-    """Refused."""
+    """JSON that is valid under this JSON Schema."""
     regex: builtins.str
-    """Refused."""
+    """A text that this regular expression matches."""
     grammar: builtins.str
     """Refused."""
     json_object: builtins.bool
-    """Refused if true."""
+    """Any JSON object."""
     structural_tag: builtins.str
     """Refused."""
     @builtins.property
@@ -408,7 +408,7 @@ class DecodingParameters(message.Message):
 
     @builtins.property
     def choice(self) -> DecodingParameters.StringChoices:
-        """Refused."""
+        """One of these texts."""
 
     @builtins.property
     def bad_words_token_ids(self) -> containers.RepeatedCompositeFieldContainer[TokenIds]:

@@ -1,5 +1,7 @@
 """A worker's answers in the terms of another vocabulary."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,32 @@ def test_a_small_vocabulary_says_its_words_again(mode: Mode) -> None:
         40,
         50,
     }
+
+
+@pytest.mark.parametrize("words", [None, MANY, FEW])
+@pytest.mark.parametrize("mode", ["random", "logits", "echo"])
+def test_an_output_that_is_given_is_said_as_it_is(mode: Mode, words: Words | None) -> None:
+    said = (70_000, 5, 9, 70_001)
+    asked = Sampling(5, 100, true_output_tokens=9, output_token_ids=said)
+    assert output(answers(mode, words), asked) == list(said)
+    assert output(answers(mode, words), replace(asked, max_new_tokens=3)) == list(said[:3])
+    assert output(answers(mode, words), replace(asked, stop_sequences=((5, 9),))) == list(said[:3])
+
+
+@pytest.mark.parametrize("words", [None, MANY])
+@pytest.mark.parametrize("mode", ["random", "logits"])
+def test_one_in_a_batch_leaves_the_others_as_they_are(mode: Mode, words: Words | None) -> None:
+    made, said = answers(mode, words), (70_000, 5, 9, 70_001)
+    gpu = MockGpu(LlmMock(), made.table)
+    for handle, sampling in ((1, Sampling(5, 30)), (2, Sampling(6, 30, output_token_ids=said)), (3, Sampling(7, 3))):
+        gpu.join(made.sequence(handle, len(PROMPT), PROMPT, NONE, sampling))
+    gpu.begin([PrefillWork(handle, len(PROMPT), 0, samples=True) for handle in (1, 2, 3)], decode=True)
+    outputs: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    while len(gpu):
+        step = gpu.advance()
+        for handle, token_id in zip(step.handles.tolist(), step.token_ids.tolist(), strict=True):
+            outputs[handle].append(token_id)
+    assert outputs == {1: output(made, Sampling(5, 30)), 2: list(said), 3: output(made, Sampling(7, 3))}
 
 
 @pytest.mark.parametrize("words", [MANY, FEW])

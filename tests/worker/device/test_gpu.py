@@ -72,7 +72,7 @@ class PlainSequence:
         end = self.sequence.ending
         if self.output >= end.output_tokens:
             return None, True
-        (token,) = tokens_between(self.sequence.seed, self.output, self.output + 1, end, self.sequence.echo)
+        (token,) = tokens_between(self.sequence.seed, self.output, self.output + 1, end, self.sequence.given)
         self.output += 1
         return int(token), self.output == end.output_tokens and not end.extra_step
 

@@ -1,0 +1,156 @@
+"""Draws texts that a regular expression matches as a whole.
+
+The expression is read by Python's own parser and never run, so one that takes for ever to match costs no more than any
+other. Lookarounds, word boundaries and conditional groups are refused: what they allow depends on the rest of the text.
+"""
+
+import re
+import re._constants as sre  # type: ignore[import-not-found]
+import re._parser as sre_parser  # type: ignore[import-not-found]
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from lorrery.router.constraint.budget import Budget, DeadEndError, UnmetError
+
+MAX_PATTERN_CHARACTERS = 4096
+_MORE_REPEATS = 3
+"""Repetitions beyond the fewest."""
+
+Nodes = Iterable[tuple[Any, Any]]
+"""Kinds, and what they are of."""
+
+_PRINTABLE = [chr(code) for code in range(0x20, 0x7F)]
+_CATEGORIES: Mapping[Any, Callable[[str], bool]] = {
+    sre.CATEGORY_DIGIT: str.isdecimal,
+    sre.CATEGORY_NOT_DIGIT: lambda letter: not letter.isdecimal(),
+    sre.CATEGORY_SPACE: str.isspace,
+    sre.CATEGORY_NOT_SPACE: lambda letter: not letter.isspace(),
+    sre.CATEGORY_WORD: lambda letter: letter.isalnum() or letter == "_",
+    sre.CATEGORY_NOT_WORD: lambda letter: not (letter.isalnum() or letter == "_"),
+}
+_REFUSED: Mapping[Any, str] = {
+    sre.ASSERT: "a lookahead or lookbehind",
+    sre.ASSERT_NOT: "a lookahead or lookbehind",
+    sre.ATOMIC_GROUP: "an atomic group",
+    sre.POSSESSIVE_REPEAT: "a possessive quantifier",
+    sre.GROUPREF_EXISTS: "a conditional group",
+}
+_BEGINNINGS = (sre.AT_BEGINNING, sre.AT_BEGINNING_STRING)
+_ENDS = (*_BEGINNINGS, sre.AT_END, sre.AT_END_STRING)
+
+
+def draw(pattern: str, rng: Random, budget: Budget) -> str:
+    """Return a text that `pattern` matches from beginning to end.
+
+    Raises:
+        UnmetError: it is no regular expression, is too long, or uses what is not supported.
+    """
+    text = _Text(rng, budget)
+    text.add(_parsed(pattern))
+    return "".join(text.pieces)
+
+
+@lru_cache(maxsize=64)
+def _parsed(pattern: str) -> Nodes:
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise UnmetError(
+            f"has a pattern of {len(pattern)} characters; it may have {MAX_PATTERN_CHARACTERS}; give a shorter one"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nodes: Nodes = sre_parser.parse(pattern)
+            return nodes
+    except re.error as error:
+        raise UnmetError(f"has a pattern that is no regular expression: {error}; correct it") from None
+    except (OverflowError, RecursionError) as error:
+        raise UnmetError(f"has a pattern that cannot be read: {error}; give a simpler one") from None
+
+
+class _Text:
+    """A text that grows as its pattern is read.
+
+    Attributes:
+        pieces: of the text.
+    """
+
+    def __init__(self, rng: Random, budget: Budget) -> None:
+        self.pieces: list[str] = []
+        self._rng = rng
+        self._budget = budget
+        self._groups: dict[int, str] = {}
+
+    def add(self, nodes: Nodes, *, ends: bool = True) -> None:
+        """Append a text for a sequence of parsed nodes; `ends`: whether nothing follows it."""
+        nodes = list(nodes)
+        for place, (kind, of) in enumerate(nodes, 1):
+            self._budget.take_value()
+            last = ends and place == len(nodes)
+            if kind is sre.LITERAL:
+                self._write(chr(of))
+            elif kind is sre.NOT_LITERAL:
+                self._write(self._one_of([(sre.NEGATE, None), (sre.LITERAL, of)]))
+            elif kind is sre.ANY:
+                self._write(self._rng.choice(_PRINTABLE))
+            elif kind is sre.IN:
+                self._write(self._one_of(of))
+            elif kind is sre.BRANCH:
+                self.add(self._rng.choice(of[1]), ends=last)
+            elif kind is sre.SUBPATTERN:
+                group, _, _, inner = of
+                before = len(self.pieces)
+                self.add(inner, ends=last)
+                if group is not None:
+                    self._groups[group] = "".join(self.pieces[before:])
+            elif kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+                least, most, inner = of
+                num_repeats = self._rng.randint(least, min(most, least + _MORE_REPEATS))
+                for repeat in range(1, num_repeats + 1):
+                    self._budget.take_value()
+                    self.add(inner, ends=last and repeat == num_repeats)
+            elif kind is sre.GROUPREF:
+                self._write(self._groups.get(of, ""))
+            elif kind is sre.AT and of in _ENDS:
+                if any(self.pieces) if of in _BEGINNINGS else not last:
+                    raise UnmetError("has a pattern with ^ or $ in its midst; write it without")
+            else:
+                raise UnmetError(f"has a pattern with {_REFUSED.get(kind, 'a word boundary')}; write it without")
+
+    def _write(self, text: str) -> None:
+        self._budget.take_characters(len(text))
+        self.pieces.append(text)
+
+    def _one_of(self, members: list[tuple[Any, Any]]) -> str:
+        """Return a character of a class: a printable one of ASCII if there is one."""
+        negated = members[0][0] is sre.NEGATE
+        members = members[negated:]
+        printable = [letter for letter in _PRINTABLE if _has(members, letter) is not negated]
+        if printable:
+            return self._rng.choice(printable)
+        if negated:
+            others = map(chr, range(0x7F, 0x2000))
+            found = next((letter for letter in others if not _has(members, letter)), None)
+            if found is None:
+                raise DeadEndError("has a pattern with a class of characters that is empty; change it")
+            return found
+        kind, of = self._rng.choice(members)
+        if kind is sre.LITERAL:
+            return chr(of)
+        if kind is sre.RANGE:
+            return chr(self._rng.randint(*of))
+        found = next((letter for letter in map(chr, range(sys.maxunicode)) if _CATEGORIES[of](letter)), None)
+        if found is None:
+            raise DeadEndError("has a pattern with a class of characters that is empty; change it")
+        return found
+
+
+def _has(members: Nodes, letter: str) -> bool:
+    code = ord(letter)
+    return any(
+        code == of if kind is sre.LITERAL else of[0] <= code <= of[1] if kind is sre.RANGE else _CATEGORIES[of](letter)
+        for kind, of in members
+    )

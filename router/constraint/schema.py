@@ -1,0 +1,448 @@
+"""Draws JSON values that are valid under a JSON Schema.
+
+The vocabulary is that of draft 2020-12, with the older names of `$defs`, `prefixItems` and `dependentRequired`. Of
+`anyOf` and `oneOf` one alternative is drawn; as in the grammars of engines, another one of `oneOf` may be valid too.
+Keywords that say what a value must not be (`not`, `if`, `contains`, `dependentSchemas`) are refused where they matter.
+
+Values are small: strings of a few words, arrays of a few elements, and no more than the required properties further
+down. Where a way leads to no value, as in a schema that contains itself, another is drawn; the last attempts take the
+shortest way only.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from math import ceil, floor
+from random import Random
+from urllib.parse import unquote
+
+from lorrery.chassis.names import quoted
+from lorrery.router.constraint import pattern
+from lorrery.router.constraint.budget import MAX_LEVELS, Budget, DeadEndError, UnmetError
+from lorrery.router.constraint.formats import FORMATS
+from lorrery.router.constraint.merging import Json, Schema, both, number, types_of
+from lorrery.router.constraint.words import phrase, word
+
+_ATTEMPTS = (False, False, True, True, True)
+"""Whether each attempt takes the shortest way."""
+_FULL_LEVELS = 3
+"""Levels on which optional properties and elements are drawn."""
+_FEW = 3
+_LENGTH_ATTEMPTS = 32
+_WINDOW = 100
+_WIDEST = 1_000_000
+_CENTS = 100
+
+_TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
+_KEYS_OF: Mapping[str, Sequence[str]] = {
+    "object": ("properties", "required", "additionalProperties", "minProperties", "propertyNames", "patternProperties"),
+    "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems"),
+    "string": ("pattern", "minLength", "maxLength", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+"""Keywords from which the type of a value follows if a schema names none."""
+_REFUSED = ("not", "if", "contains", "dependentSchemas", "$dynamicRef", "$recursiveRef")
+_ALTERNATIVES = ("anyOf", "oneOf")
+_RESOLVED = ("$ref", "allOf", *_ALTERNATIVES)
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("properties", "patternProperties", "dependentRequired", "$defs"), (dict,)),
+    **dict.fromkeys(("required", "enum", "prefixItems", "allOf", *_ALTERNATIVES), (list,)),
+    **dict.fromkeys(("additionalProperties", "propertyNames"), (dict, bool)),
+    "items": (dict, bool, list),
+    **dict.fromkeys(("pattern", "format", "$ref"), (str,)),
+    "type": (str, list),
+}
+"""Types of keywords; those that count things are checked where they are read."""
+
+
+def draw(schema: object, rng: Random, budget: Budget) -> Json:
+    """Return a value that is valid under a schema.
+
+    Raises:
+        UnmetError: there is none, none was found, or the schema is none or is not supported.
+    """
+    failed: DeadEndError | None = None
+    for briefly in _ATTEMPTS:
+        try:
+            return _Drawing(schema, rng, budget, briefly=briefly).value(schema, 0)
+        except DeadEndError as error:
+            failed = error
+    assert failed is not None
+    raise failed
+
+
+class _Drawing:
+    """One attempt to draw a value.
+
+    Args:
+        root: the whole schema, to which references refer.
+        rng: the source of all choices.
+        budget: is charged.
+        briefly: whether to take the shortest way.
+    """
+
+    def __init__(self, root: object, rng: Random, budget: Budget, *, briefly: bool) -> None:
+        self._root = root
+        self._rng = rng
+        self._budget = budget
+        self._full_levels = 0 if briefly else _FULL_LEVELS
+
+    # --- schemas ----------------------------------------------------------------------------------------------------
+
+    def _flat(self, schema: object, level: int) -> Schema:
+        """Return an equivalent schema without references and alternatives, one of which is drawn."""
+        self._budget.take_value()
+        if schema is True:
+            return {}
+        if schema is False:
+            raise DeadEndError("asks for a value where it allows none; change it")
+        if not isinstance(schema, dict):
+            raise UnmetError(f"has a schema of type {type(schema).__name__}; a schema is an object, true or false")
+        if level > MAX_LEVELS:
+            raise DeadEndError(f"leads over {MAX_LEVELS} levels deep; give it a way to end earlier")
+        if schema.get("not") in ({}, True):
+            raise DeadEndError("asks for a value where it allows none; change it")
+        _check(schema)
+        flat = _modern(schema)
+        if "$ref" in schema:
+            flat = both(flat, self._flat(self._resolved(schema["$ref"]), level + 1))
+        for part in schema.get("allOf", ()):
+            flat = both(flat, self._flat(part, level + 1))
+        for key in _ALTERNATIVES:
+            if key in schema:
+                flat = self._with_one_of(flat, schema[key], level)
+        return flat
+
+    def _with_one_of(self, flat: Schema, alternatives: Sequence[object], level: int) -> Schema:
+        failed = DeadEndError("has an empty list of alternatives; give one")
+        for alternative in self._ordered(alternatives, level):
+            try:
+                return both(flat, self._flat(alternative, level + 1))
+            except DeadEndError as error:
+                failed = error
+        raise failed
+
+    def _ordered(self, alternatives: Sequence[object], level: int) -> list[object]:
+        """Return alternatives in random order, where it must end soon the simple ones first."""
+        order = self._rng.sample(alternatives, len(alternatives))
+        if level >= self._full_levels:
+            order.sort(key=_complexity)
+        return order
+
+    def _resolved(self, reference: str) -> object:
+        if not reference.startswith("#"):
+            raise UnmetError(f"refers to {quoted(reference)}; only references into the schema itself, #/..., are read")
+        found = self._root
+        for part in unquote(reference[1:]).split("/")[1:] if reference != "#" else ():
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict) and name in found:
+                found = found[name]
+            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                raise UnmetError(f"refers to {quoted(reference)}, which it does not have; define it")
+        if reference != "#" and not reference.startswith("#/"):
+            raise UnmetError(f"refers to {quoted(reference)}; only references of the form #/... are read")
+        return found
+
+    # --- values -----------------------------------------------------------------------------------------------------
+
+    def value(self, schema: object, level: int) -> Json:
+        """Return a value for a schema `level` levels deep."""
+        flat = self._flat(schema, level)
+        for key in _REFUSED:
+            if key in flat:
+                raise UnmetError(f"uses {key}, which is not supported; write it without")
+        if "enum" in flat:
+            fitting = [value for value in flat["enum"] if _fits(value, flat)]
+            if not fitting:
+                raise DeadEndError("has an enum whose values the rest of the schema excludes; change one of the two")
+            return self._rng.choice(fitting)
+        kind = self._type(flat, level)
+        if kind == "null":
+            return None
+        if kind == "boolean":
+            return self._rng.random() < 0.5
+        if kind == "string":
+            return self._string(flat)
+        if kind in ("integer", "number"):
+            return self._number(flat, whole=kind == "integer")
+        return self._array(flat, level) if kind == "array" else self._object(flat, level)
+
+    def _type(self, flat: Schema, level: int) -> str:
+        named = types_of(flat)
+        if named is None:
+            named = [kind for kind, keys in _KEYS_OF.items() if any(key in flat for key in keys)][:1]
+        choices = named or ["string", "integer", "boolean"]
+        if level >= self._full_levels:
+            choices = [kind for kind in choices if kind not in ("array", "object")] or choices
+        return self._rng.choice(choices)
+
+    def _string(self, flat: Schema) -> str:
+        least, most = _count(flat, "minLength", 0), _count(flat, "maxLength", None)
+        make = FORMATS.get(flat.get("format", ""))
+        if make is None and "pattern" not in flat:
+            return phrase(self._rng, self._budget, least or 0, most)
+        for _ in range(_LENGTH_ATTEMPTS):
+            if "pattern" in flat:
+                text = pattern.draw(flat["pattern"], self._rng, self._budget)
+            else:
+                assert make is not None
+                text = make(self._rng)
+            if (least or 0) <= len(text) and (most is None or len(text) <= most):
+                return text
+        raise DeadEndError("has a pattern or format for which no string of its length was found; allow other lengths")
+
+    def _number(self, flat: Schema, *, whole: bool) -> int | float:
+        low, low_excluded = _bound(flat, "minimum", "exclusiveMinimum", max)
+        high, high_excluded = _bound(flat, "maximum", "exclusiveMaximum", min)
+        step = Fraction(1) if whole else None
+        if "multipleOf" in flat:
+            step = number(flat["multipleOf"], "multipleOf")
+            if step <= 0:
+                raise UnmetError(f"has multipleOf {flat['multipleOf']}; it must be above 0")
+            if whole:
+                step = Fraction(step.numerator)
+        first, last = _window(low, high, step or Fraction(1))
+        for grid in (step,) if step is not None else (Fraction(1, _CENTS), (last - first) / _CENTS):
+            if not grid:
+                continue
+            least, most = ceil(first / grid), floor(last / grid)
+            least += bool(low_excluded and least * grid == low)
+            most -= bool(high_excluded and most * grid == high)
+            if least <= most:
+                return _plain(self._rng.randint(least, most) * grid)
+        if first == last and step is None and not (low_excluded or high_excluded):
+            return _plain(first)
+        raise DeadEndError("asks for a number between bounds that leave none; change one of them")
+
+    def _array(self, flat: Schema, level: int) -> list[Json]:
+        first, rest = flat.get("prefixItems", []), flat.get("items", flat.get("unevaluatedItems", True))
+        least, most = _count(flat, "minItems", 0) or 0, _count(flat, "maxItems", None)
+        few = self._rng.randint(1, _FEW) if level < self._full_levels else len(first)
+        wanted = max(least, few, len(first))
+        if rest is False:
+            wanted = min(wanted, len(first))
+        if most is not None:
+            wanted = min(wanted, most)
+        if wanted < least:
+            raise DeadEndError(f"asks for an array of {least} elements and allows {wanted}; change one of the two")
+        self._budget.take_value(least)
+        found: list[Json] = []
+        seen: set[str] = set()
+        for place in range(wanted):
+            schema = first[place] if place < len(first) else rest
+            try:
+                found.append(
+                    self._another(schema, level, seen) if flat.get("uniqueItems") else self.value(schema, level + 1)
+                )
+            except DeadEndError:
+                if len(found) < least:
+                    raise
+                break
+        return found
+
+    def _another(self, schema: object, level: int, seen: set[str]) -> Json:
+        """Return a value that is not among those seen, and add it."""
+        for _ in range(_LENGTH_ATTEMPTS):
+            value = self.value(schema, level + 1)
+            key = json.dumps(value, sort_keys=True)
+            if key not in seen:
+                seen.add(key)
+                return value
+        raise DeadEndError("asks for more different elements than were found; ask for fewer")
+
+    def _object(self, flat: Schema, level: int) -> dict[str, Json]:
+        properties, required = flat.get("properties", {}), flat.get("required", ())
+        dependents = flat.get("dependentRequired", {})
+        most = _count(flat, "maxProperties", None)
+        wanted = dict.fromkeys(_with_dependents(required, dependents))
+        if most is not None and len(wanted) > most:
+            raise DeadEndError(f"requires {len(wanted)} properties and allows {most}; change one of the two")
+        if level < self._full_levels:
+            limit = self._budget.values_left // 2 if most is None else most
+            for name in properties:
+                if name not in wanted and self._rng.random() < 0.5:
+                    more = [other for other in _with_dependents([name], dependents) if other not in wanted]
+                    if len(wanted) + len(more) <= limit:
+                        wanted.update(dict.fromkeys(more))
+        found: dict[str, Json] = {}
+        for name in sorted(wanted, key=_Order(properties)):
+            try:
+                found[name] = self.value(properties.get(name, _others(flat)), level + 1)
+            except DeadEndError:
+                if name in required or name in _with_dependents(found, dependents):
+                    raise
+        self._fill(found, flat, most, level)
+        return found
+
+    def _fill(self, found: dict[str, Json], flat: Schema, most: int | None, level: int) -> None:
+        """Add properties of other names: as many as there must be, and a few to an object that is a map."""
+        least, properties = _count(flat, "minProperties", 0) or 0, flat.get("properties", {})
+        others = _others(flat)
+        patterns = flat.get("patternProperties", {})
+        is_map = not properties and (bool(patterns) or isinstance(others, dict)) and level < self._full_levels
+        wanted = max(least, self._rng.randint(1, _FEW) if is_map else 0)
+        self._budget.take_value(least)
+        for _ in range(_LENGTH_ATTEMPTS + 2 * wanted):
+            if len(found) >= (wanted if most is None else min(wanted, most)):
+                return
+            if patterns:
+                expression = self._rng.choice(list(patterns))
+                name, schema = pattern.draw(expression, self._rng, self._budget), patterns[expression]
+            else:
+                name, schema = self._name(flat), others
+            if name not in found and name not in properties:
+                try:
+                    found[name] = self.value(schema, level + 1)
+                except DeadEndError:
+                    if len(found) < least:
+                        raise
+                    return
+        if len(found) < least:
+            raise DeadEndError(f"asks for {least} properties, and fewer names were found; ask for fewer")
+
+    def _name(self, flat: Schema) -> str:
+        if "propertyNames" not in flat:
+            return word(self._rng)
+        name = self.value(both({"type": "string"}, self._flat(flat["propertyNames"], 0)), 0)
+        assert isinstance(name, str)
+        return name
+
+
+class _Order:
+    """Sorts names of properties as a schema declares them, then the others; `sorted` keeps their order."""
+
+    def __init__(self, properties: Iterable[str]) -> None:
+        self._places = {name: place for place, name in enumerate(properties)}
+
+    def __call__(self, name: str) -> int:
+        return self._places.get(name, len(self._places))
+
+
+def _check(schema: Schema) -> None:
+    """Check the types of a schema's keywords."""
+    for key in schema.keys() & _KINDS.keys():
+        kinds = _KINDS[key]
+        if not isinstance(schema[key], kinds):
+            allowed = " or ".join(
+                {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}[k] for k in kinds
+            )
+            raise UnmetError(f"has {key} of type {type(schema[key]).__name__}; it is {allowed}")
+    for name in types_of(schema) or ():
+        if name not in _TYPES:
+            raise UnmetError(f"has type {quoted(str(name))}; types are {', '.join(_TYPES)}")
+    for names in (schema.get("required", ()), *schema.get("dependentRequired", {}).values()):
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise UnmetError("requires properties whose names are no list of texts; name them so")
+
+
+def _modern(schema: Schema) -> Schema:
+    """Return the keywords that apply to a value, under today's names."""
+    flat = {key: value for key, value in schema.items() if key not in _RESOLVED}
+    if "const" in flat:
+        constant = [flat.pop("const")]
+        flat = both({"enum": constant}, {"enum": flat.pop("enum")} if "enum" in flat else {}) | flat
+    if isinstance(flat.get("items"), list):
+        flat["prefixItems"] = flat["items"]
+        flat["items"] = flat.pop("additionalItems", True)
+    for key in ("minimum", "maximum"):  # draft 4
+        excluded = f"exclusive{key.capitalize()}"
+        if isinstance(flat.get(excluded), bool) and flat.pop(excluded) and key in flat:
+            flat[excluded] = flat.pop(key)
+    dependencies = flat.pop("dependencies", {})
+    for name, needs in dependencies.items() if isinstance(dependencies, dict) else ():
+        if not isinstance(needs, list):
+            flat["dependentSchemas"] = needs
+        else:
+            flat["dependentRequired"] = flat.get("dependentRequired", {}) | {name: needs}
+    if flat.get("nullable") is True and types_of(flat):  # OpenAPI 3.0
+        flat["type"] = [*(types_of(flat) or ()), "null"]
+    return flat
+
+
+def _complexity(schema: object) -> int:
+    if not isinstance(schema, dict):
+        return 0
+    if any(key in schema for key in _RESOLVED):
+        return 3
+    kinds = types_of(schema) or ()
+    return 2 if "object" in kinds else 1 if "array" in kinds else 0
+
+
+def _others(flat: Schema) -> object:
+    """Return the schema of properties that are not declared."""
+    return flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
+
+
+def _with_dependents(names: Iterable[str], dependents: Mapping[str, Sequence[str]]) -> list[str]:
+    found = list(dict.fromkeys(names))
+    if dependents:
+        for name in found:
+            found += [other for other in dependents.get(name, ()) if other not in found]
+    return found
+
+
+def _count(flat: Schema, key: str, default: int | None) -> int | None:
+    if key not in flat:
+        return default
+    value = number(flat[key], key)
+    if value < 0 or value.denominator != 1:
+        raise UnmetError(f"has {key} {flat[key]}; it must be a whole number from 0 on")
+    return value.numerator
+
+
+def _bound(
+    flat: Schema, key: str, exclusive: str, tighter: Callable[[Iterable[Fraction]], Fraction]
+) -> tuple[Fraction | None, bool]:
+    """Return the tighter one of two bounds, and whether the bound itself is excluded."""
+    bounds = [(number(flat[name], name), name == exclusive) for name in (key, exclusive) if name in flat]
+    if not bounds:
+        return None, False
+    value = tighter(bound for bound, _ in bounds)
+    return value, any(excluded for bound, excluded in bounds if bound == value)
+
+
+def _window(low: Fraction | None, high: Fraction | None, step: Fraction) -> tuple[Fraction, Fraction]:
+    """Return the range from which a number is drawn: usual numbers, if the bounds allow them."""
+    width = _WINDOW * step
+    if low is None:
+        if high is None:
+            return Fraction(0), width
+        return (Fraction(0), min(high, width)) if high > 0 else (high - width, high)
+    if high is None:
+        return (Fraction(0), width) if low <= 0 else (low, low + width)
+    if high - low <= _WIDEST * step:
+        return low, high
+    return (Fraction(0), width) if low <= 0 and width <= high else (low, low + width)
+
+
+def _plain(value: Fraction) -> int | float:
+    return value.numerator if value.denominator == 1 else float(value)
+
+
+def _fits(value: object, flat: Schema) -> bool:
+    """Return whether a value of an enum meets the keywords beside it: those of numbers, and of the length of texts."""
+    kinds = types_of(flat)
+    if kinds is not None and not any(_is(value, kind) for kind in kinds):
+        return False
+    if isinstance(value, str):
+        least, most = _count(flat, "minLength", 0), _count(flat, "maxLength", None)
+        return (least or 0) <= len(value) and (most is None or len(value) <= most)
+    if _is(value, "number"):
+        exact = number(value, "enum")
+        low, low_excluded = _bound(flat, "minimum", "exclusiveMinimum", max)
+        high, high_excluded = _bound(flat, "maximum", "exclusiveMaximum", min)
+        below = low is not None and (exact < low or (low_excluded and exact == low))
+        above = high is not None and (exact > high or (high_excluded and exact == high))
+        step = number(flat["multipleOf"], "multipleOf") if flat.get("multipleOf") else None
+        return not below and not above and (step is None or (exact / step).denominator == 1)
+    return True
+
+
+def _is(value: object, kind: str) -> bool:
+    if isinstance(value, bool) or value is None:
+        return kind == ("null" if value is None else "boolean")
+    if isinstance(value, int | float):
+        return kind == "number" or (kind == "integer" and value == int(value))
+    return kind == ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object")

@@ -1,0 +1,129 @@
+"""Reads the calls of tools out of an output's text, as it grows.
+
+An output that may call any of several tools is what vLLM lets a model write where a call is required: a JSON array of
+objects with `name` and `parameters`. One whose tool is given is the arguments alone. What is neither is text.
+"""
+
+import json
+import re
+from hashlib import blake2b
+from typing import NamedTuple
+
+_HEAD = re.compile(r'(?:\s*\}\s*,|\s*\[)\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*')
+_ARRAY = '[{"name":'
+_MOST_HEAD_CHARACTERS = 4096
+_BLANKS = " \t\r\n"
+
+
+class CallPiece(NamedTuple):
+    """A part of an output.
+
+    Attributes:
+        text: of the arguments of a call, or of the text.
+        call: the number of the call, from 0; None: text.
+        name: of the tool, in the first piece of a call.
+    """
+
+    text: str
+    call: int | None = None
+    name: str | None = None
+
+
+class CallReader:
+    """Turns the text of one output into pieces.
+
+    Args:
+        tool: whose arguments the output is; None: it may call any, or none.
+
+    Attributes:
+        num_calls: number of calls that have begun.
+    """
+
+    def __init__(self, tool: str | None) -> None:
+        self._tool = tool
+        self.num_calls = 0
+        self._held = ""
+        self._is_text = False
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    def push(self, text: str) -> list[CallPiece]:
+        """Take more text; return what is certain now."""
+        if self._is_text:
+            return [CallPiece(text)] if text and not self.num_calls else []
+        if self._tool is not None:
+            return self._arguments_of(self._tool, text)
+        self._held += text
+        pieces: list[CallPiece] = []
+        while self._held:
+            if self._depth:
+                pieces.append(CallPiece(self._take_arguments(), self.num_calls - 1))
+            elif (head := _HEAD.match(self._held)) is not None and head.end() < len(self._held):
+                self._held = self._held[head.end() :]
+                self.num_calls += 1
+                pieces.append(CallPiece(self._take_arguments(), self.num_calls - 1, json.loads(head[1])))
+            else:
+                if not self._may_begin():
+                    pieces += self.end()
+                break
+        return pieces
+
+    def end(self) -> list[CallPiece]:
+        """Return what is left at the end: what never became a call is text, unless calls precede it."""
+        held, self._held, self._is_text = self._held, "", True
+        return [CallPiece(held)] if held and not self.num_calls else []
+
+    def _arguments_of(self, tool: str, text: str) -> list[CallPiece]:
+        if self.num_calls:
+            return [CallPiece(text, 0)] if text else []
+        text = text.lstrip(_BLANKS)  # a vocabulary may begin each text with a blank
+        if not text:
+            return []
+        self.num_calls = 1
+        return [CallPiece(text, 0, tool)]
+
+    def _may_begin(self) -> bool:
+        """Return whether the held text may be the beginning of an array of calls, or of another call."""
+        if len(self._held) > _MOST_HEAD_CHARACTERS:
+            return False
+        packed = re.sub(r"\s+", "", self._held)
+        return self.num_calls > 0 or packed.startswith(_ARRAY) or _ARRAY.startswith(packed)
+
+    def _take_arguments(self) -> str:
+        """Take the held text up to the end of the call's arguments, an object."""
+        for place, letter in enumerate(self._held, 1):
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif letter == "\\":
+                    self._escaped = True
+                else:
+                    self._in_string = letter != '"'
+            elif letter == '"':
+                self._in_string = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+            if not self._depth:
+                taken, self._held = self._held[:place], self._held[place:]
+                return taken
+        taken, self._held = self._held, ""
+        return taken
+
+
+def read_whole(reader: CallReader, text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text of a whole output, and its calls: the name of each tool, and its arguments as JSON."""
+    said, calls = "", list[tuple[str, str]]()
+    for piece in reader.push(text) + reader.end():
+        if piece.call is None:
+            said += piece.text
+        else:
+            assert piece.name is not None
+            calls.append((piece.name, piece.text))
+    return said, calls
+
+
+def call_id(prefix: str, output: str, call: int) -> str:
+    """Return the id of a call; `output`: the id of the output that makes it, `call`: its number there."""
+    return f"{prefix}{blake2b(f'{output} {call}'.encode(), digest_size=12).hexdigest()}"

@@ -1,0 +1,255 @@
+"""The form that a request asks of its output: structured outputs, and calls of tools."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.chassis.names import quoted
+from lorrery.router.constraint.merging import Json
+from lorrery.router.field_names import Names
+from lorrery.v1 import router_pb2
+
+_NO_GRAMMAR = "the mock model follows schemas, patterns and choices, and no grammar"
+_MOST_CALLS = 2
+"""Calls in one output, where a client allows several."""
+
+
+class Form(NamedTuple):
+    """What an output is to be.
+
+    Attributes:
+        constraint: for the handler.
+        field: the request's field that asks for it, for errors.
+        calls_tools: whether the output is calls of tools.
+        tool: the one whose arguments the output is; None: the output names it.
+    """
+
+    constraint: router_pb2.Constraint
+    field: str
+    calls_tools: bool = False
+    tool: str | None = None
+
+    def names(self, names: Names) -> Names:
+        """Return the names for errors, with that of the field."""
+        forms = (f"constraint.{form.name}" for form in router_pb2.Constraint.DESCRIPTOR.fields)
+        return names._replace(words={**names.words, **dict.fromkeys(forms, self.field)})
+
+
+class Function(NamedTuple):
+    """A tool that a model may call.
+
+    Attributes:
+        name: of the tool.
+        parameters: the schema of its arguments; None: it has none.
+    """
+
+    name: str
+    parameters: Any
+
+
+def json_schema(schema: object, field: str) -> Form:
+    """Return the form of JSON under a schema, given as such or as JSON."""
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return Form(router_pb2.Constraint(json_schema=text), field)
+
+
+def of_response_format(given: Mapping[str, Any] | None) -> Form | None:
+    """Return the form that OpenAI's `response_format` asks for.
+
+    Raises:
+        InvalidRequest: it is malformed, or of an unknown type.
+    """
+    kind = "text" if given is None else given.get("type", "text")
+    if given is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Form(router_pb2.Constraint(json_object=True), "response_format")
+    if kind == "json_schema":
+        holder = given.get("json_schema")
+        schema = holder.get("schema") if isinstance(holder, dict) else None
+        if schema is None:
+            raise InvalidRequest(
+                "response_format has no json_schema.schema; give the schema there",
+                field="response_format.json_schema.schema",
+            )
+        return json_schema(schema, "response_format.json_schema.schema")
+    raise _unknown_kind("response_format.type", kind)
+
+
+def of_text_format(given: Mapping[str, Any] | None, field: str) -> Form | None:
+    """Return the form that `text.format` of OpenAI's Responses asks for, or Anthropic's `output_config.format`.
+
+    Raises:
+        InvalidRequest: it is malformed, or of an unknown type.
+    """
+    kind = "text" if given is None else given.get("type", "text")
+    if given is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Form(router_pb2.Constraint(json_object=True), field)
+    if kind == "json_schema":
+        if given.get("schema") is None:
+            raise InvalidRequest(f"{field} has no schema; give one", field=f"{field}.schema")
+        return json_schema(given["schema"], f"{field}.schema")
+    raise _unknown_kind(f"{field}.type", kind)
+
+
+def of_mock_output(text: str | None) -> Form | None:
+    """Return the form of an output that is given word for word."""
+    return None if text is None else Form(router_pb2.Constraint(text=text), "mock_output")
+
+
+def of_structured_outputs(given: Mapping[str, Any] | None, prefix: str) -> Form | None:
+    """Return the form that vLLM's `structured_outputs` asks for, or its older `guided_` fields.
+
+    Args:
+        given: kinds and what they are; those that are null or false do not count.
+        prefix: of a kind's name, in errors.
+
+    Raises:
+        InvalidRequest: several are asked for, or one that is not supported.
+    """
+    asked = {kind: value for kind, value in (given or {}).items() if kind in _KINDS and value not in (None, False)}
+    if not asked:
+        return None
+    if len(asked) > 1:
+        raise InvalidRequest(
+            f"{prefix}{' and '.join(asked)} are two forms of one output; ask for one", field=f"{prefix}{[*asked][1]}"
+        )
+    ((kind, value),) = asked.items()
+    field = f"{prefix}{kind}"
+    if kind == "json":
+        return json_schema(value, field)
+    if kind == "json_object":
+        return Form(router_pb2.Constraint(json_object=True), field)
+    if kind == "regex" and isinstance(value, str):
+        return Form(router_pb2.Constraint(regex=value), field)
+    if kind == "choice" and isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return Form(router_pb2.Constraint(choices=router_pb2.Choices(texts=value)), field)
+    if kind in ("regex", "choice"):
+        raise InvalidRequest(f"{field} is no {'text' if kind == 'regex' else 'list of texts'}; give one", field=field)
+    raise InvalidRequest(f"{field} is not supported here: {_NO_GRAMMAR}", field=field)
+
+
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+def only_one(forms: Iterable[Form | None]) -> Form | None:
+    """Return the form that a request asks for.
+
+    Raises:
+        InvalidRequest: there are several.
+    """
+    asked = [form for form in forms if form is not None]
+    if len(asked) > 1:
+        raise InvalidRequest(
+            f"{asked[0].field} and {asked[1].field} are two forms of one output; ask for one", field=asked[1].field
+        )
+    return asked[0] if asked else None
+
+
+def with_tools(
+    form: Form | None, functions: Sequence[Function], choice: object, *, several: bool, probability: float
+) -> Form | None:
+    """Return the form of an output that may call tools.
+
+    A call that a client requires precedes any other form; where a model is free to call, another form precedes.
+
+    Args:
+        form: what else is asked for; None: nothing.
+        functions: that may be called.
+        choice: `required`, `auto` or `none`, or the one to call; None: auto.
+        several: whether an output may call more than one.
+        probability: with which an output calls tools under `auto`.
+
+    Raises:
+        InvalidRequest: the choice is none of these, or a call is required and there is nothing to call.
+    """
+    if choice in (None, "auto", "none"):
+        may_call = bool(functions) and choice != "none"
+        if form is not None:
+            return form._replace(calls_tools=may_call and form.constraint.HasField("text"))
+        if not may_call or not probability:
+            return None
+    elif isinstance(choice, Function):
+        return json_schema(_arguments(choice, ""), "tools")._replace(calls_tools=True, tool=choice.name)
+    elif choice != "required":
+        raise InvalidRequest(
+            f"tool_choice is {quoted(json.dumps(choice))}; it must be none, auto, required, or a function among tools",
+            field="tool_choice",
+        )
+    if not functions:
+        raise InvalidRequest("tool_choice requires a call, and tools has no function; give one", field="tool_choice")
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": function.name},
+                "parameters": _arguments(function, f"/items/anyOf/{number}/properties/parameters"),
+            },
+            "required": ["name", "parameters"],
+        }
+        for number, function in enumerate(functions)
+    ]
+    most = _MOST_CALLS if several else 1
+    called = json_schema({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}}, "tools")
+    if choice != "required":
+        called.constraint.probability = probability
+    return called._replace(calls_tools=True)
+
+
+def _arguments(function: Function, at: str) -> dict[str, Any]:
+    """Return the schema of a function's arguments, always an object; `at`: its place in the whole schema."""
+    given = function.parameters
+    schema = given if isinstance(given, dict) and given else {}
+    return {"allOf": [{"type": "object"}, _moved(schema, f"{at}/allOf/1")]}
+
+
+def chosen(functions: Sequence[Function], name: object, field: str) -> Function:
+    """Return the function that a client wants to be called.
+
+    Raises:
+        InvalidRequest: there is none of this name.
+    """
+    found = next((function for function in functions if function.name == name), None)
+    if found is None:
+        raise InvalidRequest(f"{field} is {quoted(str(name))}, which is not among tools; add it there", field=field)
+    return found
+
+
+def openai_functions(tools: object) -> list[Function]:
+    """Return the functions among tools, as OpenAI's routes have them; others are left out.
+
+    Args:
+        tools: each with its function's fields in `function`, or beside `type`.
+    """
+    found: list[Function] = []
+    for tool in tools if isinstance(tools, list) else ():
+        if isinstance(tool, dict) and tool.get("type", "function") == "function":
+            function = tool.get("function", tool)
+            if isinstance(function, dict) and isinstance(function.get("name"), str):
+                found.append(Function(function["name"], function.get("parameters")))
+    return found
+
+
+def _moved(schema: Json, to: str) -> Json:
+    """Return a schema that is to be at place `to` of another one: its references into itself point there."""
+    if isinstance(schema, list):
+        return [_moved(part, to) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: f"#{to}{value[1:]}"
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, to)
+        for key, value in schema.items()
+    }
+
+
+def _unknown_kind(field: str, kind: object) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field} is {quoted(str(kind))}; it must be text, json_object or json_schema",
+        field=field,
+        value=quoted(str(kind)),
+    )
