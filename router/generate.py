@@ -124,6 +124,7 @@ class Generation:
         call: Call,
         timing: Timing,
         trace: OutputTrace | None = None,
+        constraint: router_pb2.Constraint | None = None,
     ) -> None:
         """Stream one request's output.
 
@@ -133,6 +134,7 @@ class Generation:
             call: receives the output.
             timing: of the request, from its arrival; gets its tenant and adapter here.
             trace: records what happens; None: the call is not traced.
+            constraint: on the output; None: the message's.
 
         Raises:
             RequestError: the request is refused, or fails before its end.
@@ -142,7 +144,7 @@ class Generation:
         adapter_id = self._reader.adapter_id(message)
         timing.asks_for(adapter_id)
         self._placement.check_hold_off(adapter_id, message.request_id, tenant_id)
-        request = await self._reader.read(message, caller)
+        request = await self._reader.read(message, caller, constraint)
         if trace is not None:
             trace.request, trace.model, trace.timing = request, self._reader.served[0], timing
         faults = self._injector.choose(request, call.fault_rules)

@@ -173,13 +173,20 @@ class Handler:
 
     # --- generating -------------------------------------------------------------------------------------------------
 
-    async def generate(self, message: router_pb2.GenerateRequest, caller: Callable[[], ApiKey], call: Call) -> None:
+    async def generate(
+        self,
+        message: router_pb2.GenerateRequest,
+        caller: Callable[[], ApiKey],
+        call: Call,
+        constraint: router_pb2.Constraint | None = None,
+    ) -> None:
         """Serve one request, and count its outcome.
 
         Args:
             message: the client's request.
             caller: authenticates the caller; Unauthenticated that it raises is counted too.
             call: receives the output.
+            constraint: on the output, in place of the message's, which each of many outputs would copy; None: that.
 
         Raises:
             RequestError: the request is refused, or fails before its end.
@@ -193,7 +200,7 @@ class Handler:
         try:
             who = caller()
             self._check_open()
-            await self._generation.stream(message, who, call, timing, trace)
+            await self._generation.stream(message, who, call, timing, trace, constraint)
             outcome = "ok"
         except asyncio.CancelledError:
             outcome = _cancelled(call)

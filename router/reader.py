@@ -42,10 +42,13 @@ class RequestReader:
         self._tokenizer = tokenizer
         self._access = access
         seed = settings.router.seed
+        self._drawing = asyncio.Lock()
         self._random_bits = random.getrandbits if seed is None else random.Random(seed).getrandbits
 
-    async def read(self, message: router_pb2.GenerateRequest, caller: ApiKey) -> Request:
-        """Check a client's message and return it as a request.
+    async def read(
+        self, message: router_pb2.GenerateRequest, caller: ApiKey, constraint: router_pb2.Constraint | None = None
+    ) -> Request:
+        """Check a client's message and return it as a request; `constraint`: on its output, in place of its own.
 
         Raises:
             RequestError: the message is invalid, or its key does not allow it.
@@ -70,7 +73,9 @@ class RequestReader:
         check_least(sampling)
         prompt_u32 = u32.pack(prompt)
         seed = message.seed if message.HasField("seed") else self._seed(message, sampling, prompt_u32)
-        output = await self._given_output(message, seed) if message.HasField("constraint") else None
+        if constraint is None and message.HasField("constraint"):
+            constraint = message.constraint
+        output = None if constraint is None else await self._given_output(constraint, seed)
         if output is not None:
             sampling = replace(sampling, ignore_eos=False, min_new_tokens=0)
         return Request(
@@ -118,13 +123,10 @@ class RequestReader:
         check_stop_tokens(asked.stop_token_ids, limits.max_stop_strings, self._tokenizer.vocab_size)
         return wire.sampling_params(asked)
 
-    async def _given_output(self, message: router_pb2.GenerateRequest, seed: int) -> list[int] | None:
+    async def _given_output(self, constraint: router_pb2.Constraint, seed: int) -> list[int] | None:
         """Return the tokens of the output that a constraint gives, with its end; None: it gives none."""
-        constraint = message.constraint
-        if constraint.ByteSize() > LONG_TEXT_CHARACTERS:
+        async with self._drawing:  # one at a time: each thread that computes delays the event loop by up to 5 ms
             text = await asyncio.to_thread(drawn_output, constraint, seed)
-        else:
-            text = drawn_output(constraint, seed)
         if text is None:
             return None
         token_ids = await encode_prompt(self._tokenizer, text, special_tokens=False)

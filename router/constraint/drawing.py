@@ -51,7 +51,7 @@ def _text(constraint: router_pb2.Constraint, form: str, rng: Random) -> str | No
     if form == "json_object":
         return _json(schema.draw(_ANY_OBJECT, rng, Budget())) if constraint.json_object else None
     if form == "regex":
-        return pattern.draw(constraint.regex, rng, Budget())
+        return _encodable(pattern.draw(constraint.regex, rng, Budget()))
     if form == "text":
         return constraint.text
     if not constraint.choices.texts:
@@ -59,13 +59,19 @@ def _text(constraint: router_pb2.Constraint, form: str, rng: Random) -> str | No
     return rng.choice(constraint.choices.texts)
 
 
-def _json(value: Json) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+def _encodable(text: str) -> str:
     try:
         text.encode()
-    except UnicodeEncodeError:  # lone surrogates, which JSON can spell and UTF-8 cannot
-        return json.dumps(value)
+    except UnicodeEncodeError:
+        raise UnmetError("asks for half a character, a surrogate; ask for the whole one") from None
     return text
+
+
+def _json(value: Json) -> str:
+    try:
+        return _encodable(json.dumps(value, ensure_ascii=False))
+    except UnmetError:
+        return json.dumps(value)  # which spells them as JSON can
 
 
 @lru_cache(maxsize=4)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from json import dumps
 from math import gcd, lcm
 from typing import Any
 
@@ -67,7 +68,8 @@ def _types(one: Json, other: Json) -> list[str]:
 
 
 def _enums(one: Json, other: Json) -> list[Json]:
-    common = [value for value in one if value in other]
+    known = {dumps(value, sort_keys=True) for value in other}  # apart from the types of numbers, 1 and 1.0 among them
+    common = [value for value in one if dumps(value, sort_keys=True) in known]
     if not common:
         raise DeadEndError("asks for a value out of two enums that have none in common; change one of them")
     return common
@@ -99,7 +101,7 @@ _MERGES: Mapping[str, Callable[[Json, Json], Json]] = {
     **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"), _smallest),
     "uniqueItems": lambda one, other: one or other,
     **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), lambda one, other: one and other),
-    "required": lambda one, other: [*one, *(name for name in other if name not in one)],
+    "required": lambda one, other: [*dict.fromkeys([*one, *other])],
     "propertyNames": _all_of,
     "dependentRequired": lambda one, other: {
         name: [*one.get(name, ()), *other.get(name, ())] for name in {**one, **other}

@@ -7,9 +7,8 @@ other. Lookarounds, word boundaries and conditional groups are refused: what the
 import re
 import re._constants as sre  # type: ignore[import-not-found]
 import re._parser as sre_parser  # type: ignore[import-not-found]
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -24,6 +23,7 @@ Nodes = Iterable[tuple[Any, Any]]
 """Kinds, and what they are of."""
 
 _PRINTABLE = [chr(code) for code in range(0x20, 0x7F)]
+_OTHERS = "éßΩя中あ한😀"
 _CATEGORIES: Mapping[Any, Callable[[str], bool]] = {
     sre.CATEGORY_DIGIT: str.isdecimal,
     sre.CATEGORY_NOT_DIGIT: lambda letter: not letter.isdecimal(),
@@ -83,6 +83,7 @@ class _Text:
         self._rng = rng
         self._budget = budget
         self._groups: dict[int, str] = {}
+        self._classes: dict[int, list[str]] = {}  # by the identity of what is parsed, which outlives this
 
     def add(self, nodes: Nodes, *, ends: bool = True) -> None:
         """Append a text for a sequence of parsed nodes; `ends`: whether nothing follows it."""
@@ -93,7 +94,7 @@ class _Text:
             if kind is sre.LITERAL:
                 self._write(chr(of))
             elif kind is sre.NOT_LITERAL:
-                self._write(self._one_of([(sre.NEGATE, None), (sre.LITERAL, of)]))
+                self._write(next(letter for letter in "ax" if ord(letter) != of))
             elif kind is sre.ANY:
                 self._write(self._rng.choice(_PRINTABLE))
             elif kind is sre.IN:
@@ -124,28 +125,28 @@ class _Text:
         self._budget.take_characters(len(text))
         self.pieces.append(text)
 
-    def _one_of(self, members: list[tuple[Any, Any]]) -> str:
+    def _one_of(self, members: Sequence[tuple[Any, Any]]) -> str:
         """Return a character of a class: a printable one of ASCII if there is one."""
-        negated = members[0][0] is sre.NEGATE
-        members = members[negated:]
-        printable = [letter for letter in _PRINTABLE if _has(members, letter) is not negated]
-        if printable:
-            return self._rng.choice(printable)
-        if negated:
-            others = map(chr, range(0x7F, 0x2000))
-            found = next((letter for letter in others if not _has(members, letter)), None)
-            if found is None:
-                raise DeadEndError("has a pattern with a class of characters that is empty; change it")
-            return found
-        kind, of = self._rng.choice(members)
-        if kind is sre.LITERAL:
-            return chr(of)
-        if kind is sre.RANGE:
-            return chr(self._rng.randint(*of))
-        found = next((letter for letter in map(chr, range(sys.maxunicode)) if _CATEGORIES[of](letter)), None)
-        if found is None:
+        letters = self._classes.get(id(members))
+        if letters is None:
+            letters = self._classes[id(members)] = _letters(members)
+        if letters:
+            return self._rng.choice(letters)
+        if members[0][0] is sre.NEGATE:
             raise DeadEndError("has a pattern with a class of characters that is empty; change it")
-        return found
+        kind, of = self._rng.choice(members)
+        return chr(of) if kind is sre.LITERAL else chr(self._rng.randint(*of))
+
+
+def _letters(members: Sequence[tuple[Any, Any]]) -> list[str]:
+    """Return printable characters of a class, of one that is negated others if need be; empty: it has none."""
+    negated = members[0][0] is sre.NEGATE
+    members = members[negated:]
+    for letters in (_PRINTABLE, _OTHERS) if negated else (_PRINTABLE,):
+        found = [letter for letter in letters if _has(members, letter) is not negated]
+        if found:
+            return found
+    return []
 
 
 def _has(members: Nodes, letter: str) -> bool:

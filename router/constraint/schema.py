@@ -44,6 +44,7 @@ _KEYS_OF: Mapping[str, Sequence[str]] = {
 _REFUSED = ("not", "if", "contains", "dependentSchemas", "$dynamicRef", "$recursiveRef")
 _ALTERNATIVES = ("anyOf", "oneOf")
 _RESOLVED = ("$ref", "allOf", *_ALTERNATIVES)
+_SIZED = ("properties", "required", "enum", "dependentRequired", "prefixItems", *_RESOLVED)
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("properties", "patternProperties", "dependentRequired", "$defs"), (dict,)),
     **dict.fromkeys(("required", "enum", "prefixItems", "allOf", *_ALTERNATIVES), (list,)),
@@ -102,6 +103,7 @@ class _Drawing:
             raise DeadEndError(f"leads over {MAX_LEVELS} levels deep; give it a way to end earlier")
         if schema.get("not") in ({}, True):
             raise DeadEndError("asks for a value where it allows none; change it")
+        self._budget.take_steps(sum(len(schema[key]) for key in _SIZED if isinstance(schema.get(key), dict | list)))
         _check(schema)
         flat = _modern(schema)
         if "$ref" in schema:
@@ -154,10 +156,7 @@ class _Drawing:
             if key in flat:
                 raise UnmetError(f"uses {key}, which is not supported; write it without")
         if "enum" in flat:
-            fitting = [value for value in flat["enum"] if _fits(value, flat)]
-            if not fitting:
-                raise DeadEndError("has an enum whose values the rest of the schema excludes; change one of the two")
-            return self._rng.choice(fitting)
+            return self._one_of(flat["enum"], flat)
         kind = self._type(flat, level)
         if kind == "null":
             return None
@@ -168,6 +167,16 @@ class _Drawing:
         if kind in ("integer", "number"):
             return self._number(flat, whole=kind == "integer")
         return self._array(flat, level) if kind == "array" else self._object(flat, level)
+
+    def _one_of(self, values: Sequence[Json], flat: Schema) -> Json:
+        """Return one of an enum's values that the other keywords allow."""
+        self._budget.take_steps(len(values))
+        fitting = [value for value in values if _fits(value, flat)]
+        if not fitting:
+            raise DeadEndError("has an enum whose values the rest of the schema excludes; change one of the two")
+        value = self._rng.choice(fitting)
+        self._budget.take_characters(len(json.dumps(value)))
+        return value
 
     def _type(self, flat: Schema, level: int) -> str:
         named = types_of(flat)
@@ -255,6 +264,7 @@ class _Drawing:
     def _object(self, flat: Schema, level: int) -> dict[str, Json]:
         properties, required = flat.get("properties", {}), flat.get("required", ())
         dependents = flat.get("dependentRequired", {})
+        self._budget.take_steps(len(properties))
         most = _count(flat, "maxProperties", None)
         wanted = dict.fromkeys(_with_dependents(required, dependents))
         if most is not None and len(wanted) > most:
@@ -268,6 +278,7 @@ class _Drawing:
                         wanted.update(dict.fromkeys(more))
         found: dict[str, Json] = {}
         for name in sorted(wanted, key=_Order(properties)):
+            self._budget.take_characters(len(name))
             try:
                 found[name] = self.value(properties.get(name, _others(flat)), level + 1)
             except DeadEndError:
@@ -376,11 +387,14 @@ def _others(flat: Schema) -> object:
 
 
 def _with_dependents(names: Iterable[str], dependents: Mapping[str, Sequence[str]]) -> list[str]:
-    found = list(dict.fromkeys(names))
+    found = dict.fromkeys(names)
     if dependents:
-        for name in found:
-            found += [other for other in dependents.get(name, ()) if other not in found]
-    return found
+        left = list(found)
+        while left:
+            more = [other for other in dependents.get(left.pop(), ()) if other not in found]
+            found.update(dict.fromkeys(more))
+            left += more
+    return list(found)
 
 
 def _count(flat: Schema, key: str, default: int | None) -> int | None:

@@ -30,10 +30,10 @@ def routes(edge: Edge) -> APIRouter:
             prompt = await encoded(request, http)
             form = request.form(edge.tool_call_probability)
         request_id = edge.request_id(http)
-        wanted = request.messages([prompt], f"msg_{request_id}", edge.tenant(request.user), form)
+        wanted = request.messages([prompt], f"msg_{request_id}", edge.tenant(request.user))
         shape = MessageShape(request_id, request.model or edge.model, len(prompt), form)
-        its_names = names if form is None else form.names(names)
-        return edge.answer(http, outputs(wanted, 1, request.seed), shape, stream=request.stream, names=[its_names])
+        choices = outputs(wanted, 1, request.seed)
+        return edge.answer(http, choices, shape, stream=request.stream, names=[names], form=form)
 
     @router.post("/count_tokens")
     async def count_tokens(request: Conversation, http: Request) -> Response:

@@ -16,6 +16,7 @@ from lorrery.router.generate import Call
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import Answer, Shape
 from lorrery.router.http.field_names import COMPLETION
+from lorrery.router.http.forms import Form
 from lorrery.router.http.token_json import TokenTexts
 from lorrery.router.keys import ApiKey
 from lorrery.v1 import router_pb2
@@ -126,12 +127,23 @@ class Edge:
         *,
         stream: bool | None,
         names: Sequence[Names],
+        form: Form | None = None,
     ) -> Response:
-        """Return the response with one output per message; `names`: field names for errors about each message."""
+        """Return the response with one output per message.
+
+        Args:
+            http: the request.
+            messages: one for each output.
+            shape: of the response.
+            stream: whether to send events.
+            names: field names for errors about each message.
+            form: of the outputs; None: their own.
+        """
+        constraint = None if form is None else form.constraint
 
         async def generate(message: router_pb2.GenerateRequest, its_names: Names, call: Call) -> None:
-            with named(its_names):
-                await self.handler.generate(message, lambda: self.caller(http), call)
+            with named(its_names if form is None else form.names(its_names)):
+                await self.handler.generate(message, lambda: self.caller(http), call, constraint)
 
         choices = [partial(generate, *one) for one in zip(messages, names, strict=True)]
         return Answer(choices, shape, self.turns, stream=bool(stream), fault_rules=http.headers.getlist(METADATA_KEY))

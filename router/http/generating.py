@@ -217,15 +217,11 @@ class GeneratingRequest(BaseModel):
             )
 
     def messages(
-        self, prompts: Sequence[str | list[int]], request_id: str, tenant: str, form: Form | None
+        self, prompts: Sequence[str | list[int]], request_id: str, tenant: str
     ) -> list[router_pb2.GenerateRequest]:
-        """Return a message for each prompt, in order; `form`: of their outputs."""
+        """Return a message for each prompt, in order."""
         sampling = self._sampling()
-        messages = [self._message(prompt, sampling, request_id, tenant) for prompt in prompts]
-        if form is not None:
-            for message in messages:
-                message.constraint.CopyFrom(form.constraint)
-        return messages
+        return [self._message(prompt, sampling, request_id, tenant) for prompt in prompts]
 
     def _message(
         self, prompt: str | list[int], sampling: types_pb2.SamplingParams, request_id: str, tenant: str

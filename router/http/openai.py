@@ -109,17 +109,17 @@ async def _answer(
     request.check_outputs(len(prompts), edge.handler.settings.router.http_max_outputs)
     n = request.n or 1
     form = request.form(edge.tool_call_probability)
-    messages = request.messages(prompts, request_id, edge.tenant(request.user), form)
+    messages = request.messages(prompts, request_id, edge.tenant(request.user))
     names = [one._replace(max_model_len=edge.max_model_len) for one in _names(request)]
-    if form is not None:
-        names = [form.names(one) for one in names]
     details = await _details(edge, request, http, messages, names)
     if details is None or not details.prompts:
         await edge.encode_for_several(http, messages, names, n)
     stop_token_ids = frozenset(request.stop_token_ids or ())
     shown = shape(request_id, request.model or edge.model, n, request.include_usage, details, stop_token_ids, form)
     its_names = [one for one in names for _ in range(n)]
-    return edge.answer(http, outputs(messages, n, request.seed), shown, stream=request.stream, names=its_names)
+    return edge.answer(
+        http, outputs(messages, n, request.seed), shown, stream=request.stream, names=its_names, form=form
+    )
 
 
 def _names(request: GeneratingRequest) -> list[Names]:

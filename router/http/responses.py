@@ -27,9 +27,9 @@ def routes(edge: Edge) -> APIRouter:
             )
         request_id = edge.request_id(http, request.request_id)
         form = request.form(edge.tool_call_probability)
-        messages = request.messages([prompt], f"resp_{request_id}", edge.tenant(request.user), form)
+        messages = request.messages([prompt], f"resp_{request_id}", edge.tenant(request.user))
         shape = ResponseShape(request_id, request.model or edge.model, request, form)
-        its_names = names if form is None else form.names(names)
-        return edge.answer(http, outputs(messages, 1, request.seed), shape, stream=request.stream, names=[its_names])
+        wanted = outputs(messages, 1, request.seed)
+        return edge.answer(http, wanted, shape, stream=request.stream, names=[names], form=form)
 
     return router

@@ -208,14 +208,13 @@ def routes(edge: Edge) -> APIRouter:
         request.check()
         request.check_outputs(1, edge.handler.settings.router.http_max_outputs)
         form = request.form(edge.tool_call_probability)
-        names = COMPLETION if form is None else form.names(COMPLETION)
         (message,) = request.messages(
-            [request.prompt], edge.request_id(http, request.request_id), edge.tenant(request.user), form
+            [request.prompt], edge.request_id(http, request.request_id), edge.tenant(request.user)
         )
         n = request.n or 1
-        await edge.encode_for_several(http, [message], [names], n)
+        await edge.encode_for_several(http, [message], [COMPLETION], n)
         shape = LlmMockShape(request.prompt, n)
         messages = outputs([message], n, request.seed)
-        return edge.answer(http, messages, shape, stream=request.stream, names=[names] * n)
+        return edge.answer(http, messages, shape, stream=request.stream, names=[COMPLETION] * n, form=form)
 
     return router

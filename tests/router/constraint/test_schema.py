@@ -207,11 +207,14 @@ def test_an_optional_property_comes_and_goes_and_the_order_is_the_schemas() -> N
         ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "leads over 64 levels deep"),
         ({"$ref": "#"}, "leads over 64 levels deep"),
         ({"allOf": [{"$ref": "#"}, {"$ref": "#"}]}, "leads over 64 levels deep"),
-        ({"anyOf": [{"$ref": "#"}] * 10}, "asks for more than 4096 values"),
-        ({"type": "array", "minItems": 10**9}, "asks for more than 4096 values"),
-        ({"type": "object", "minProperties": 10**9}, "asks for more than 4096 values"),
+        ({"anyOf": [{"$ref": "#"}] * 10}, "asks for more than 2048 values"),
+        ({"type": "array", "minItems": 2000, "items": {"enum": list(range(1000))}}, "takes more than 50000 steps"),
+        ({"type": "array", "minItems": 99, "items": {"const": "x" * 999}}, "asks for more than 65536 characters"),
+        ({"required": ["x" * 70_000]}, "asks for more than 65536 characters"),
+        ({"type": "array", "minItems": 10**9}, "asks for more than 2048 values"),
+        ({"type": "object", "minProperties": 10**9}, "asks for more than 2048 values"),
         ({"type": "string", "minLength": 10**9}, "asks for more than 65536 characters"),
-        ({"type": "string", "pattern": "(){999999999}"}, "asks for more than 4096 values"),
+        ({"type": "string", "pattern": "(){999999999}"}, "asks for more than 2048 values"),
         ({"type": "string", "pattern": "a" * 5000}, "has a pattern of 5000 characters"),
         ({"type": "foo"}, "has type 'foo'; types are string"),
         ({"type": [{}]}, "has type '{}'"),
@@ -255,4 +258,4 @@ def test_what_cannot_be_met_is_named(schema: Any, why: str) -> None:
 
 def test_a_schema_of_many_properties_is_drawn_in_part() -> None:
     schema = {"type": "object", "properties": {f"p{number}": {"type": "null"} for number in range(20_000)}}
-    assert 1000 < len(drawn(schema)) <= 4096
+    assert 1000 < len(drawn(schema)) <= 2048
