@@ -10,7 +10,7 @@ shortest way only.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import ceil, floor
 from random import Random
@@ -20,6 +20,20 @@ from lorrery.chassis.names import quoted
 from lorrery.router.constraint import pattern
 from lorrery.router.constraint.budget import MAX_LEVELS, Budget, DeadEndError, UnmetError
 from lorrery.router.constraint.formats import FORMATS
+from lorrery.router.constraint.keywords import (
+    ALTERNATIVES,
+    RESOLVED,
+    bound,
+    check,
+    complexity,
+    count,
+    fits,
+    further,
+    modern,
+    plain,
+    window,
+    with_dependents,
+)
 from lorrery.router.constraint.merging import Json, Schema, both, number, types_of
 from lorrery.router.constraint.words import phrase, word
 
@@ -29,11 +43,8 @@ _FULL_LEVELS = 3
 """Levels on which optional properties and elements are drawn."""
 _FEW = 3
 _LENGTH_ATTEMPTS = 32
-_WINDOW = 100
-_WIDEST = 1_000_000
 _CENTS = 100
 
-_TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _KEYS_OF: Mapping[str, Sequence[str]] = {
     "object": ("properties", "required", "additionalProperties", "minProperties", "propertyNames", "patternProperties"),
     "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems"),
@@ -42,18 +53,7 @@ _KEYS_OF: Mapping[str, Sequence[str]] = {
 }
 """Keywords from which the type of a value follows if a schema names none."""
 _REFUSED = ("not", "if", "contains", "dependentSchemas", "$dynamicRef", "$recursiveRef")
-_ALTERNATIVES = ("anyOf", "oneOf")
-_RESOLVED = ("$ref", "allOf", *_ALTERNATIVES)
-_SIZED = ("properties", "required", "enum", "dependentRequired", "prefixItems", *_RESOLVED)
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("properties", "patternProperties", "dependentRequired", "$defs"), (dict,)),
-    **dict.fromkeys(("required", "enum", "prefixItems", "allOf", *_ALTERNATIVES), (list,)),
-    **dict.fromkeys(("additionalProperties", "propertyNames"), (dict, bool)),
-    "items": (dict, bool, list),
-    **dict.fromkeys(("pattern", "format", "$ref"), (str,)),
-    "type": (str, list),
-}
-"""Types of keywords; those that count things are checked where they are read."""
+_SIZED = ("properties", "required", "enum", "dependentRequired", "prefixItems", *RESOLVED)
 
 
 def draw(schema: object, rng: Random, budget: Budget) -> Json:
@@ -104,13 +104,13 @@ class _Drawing:
         if schema.get("not") in ({}, True):
             raise DeadEndError("asks for a value where it allows none; change it")
         self._budget.take_steps(sum(len(schema[key]) for key in _SIZED if isinstance(schema.get(key), dict | list)))
-        _check(schema)
-        flat = _modern(schema)
+        check(schema)
+        flat = modern(schema)
         if "$ref" in schema:
             flat = both(flat, self._flat(self._resolved(schema["$ref"]), level + 1))
         for part in schema.get("allOf", ()):
             flat = both(flat, self._flat(part, level + 1))
-        for key in _ALTERNATIVES:
+        for key in ALTERNATIVES:
             if key in schema:
                 flat = self._with_one_of(flat, schema[key], level)
         return flat
@@ -128,7 +128,7 @@ class _Drawing:
         """Return alternatives in random order, where it must end soon the simple ones first."""
         order = self._rng.sample(alternatives, len(alternatives))
         if level >= self._full_levels:
-            order.sort(key=_complexity)
+            order.sort(key=complexity)
         return order
 
     def _resolved(self, reference: str) -> object:
@@ -171,7 +171,7 @@ class _Drawing:
     def _one_of(self, values: Sequence[Json], flat: Schema) -> Json:
         """Return one of an enum's values that the other keywords allow."""
         self._budget.take_steps(len(values))
-        fitting = [value for value in values if _fits(value, flat)]
+        fitting = [value for value in values if fits(value, flat)]
         if not fitting:
             raise DeadEndError("has an enum whose values the rest of the schema excludes; change one of the two")
         value = self._rng.choice(fitting)
@@ -188,7 +188,7 @@ class _Drawing:
         return self._rng.choice(choices)
 
     def _string(self, flat: Schema) -> str:
-        least, most = _count(flat, "minLength", 0), _count(flat, "maxLength", None)
+        least, most = count(flat, "minLength", 0), count(flat, "maxLength", None)
         make = FORMATS.get(flat.get("format", ""))
         if make is None and "pattern" not in flat:
             return phrase(self._rng, self._budget, least or 0, most)
@@ -203,8 +203,8 @@ class _Drawing:
         raise DeadEndError("has a pattern or format for which no string of its length was found; allow other lengths")
 
     def _number(self, flat: Schema, *, whole: bool) -> int | float:
-        low, low_excluded = _bound(flat, "minimum", "exclusiveMinimum", max)
-        high, high_excluded = _bound(flat, "maximum", "exclusiveMaximum", min)
+        low, low_excluded = bound(flat, "minimum", "exclusiveMinimum", max)
+        high, high_excluded = bound(flat, "maximum", "exclusiveMaximum", min)
         step = Fraction(1) if whole else None
         if "multipleOf" in flat:
             step = number(flat["multipleOf"], "multipleOf")
@@ -212,7 +212,7 @@ class _Drawing:
                 raise UnmetError(f"has multipleOf {flat['multipleOf']}; it must be above 0")
             if whole:
                 step = Fraction(step.numerator)
-        first, last = _window(low, high, step or Fraction(1))
+        first, last = window(low, high, step or Fraction(1))
         for grid in (step,) if step is not None else (Fraction(1, _CENTS), (last - first) / _CENTS):
             if not grid:
                 continue
@@ -220,14 +220,14 @@ class _Drawing:
             least += bool(low_excluded and least * grid == low)
             most -= bool(high_excluded and most * grid == high)
             if least <= most:
-                return _plain(self._rng.randint(least, most) * grid)
+                return plain(self._rng.randint(least, most) * grid)
         if first == last and step is None and not (low_excluded or high_excluded):
-            return _plain(first)
+            return plain(first)
         raise DeadEndError("asks for a number between bounds that leave none; change one of them")
 
     def _array(self, flat: Schema, level: int) -> list[Json]:
         first, rest = flat.get("prefixItems", []), flat.get("items", flat.get("unevaluatedItems", True))
-        least, most = _count(flat, "minItems", 0) or 0, _count(flat, "maxItems", None)
+        least, most = count(flat, "minItems", 0) or 0, count(flat, "maxItems", None)
         few = self._rng.randint(1, _FEW) if level < self._full_levels else len(first)
         wanted = max(least, few, len(first))
         if rest is False:
@@ -265,32 +265,36 @@ class _Drawing:
         properties, required = flat.get("properties", {}), flat.get("required", ())
         dependents = flat.get("dependentRequired", {})
         self._budget.take_steps(len(properties))
-        most = _count(flat, "maxProperties", None)
-        wanted = dict.fromkeys(_with_dependents(required, dependents))
+        most = count(flat, "maxProperties", None)
+        wanted = dict.fromkeys(with_dependents(required, dependents))
         if most is not None and len(wanted) > most:
             raise DeadEndError(f"requires {len(wanted)} properties and allows {most}; change one of the two")
         if level < self._full_levels:
             limit = self._budget.values_left // 2 if most is None else most
             for name in properties:
                 if name not in wanted and self._rng.random() < 0.5:
-                    more = [other for other in _with_dependents([name], dependents) if other not in wanted]
+                    more = [other for other in with_dependents([name], dependents) if other not in wanted]
                     if len(wanted) + len(more) <= limit:
                         wanted.update(dict.fromkeys(more))
+        for name in properties:
+            if len(wanted) >= (count(flat, "minProperties", 0) or 0):
+                break
+            wanted.update(dict.fromkeys(with_dependents([name], dependents)))
         found: dict[str, Json] = {}
         for name in sorted(wanted, key=_Order(properties)):
             self._budget.take_characters(len(name))
             try:
-                found[name] = self.value(properties.get(name, _others(flat)), level + 1)
+                found[name] = self.value(properties.get(name, further(flat)), level + 1)
             except DeadEndError:
-                if name in required or name in _with_dependents(found, dependents):
+                if name in required or name in with_dependents(found, dependents):
                     raise
         self._fill(found, flat, most, level)
         return found
 
     def _fill(self, found: dict[str, Json], flat: Schema, most: int | None, level: int) -> None:
         """Add properties of other names: as many as there must be, and a few to an object that is a map."""
-        least, properties = _count(flat, "minProperties", 0) or 0, flat.get("properties", {})
-        others = _others(flat)
+        least, properties = count(flat, "minProperties", 0) or 0, flat.get("properties", {})
+        others = further(flat)
         patterns = flat.get("patternProperties", {})
         is_map = not properties and (bool(patterns) or isinstance(others, dict)) and level < self._full_levels
         wanted = max(least, self._rng.randint(1, _FEW) if is_map else 0)
@@ -329,134 +333,3 @@ class _Order:
 
     def __call__(self, name: str) -> int:
         return self._places.get(name, len(self._places))
-
-
-def _check(schema: Schema) -> None:
-    """Check the types of a schema's keywords."""
-    for key in schema.keys() & _KINDS.keys():
-        kinds = _KINDS[key]
-        if not isinstance(schema[key], kinds):
-            allowed = " or ".join(
-                {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}[k] for k in kinds
-            )
-            raise UnmetError(f"has {key} of type {type(schema[key]).__name__}; it is {allowed}")
-    for name in types_of(schema) or ():
-        if name not in _TYPES:
-            raise UnmetError(f"has type {quoted(str(name))}; types are {', '.join(_TYPES)}")
-    for names in (schema.get("required", ()), *schema.get("dependentRequired", {}).values()):
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise UnmetError("requires properties whose names are no list of texts; name them so")
-
-
-def _modern(schema: Schema) -> Schema:
-    """Return the keywords that apply to a value, under today's names."""
-    flat = {key: value for key, value in schema.items() if key not in _RESOLVED}
-    if "const" in flat:
-        constant = [flat.pop("const")]
-        flat = both({"enum": constant}, {"enum": flat.pop("enum")} if "enum" in flat else {}) | flat
-    if isinstance(flat.get("items"), list):
-        flat["prefixItems"] = flat["items"]
-        flat["items"] = flat.pop("additionalItems", True)
-    for key in ("minimum", "maximum"):  # draft 4
-        excluded = f"exclusive{key.capitalize()}"
-        if isinstance(flat.get(excluded), bool) and flat.pop(excluded) and key in flat:
-            flat[excluded] = flat.pop(key)
-    dependencies = flat.pop("dependencies", {})
-    for name, needs in dependencies.items() if isinstance(dependencies, dict) else ():
-        if not isinstance(needs, list):
-            flat["dependentSchemas"] = needs
-        else:
-            flat["dependentRequired"] = flat.get("dependentRequired", {}) | {name: needs}
-    if flat.get("nullable") is True and types_of(flat):  # OpenAPI 3.0
-        flat["type"] = [*(types_of(flat) or ()), "null"]
-    return flat
-
-
-def _complexity(schema: object) -> int:
-    if not isinstance(schema, dict):
-        return 0
-    if any(key in schema for key in _RESOLVED):
-        return 3
-    kinds = types_of(schema) or ()
-    return 2 if "object" in kinds else 1 if "array" in kinds else 0
-
-
-def _others(flat: Schema) -> object:
-    """Return the schema of properties that are not declared."""
-    return flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
-
-
-def _with_dependents(names: Iterable[str], dependents: Mapping[str, Sequence[str]]) -> list[str]:
-    found = dict.fromkeys(names)
-    if dependents:
-        left = list(found)
-        while left:
-            more = [other for other in dependents.get(left.pop(), ()) if other not in found]
-            found.update(dict.fromkeys(more))
-            left += more
-    return list(found)
-
-
-def _count(flat: Schema, key: str, default: int | None) -> int | None:
-    if key not in flat:
-        return default
-    value = number(flat[key], key)
-    if value < 0 or value.denominator != 1:
-        raise UnmetError(f"has {key} {flat[key]}; it must be a whole number from 0 on")
-    return value.numerator
-
-
-def _bound(
-    flat: Schema, key: str, exclusive: str, tighter: Callable[[Iterable[Fraction]], Fraction]
-) -> tuple[Fraction | None, bool]:
-    """Return the tighter one of two bounds, and whether the bound itself is excluded."""
-    bounds = [(number(flat[name], name), name == exclusive) for name in (key, exclusive) if name in flat]
-    if not bounds:
-        return None, False
-    value = tighter(bound for bound, _ in bounds)
-    return value, any(excluded for bound, excluded in bounds if bound == value)
-
-
-def _window(low: Fraction | None, high: Fraction | None, step: Fraction) -> tuple[Fraction, Fraction]:
-    """Return the range from which a number is drawn: usual numbers, if the bounds allow them."""
-    width = _WINDOW * step
-    if low is None:
-        if high is None:
-            return Fraction(0), width
-        return (Fraction(0), min(high, width)) if high > 0 else (high - width, high)
-    if high is None:
-        return (Fraction(0), width) if low <= 0 else (low, low + width)
-    if high - low <= _WIDEST * step:
-        return low, high
-    return (Fraction(0), width) if low <= 0 and width <= high else (low, low + width)
-
-
-def _plain(value: Fraction) -> int | float:
-    return value.numerator if value.denominator == 1 else float(value)
-
-
-def _fits(value: object, flat: Schema) -> bool:
-    """Return whether a value of an enum meets the keywords beside it: those of numbers, and of the length of texts."""
-    kinds = types_of(flat)
-    if kinds is not None and not any(_is(value, kind) for kind in kinds):
-        return False
-    if isinstance(value, str):
-        least, most = _count(flat, "minLength", 0), _count(flat, "maxLength", None)
-        return (least or 0) <= len(value) and (most is None or len(value) <= most)
-    if _is(value, "number"):
-        exact = number(value, "enum")
-        low, low_excluded = _bound(flat, "minimum", "exclusiveMinimum", max)
-        high, high_excluded = _bound(flat, "maximum", "exclusiveMaximum", min)
-        below = low is not None and (exact < low or (low_excluded and exact == low))
-        above = high is not None and (exact > high or (high_excluded and exact == high))
-        step = number(flat["multipleOf"], "multipleOf") if flat.get("multipleOf") else None
-        return not below and not above and (step is None or (exact / step).denominator == 1)
-    return True
-
-
-def _is(value: object, kind: str) -> bool:
-    if isinstance(value, bool) or value is None:
-        return kind == ("null" if value is None else "boolean")
-    if isinstance(value, int | float):
-        return kind == "number" or (kind == "integer" and value == int(value))
-    return kind == ("string" if isinstance(value, str) else "array" if isinstance(value, list) else "object")

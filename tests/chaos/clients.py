@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 from lorrery.chassis.credentials import bearer
 from lorrery.v1 import router_pb2
 from tests.chaos.plan import ADAPTERS
-from tests.cluster.client import Ask, Client, Stream
+from tests.cluster.client import Ask, Client, Stream, some_output
 
 TIMEOUT_SECONDS = 150.0
 """No stream takes so long, whatever happens: one that does has been forgotten somewhere."""
@@ -202,7 +202,8 @@ def _ask(rng: random.Random, kind: Kind) -> Ask:
             pass
     by_eos = rng.random() < 1 / 3
     true_output_tokens = rng.randint(1, max_new_tokens) if by_eos else None
-    return Ask(seed, prompt_tokens, max_new_tokens, adapter_id, not by_eos, true_output_tokens)
+    output = None if kind is Kind.SLOW else some_output(rng, max_new_tokens)
+    return Ask(seed, prompt_tokens, max_new_tokens, adapter_id, not by_eos, true_output_tokens, output=output)
 
 
 async def _once(rng: random.Random, kind: Kind, key: str, ask: Ask, router: str, client: Client) -> Outcome:

@@ -86,10 +86,6 @@ def mixed_asks(
     for _ in range(count):
         max_new_tokens = rng.randint(*output)
         by_eos = rng.random() < 1 / 3
-        said = None
-        if rng.random() < 1 / 6:
-            words = rng.choices(range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS), k=rng.randint(0, max_new_tokens + 2))
-            said = text_of(words)
         asks.append(
             Ask(
                 seed=rng.getrandbits(64),
@@ -98,10 +94,17 @@ def mixed_asks(
                 adapter_id=rng.choice(names),
                 ignore_eos=not by_eos,
                 true_output_tokens=rng.randint(1, max_new_tokens) if by_eos else None,
-                output=said,
+                output=some_output(rng, max_new_tokens),
             )
         )
     return asks
+
+
+def some_output(rng: random.Random, max_new_tokens: int) -> str | None:
+    """Return what a request says its output is, perhaps more than it may have; None, five times in six: it does not."""
+    if rng.random() >= 1 / 6:
+        return None
+    return text_of(rng.choices(range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS), k=rng.randint(0, max_new_tokens + 2)))
 
 
 def error_info(error: grpc.aio.AioRpcError) -> tuple[str, dict[str, str], bool]:
