@@ -72,15 +72,15 @@ class CompletionShape:
 
     def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
         """See `Shape`."""
-        piece = None
-        if self._details is not None:
-            piece = self._details.take(index, message.text, message.token_ids, logprobs)
-        finish = message.finish if message.HasField("finish") else None
-        delta = self._delta(index, message.text if piece is None else piece.text, last=finish is not None)
-        ending = _GOES_ON if finish is None else self._ending(index, finish, message.token_ids)
-        if self._details is not None and piece is not None:
-            return self._detailed_event(self._details, index, piece, delta, ending)
-        return f'{self._prefix}{index}, {delta}, "logprobs": null, {ending}}}]}}\n\n'.encode()
+        is_last = message.HasField("finish")
+        if self._details is None:
+            delta = self._delta(index, message.text, last=is_last)
+            ending = self._ending(index, message.finish, message.token_ids) if is_last else _GOES_ON
+            return f'{self._prefix}{index}, {delta}, "logprobs": null, {ending}}}]}}\n\n'.encode()
+        piece = self._details.take(index, message.text, message.token_ids, logprobs)
+        delta = self._delta(index, piece.text, last=is_last)
+        ending = self._ending(index, message.finish, message.token_ids) if is_last else _GOES_ON
+        return self._detailed_event(self._details, index, piece, delta, ending)
 
     def _ending(self, index: int, finish: router_pb2.Finish, token_ids: Sequence[int]) -> str:
         """Return a choice's fields about its end, after its last text; `token_ids`: up to the last."""
