@@ -15,6 +15,7 @@ from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, UnknownNam
 from lorrery.chassis.writes import Writes
 from lorrery.router import wire
 from lorrery.router.access import Access, taken_back
+from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.faults import Injector
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import LogprobModel, OutputLogprobs
@@ -124,7 +125,7 @@ class Generation:
         call: Call,
         timing: Timing,
         trace: OutputTrace | None = None,
-        constraint: router_pb2.Constraint | None = None,
+        constraint: SharedConstraint | None = None,
     ) -> None:
         """Stream one request's output.
 

@@ -31,6 +31,7 @@ from lorrery.router import adapters, cluster_faults, kv_events
 from lorrery.router.access import Access, check_load, check_operator, taken_back, visible_adapters, visible_status
 from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids, receive_bytes
 from lorrery.router.cluster_watch import ClusterWatch
+from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.faults import Injector
 from lorrery.router.generate import Call, Generation
 from lorrery.router.keys import ApiKey
@@ -178,7 +179,7 @@ class Handler:
         message: router_pb2.GenerateRequest,
         caller: Callable[[], ApiKey],
         call: Call,
-        constraint: router_pb2.Constraint | None = None,
+        constraint: SharedConstraint | None = None,
     ) -> None:
         """Serve one request, and count its outcome.
 

@@ -11,7 +11,7 @@ from lorrery.chassis.names import quoted, why_no_name
 from lorrery.router import wire
 from lorrery.router.access import Access, check_use
 from lorrery.router.checks import check_adapter_id, check_length, check_stop_strings, check_stop_tokens
-from lorrery.router.constraint.drawing import drawn_output
+from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import check_top_logprobs
 from lorrery.router.prompt import LONG_TEXT_CHARACTERS, encode_prompt, prompt_token_ids
@@ -46,7 +46,7 @@ class RequestReader:
         self._random_bits = random.getrandbits if seed is None else random.Random(seed).getrandbits
 
     async def read(
-        self, message: router_pb2.GenerateRequest, caller: ApiKey, constraint: router_pb2.Constraint | None = None
+        self, message: router_pb2.GenerateRequest, caller: ApiKey, constraint: SharedConstraint | None = None
     ) -> Request:
         """Check a client's message and return it as a request; `constraint`: on its output, in place of its own.
 
@@ -74,7 +74,7 @@ class RequestReader:
         prompt_u32 = u32.pack(prompt)
         seed = message.seed if message.HasField("seed") else self._seed(message, sampling, prompt_u32)
         if constraint is None and message.HasField("constraint"):
-            constraint = message.constraint
+            constraint = SharedConstraint(message.constraint)
         output = None if constraint is None else await self._given_output(constraint, seed)
         if output is not None:
             sampling = replace(sampling, ignore_eos=False, min_new_tokens=0)
@@ -123,14 +123,20 @@ class RequestReader:
         check_stop_tokens(asked.stop_token_ids, limits.max_stop_strings, self._tokenizer.vocab_size)
         return wire.sampling_params(asked)
 
-    async def _given_output(self, constraint: router_pb2.Constraint, seed: int) -> list[int] | None:
+    async def _given_output(self, constraint: SharedConstraint, seed: int) -> list[int] | None:
         """Return the tokens of the output that a constraint gives, with its end; None: it gives none."""
-        async with self._drawing:  # one at a time: each thread that computes delays the event loop by up to 5 ms
-            text = await asyncio.to_thread(drawn_output, constraint, seed)
+        async with constraint.turn:
+            drawing = asyncio.create_task(self._draw(constraint, seed))
+            drawing.add_done_callback(lambda done: done.cancelled() or done.exception())  # of a call that is cancelled
+            text = await asyncio.shield(drawing)  # which leaves a thread that computes, and the lock with it
         if text is None:
             return None
         token_ids = await encode_prompt(self._tokenizer, text, special_tokens=False)
         return [*token_ids, self._tokenizer.eos_id]
+
+    async def _draw(self, constraint: SharedConstraint, seed: int) -> str | None:
+        async with self._drawing:  # one at a time: each thread that computes delays the event loop by up to 5 ms
+            return await asyncio.to_thread(constraint.draw, seed)
 
     def _room(self, prompt_tokens: int, caller: ApiKey) -> int:
         """Return how many tokens may follow a prompt within the limits of the cluster and of the key, at least 1."""

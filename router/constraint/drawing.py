@@ -1,12 +1,15 @@
 """From a request's constraint to the text of its output."""
 
+import asyncio
+import contextlib
 import json
 from functools import lru_cache
+from math import isinf
 from random import Random
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.constraint import pattern, schema
-from lorrery.router.constraint.budget import Budget, UnmetError
+from lorrery.router.constraint.budget import MAX_ALL_STEPS, Budget, UnmetError
 from lorrery.router.constraint.merging import Json
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary.splitmix import hash64
@@ -17,41 +20,68 @@ _POSITION = -3
 _ANY_OBJECT = {"type": "object", "additionalProperties": {"type": ["string", "integer", "boolean"]}}
 
 
-def drawn_output(constraint: router_pb2.Constraint, seed: int) -> str | None:
-    """Return the text that a constraint and a seed give; None: this output has no constraint.
+class SharedConstraint:
+    """The constraint on all outputs of one request.
 
-    Raises:
-        InvalidRequest: no output meets the constraint, or it is not supported.
+    Args:
+        constraint: as the client sent it.
+
+    Attributes:
+        turn: is held by the output that draws, so that other requests' outputs come between those of one.
     """
-    form = constraint.WhichOneof("form")
-    if form is None:
+
+    def __init__(self, constraint: router_pb2.Constraint) -> None:
+        self._constraint = constraint
+        self._steps_left = MAX_ALL_STEPS
+        self.turn = asyncio.Lock()
+
+    def draw(self, seed: int) -> str | None:
+        """Return the text that the constraint and a seed give; None: this output has none.
+
+        It computes for some tens of milliseconds at most, and may be called in a thread.
+
+        Raises:
+            InvalidRequest: no output meets the constraint, or it is not supported.
+        """
+        constraint: router_pb2.Constraint | None = self._constraint
+        rng = Random(hash64(seed, _POSITION))
+        while constraint is not None:
+            probability = constraint.probability
+            if not 0 <= probability <= 1:
+                raise InvalidRequest(
+                    f"constraint.probability is {probability:g}; it must be 0 to 1",
+                    field="constraint.probability",
+                    limit=1,
+                )
+            if not constraint.HasField("probability"):
+                return self._drawn(constraint, rng)
+            if rng.random() < probability:
+                with contextlib.suppress(InvalidRequest):  # what an output need not have it may be unable to have
+                    return self._drawn(constraint, rng)
+            constraint = constraint.otherwise if constraint.HasField("otherwise") else None
         return None
-    if not 0 <= constraint.probability <= 1:
-        raise InvalidRequest(
-            f"constraint.probability is {constraint.probability:g}; it must be 0 to 1",
-            field="constraint.probability",
-            limit=1,
-        )
-    rng = Random(hash64(seed, _POSITION))
-    if constraint.HasField("probability") and rng.random() >= constraint.probability:
-        return None
-    try:
-        return _text(constraint, form, rng)
-    except UnmetError as error:
-        raise InvalidRequest(f"constraint.{form} {error}", field=f"constraint.{form}") from None
-    except RecursionError:
-        raise InvalidRequest(
-            f"constraint.{form} is nested too deeply; give one with fewer levels", field=f"constraint.{form}"
-        ) from None
+
+    def _drawn(self, constraint: router_pb2.Constraint, rng: Random) -> str | None:
+        form, budget = constraint.WhichOneof("form"), Budget(self._steps_left)
+        try:
+            return None if form is None else _text(constraint, form, rng, budget)
+        except UnmetError as error:
+            raise InvalidRequest(f"constraint.{form} {error}", field=f"constraint.{form}") from None
+        except RecursionError:
+            raise InvalidRequest(
+                f"constraint.{form} is nested too deeply; give one with fewer levels", field=f"constraint.{form}"
+            ) from None
+        finally:
+            self._steps_left -= budget.steps
 
 
-def _text(constraint: router_pb2.Constraint, form: str, rng: Random) -> str | None:
+def _text(constraint: router_pb2.Constraint, form: str, rng: Random, budget: Budget) -> str | None:
     if form == "json_schema":
-        return _json(schema.draw(_parsed(constraint.json_schema), rng, Budget()))
+        return _json(schema.draw(_parsed(constraint.json_schema), rng, budget))
     if form == "json_object":
-        return _json(schema.draw(_ANY_OBJECT, rng, Budget())) if constraint.json_object else None
+        return _json(schema.draw(_ANY_OBJECT, rng, budget)) if constraint.json_object else None
     if form == "regex":
-        return _encodable(pattern.draw(constraint.regex, rng, Budget()))
+        return _encodable(pattern.draw(constraint.regex, rng, budget))
     if form == "text":
         return constraint.text
     if not constraint.choices.texts:
@@ -69,7 +99,7 @@ def _encodable(text: str) -> str:
 
 def _json(value: Json) -> str:
     try:
-        return _encodable(json.dumps(value, ensure_ascii=False))
+        return _encodable(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except UnmetError:
         return json.dumps(value)  # which spells them as JSON can
 
@@ -80,9 +110,16 @@ def _parsed(text: str) -> object:
     if len(text) > MAX_SCHEMA_BYTES:
         raise UnmetError(f"has {len(text)} characters; it may have {MAX_SCHEMA_BYTES}; give a smaller schema")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except ValueError as error:
         raise UnmetError(f"is no JSON: {error}; correct it") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if isinf(number):
+        raise ValueError(f"{text} is beyond the range of numbers")
+    return number
 
 
 def _refuse_constant(name: str) -> None:

@@ -15,35 +15,44 @@ def _time(rng: Random) -> str:
     return f"{rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}Z"
 
 
-def _email(rng: Random) -> str:
-    return f"{word(rng)}@example.com"
+def _local(rng: Random, least: int) -> str:
+    """Return words with dots between them, `least` characters or more."""
+    text = word(rng)
+    while len(text) < least:
+        text += f".{word(rng)}"
+    return text
 
 
-def _host(rng: Random) -> str:
-    return f"{word(rng)}.example.com"
+def _email(rng: Random, least: int) -> str:
+    return f"{_local(rng, least - 12)}@example.com"
 
 
-def _uri(rng: Random) -> str:
-    return f"https://example.com/{word(rng)}"
+def _host(rng: Random, least: int) -> str:
+    return f"{_local(rng, least - 12)}.example.com"
 
 
-FORMATS: Mapping[str, Callable[[Random], str]] = {
-    "date-time": lambda rng: f"{_date(rng)}T{_time(rng)}",
-    "date": _date,
-    "time": _time,
-    "duration": lambda rng: f"PT{rng.randint(1, 59)}M",
+def _uri(rng: Random, least: int) -> str:
+    return f"https://example.com/{_local(rng, least - 20)}"
+
+
+FORMATS: Mapping[str, Callable[[Random, int], str]] = {
+    "date-time": lambda rng, _: f"{_date(rng)}T{_time(rng)}",
+    "date": lambda rng, _: _date(rng),
+    "time": lambda rng, _: _time(rng),
+    "duration": lambda rng, _: f"PT{rng.randint(1, 59)}M",
     "email": _email,
     "idn-email": _email,
     "hostname": _host,
     "idn-hostname": _host,
-    "ipv4": lambda rng: f"192.0.2.{rng.randint(1, 254)}",
-    "ipv6": lambda rng: f"2001:db8::{rng.randint(1, 0xFFFF):x}",
+    "ipv4": lambda rng, _: f"192.0.2.{rng.randint(1, 254)}",
+    "ipv6": lambda rng, _: f"2001:db8::{rng.randint(1, 0xFFFF):x}",
     "uri": _uri,
     "iri": _uri,
     "uri-reference": _uri,
     "iri-reference": _uri,
-    "uuid": lambda rng: str(UUID(int=rng.getrandbits(128), version=4)),
-    "json-pointer": lambda rng: f"/{word(rng)}",
-    "regex": lambda rng: f"{word(rng)}+",
+    "uuid": lambda rng, _: str(UUID(int=rng.getrandbits(128), version=4)),
+    "json-pointer": lambda rng, _: f"/{word(rng)}",
+    "regex": lambda rng, _: f"{word(rng)}+",
 }
-"""By name; other formats say nothing. Names and addresses are those reserved for examples (RFC 2606, 5737)."""
+"""By name; each takes the fewest characters that are wanted, which not every one can give. Other formats say nothing.
+Names and addresses are those reserved for examples (RFC 2606, 5737)."""

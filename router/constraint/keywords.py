@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
+from json import dumps
 
-from lorrery.chassis.names import quoted
-from lorrery.router.constraint.budget import UnmetError
+from lorrery.router.constraint.budget import DeadEndError
 from lorrery.router.constraint.merging import Schema, both, number, types_of
 
 ALTERNATIVES = ("anyOf", "oneOf")
 RESOLVED = ("$ref", "allOf", *ALTERNATIVES)
 """Keywords that lead to other schemas for the same value."""
 
+_SIZED = ("properties", "required", "enum", "dependentRequired", "dependencies", "prefixItems", *RESOLVED)
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _WINDOW = 100
 _WIDEST = 1_000_000
@@ -20,31 +21,51 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("required", "enum", "prefixItems", "allOf", *ALTERNATIVES), (list,)),
     **dict.fromkeys(("additionalProperties", "propertyNames"), (dict, bool)),
     "items": (dict, bool, list),
+    "uniqueItems": (bool,),
+    "dependencies": (dict,),
     **dict.fromkeys(("pattern", "format", "$ref"), (str,)),
     "type": (str, list),
 }
 """Types of keywords; those that count things are checked where they are read."""
 
 
+_NAMES: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
+
+
+def json_type(value: object) -> str:
+    """Return what a value is in JSON, with its article."""
+    return "null" if value is None else _NAMES.get(type(value), "something else")
+
+
+def size(schema: Schema) -> int:
+    """Return how many names, values and alternatives a schema has at its top."""
+    return sum(len(schema[key]) for key in _SIZED if isinstance(schema.get(key), dict | list))
+
+
 def check(schema: Schema) -> None:
     """Check the types of a schema's keywords.
 
     Raises:
-        UnmetError: one has another.
+        DeadEndError: one has another.
     """
     for key in schema.keys() & _KINDS.keys():
         kinds = _KINDS[key]
         if not isinstance(schema[key], kinds):
-            allowed = " or ".join(
-                {dict: "an object", list: "a list", str: "a text", bool: "a boolean"}[k] for k in kinds
-            )
-            raise UnmetError(f"has {key} of type {type(schema[key]).__name__}; it is {allowed}")
+            allowed = " or ".join(_NAMES[kind] for kind in kinds)
+            raise DeadEndError(f"has {json_type(schema[key])} for {key}; it must be {allowed}")
     for name in types_of(schema) or ():
         if name not in _TYPES:
-            raise UnmetError(f"has type {quoted(str(name))}; types are {', '.join(_TYPES)}")
+            raise DeadEndError(f"has type {dumps(name)}; types are {', '.join(_TYPES)}")
     for names in (schema.get("required", ()), *schema.get("dependentRequired", {}).values()):
         if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise UnmetError("requires properties whose names are no list of texts; name them so")
+            raise DeadEndError("requires properties whose names are no array of strings; name them so")
 
 
 def modern(schema: Schema) -> Schema:
@@ -60,12 +81,11 @@ def modern(schema: Schema) -> Schema:
         excluded = f"exclusive{key.capitalize()}"
         if isinstance(flat.get(excluded), bool) and flat.pop(excluded) and key in flat:
             flat[excluded] = flat.pop(key)
-    dependencies = flat.pop("dependencies", {})
-    for name, needs in dependencies.items() if isinstance(dependencies, dict) else ():
+    for name, needs in flat.pop("dependencies", {}).items():
         if not isinstance(needs, list):
             flat["dependentSchemas"] = needs
         elif not all(isinstance(other, str) for other in needs):
-            raise UnmetError("has dependencies that are no names of properties; name them so")
+            raise DeadEndError("has dependencies that are no names of properties; name them so")
         else:
             flat["dependentRequired"] = flat.get("dependentRequired", {}) | {name: needs}
     if flat.get("nullable") is True and types_of(flat):  # OpenAPI 3.0
@@ -104,13 +124,13 @@ def count(flat: Schema, key: str, default: int | None) -> int | None:
     """Return a keyword that counts something.
 
     Raises:
-        UnmetError: it is no count.
+        DeadEndError: it is no count.
     """
     if key not in flat:
         return default
     value = number(flat[key], key)
     if value < 0 or value.denominator != 1:
-        raise UnmetError(f"has {key} {flat[key]}; it must be a whole number from 0 on")
+        raise DeadEndError(f"has {key} {flat[key]}; it must be a whole number from 0 on")
     return value.numerator
 
 

@@ -6,7 +6,7 @@ from json import dumps
 from math import gcd, lcm
 from typing import Any
 
-from lorrery.router.constraint.budget import DeadEndError, UnmetError
+from lorrery.router.constraint.budget import DeadEndError
 
 Json = Any
 """Any value of JSON."""
@@ -17,8 +17,7 @@ def both(one: Schema, other: Schema) -> Schema:
     """Return a schema under which exactly the values are valid that are so under both.
 
     Raises:
-        DeadEndError: there are none.
-        UnmetError: what they ask for together is not supported.
+        DeadEndError: there are none, or what they ask for together is not supported.
     """
     if not one or not other:
         return one or other
@@ -30,7 +29,7 @@ def both(one: Schema, other: Schema) -> Schema:
         if merge is not None:
             merged[key] = merge(one[key], other[key])
         elif key in _EITHER:
-            raise UnmetError(f"asks for two kinds of {key} at once; ask for one")
+            raise DeadEndError(f"asks for two kinds of {key} at once; ask for one")
     _merge_properties(one, other, merged)
     _merge_items(one, other, merged)
     return merged
@@ -46,10 +45,10 @@ def number(value: Json, key: str) -> Fraction:
     """Return a number of a schema, exactly as it is written.
 
     Raises:
-        UnmetError: it is none.
+        DeadEndError: it is none.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnmetError(f"has {key} of type {type(value).__name__}; give a number")
+        raise DeadEndError(f"has {key} {dumps(value)[:50]}; it must be a number")
     return Fraction(value) if isinstance(value, int) else Fraction(repr(value))
 
 
@@ -90,7 +89,8 @@ def _smallest(one: Json, other: Json) -> Json:
 
 
 def _all_of(one: Json, other: Json) -> Schema:
-    return {"allOf": [one, other]}
+    parts = one["allOf"] if isinstance(one, dict) and one.keys() == {"allOf"} else [one]
+    return {"allOf": [*parts, other]}
 
 
 _MERGES: Mapping[str, Callable[[Json, Json], Json]] = {
@@ -100,7 +100,10 @@ _MERGES: Mapping[str, Callable[[Json, Json], Json]] = {
     **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"), _largest),
     **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"), _smallest),
     "uniqueItems": lambda one, other: one or other,
-    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), lambda one, other: one and other),
+    **dict.fromkeys(
+        ("unevaluatedProperties", "unevaluatedItems"),
+        lambda one, other: False if False in (one, other) else _all_of(one, other),
+    ),
     "required": lambda one, other: [*dict.fromkeys([*one, *other])],
     "propertyNames": _all_of,
     "dependentRequired": lambda one, other: {

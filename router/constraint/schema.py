@@ -2,7 +2,9 @@
 
 The vocabulary is that of draft 2020-12, with the older names of `$defs`, `prefixItems` and `dependentRequired`. Of
 `anyOf` and `oneOf` one alternative is drawn; as in the grammars of engines, another one of `oneOf` may be valid too.
-Keywords that say what a value must not be (`not`, `if`, `contains`, `dependentSchemas`) are refused where they matter.
+Keywords that say what a value must not be (`not`, `if`, `contains`, `dependentSchemas`) are ways that end: another
+alternative is drawn, an optional property is left out. `patternProperties` holds for further names only, and a value of
+an `enum` is taken whatever its `pattern`.
 
 Values are small: strings of a few words, arrays of a few elements, and no more than the required properties further
 down. Where a way leads to no value, as in a schema that contains itself, another is drawn; the last attempts take the
@@ -10,7 +12,7 @@ shortest way only.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import ceil, floor
 from random import Random
@@ -18,32 +20,35 @@ from urllib.parse import unquote
 
 from lorrery.chassis.names import quoted
 from lorrery.router.constraint import pattern
-from lorrery.router.constraint.budget import MAX_LEVELS, Budget, DeadEndError, UnmetError
+from lorrery.router.constraint.budget import MAX_LEVELS, Budget, DeadEndError
 from lorrery.router.constraint.formats import FORMATS
 from lorrery.router.constraint.keywords import (
     ALTERNATIVES,
-    RESOLVED,
     bound,
     check,
     complexity,
     count,
     fits,
     further,
+    json_type,
     modern,
     plain,
+    size,
     window,
     with_dependents,
 )
 from lorrery.router.constraint.merging import Json, Schema, both, number, types_of
 from lorrery.router.constraint.words import phrase, word
 
-_ATTEMPTS = (False, False, True, True, True)
+_ATTEMPTS = (False, True, True)
 """Whether each attempt takes the shortest way."""
 _FULL_LEVELS = 3
 """Levels on which optional properties and elements are drawn."""
 _FEW = 3
-_LENGTH_ATTEMPTS = 32
+_TRIES = 32
+"""To draw what differs from what there is, or has a given length."""
 _CENTS = 100
+_MOST_OPTIONAL = 200
 
 _KEYS_OF: Mapping[str, Sequence[str]] = {
     "object": ("properties", "required", "additionalProperties", "minProperties", "propertyNames", "patternProperties"),
@@ -53,7 +58,6 @@ _KEYS_OF: Mapping[str, Sequence[str]] = {
 }
 """Keywords from which the type of a value follows if a schema names none."""
 _REFUSED = ("not", "if", "contains", "dependentSchemas", "$dynamicRef", "$recursiveRef")
-_SIZED = ("properties", "required", "enum", "dependentRequired", "prefixItems", *RESOLVED)
 
 
 def draw(schema: object, rng: Random, budget: Budget) -> Json:
@@ -90,39 +94,53 @@ class _Drawing:
 
     # --- schemas ----------------------------------------------------------------------------------------------------
 
-    def _flat(self, schema: object, level: int) -> Schema:
-        """Return an equivalent schema without references and alternatives, one of which is drawn."""
+    def _flats(self, schema: object, level: int) -> Iterator[Schema]:
+        """Yield, one for each way through its alternatives, schemas without references and alternatives.
+
+        Raises:
+            DeadEndError: a way ends, or there is none.
+        """
         self._budget.take_value()
         if schema is True:
-            return {}
+            yield {}
+            return
         if schema is False:
             raise DeadEndError("asks for a value where it allows none; change it")
         if not isinstance(schema, dict):
-            raise UnmetError(f"has a schema of type {type(schema).__name__}; a schema is an object, true or false")
+            raise DeadEndError(f"has {json_type(schema)} for a schema; it must be an object, true or false")
         if level > MAX_LEVELS:
             raise DeadEndError(f"leads over {MAX_LEVELS} levels deep; give it a way to end earlier")
         if schema.get("not") in ({}, True):
             raise DeadEndError("asks for a value where it allows none; change it")
-        self._budget.take_steps(sum(len(schema[key]) for key in _SIZED if isinstance(schema.get(key), dict | list)))
+        self._budget.take_steps(size(schema))
         check(schema)
         flat = modern(schema)
-        if "$ref" in schema:
-            flat = both(flat, self._flat(self._resolved(schema["$ref"]), level + 1))
-        for part in schema.get("allOf", ()):
-            flat = both(flat, self._flat(part, level + 1))
-        for key in ALTERNATIVES:
-            if key in schema:
-                flat = self._with_one_of(flat, schema[key], level)
-        return flat
+        for key in _REFUSED:
+            if key in flat:
+                raise DeadEndError(f"uses {key}, which is not supported; write it without")
+        parts = [[self._resolved(schema["$ref"])]] if "$ref" in schema else []
+        parts += [[part] for part in schema.get("allOf", ())]
+        parts += [self._ordered(schema[key], level) for key in ALTERNATIVES if key in schema]
+        yield from self._combined(flat, parts, level)
 
-    def _with_one_of(self, flat: Schema, alternatives: Sequence[object], level: int) -> Schema:
+    def _combined(self, flat: Schema, parts: Sequence[Sequence[object]], level: int) -> Iterator[Schema]:
+        """Yield what a schema is together with one alternative of each part."""
+        if not parts:
+            yield flat
+            return
         failed = DeadEndError("has an empty list of alternatives; give one")
-        for alternative in self._ordered(alternatives, level):
+        found = False
+        for alternative in parts[0]:
             try:
-                return both(flat, self._flat(alternative, level + 1))
+                for other in self._flats(alternative, level + 1):
+                    self._budget.take_steps(size(flat) + size(other))
+                    for combined in self._combined(both(flat, other), parts[1:], level):
+                        found = True
+                        yield combined
             except DeadEndError as error:
                 failed = error
-        raise failed
+        if not found:
+            raise failed
 
     def _ordered(self, alternatives: Sequence[object], level: int) -> list[object]:
         """Return alternatives in random order, where it must end soon the simple ones first."""
@@ -132,29 +150,40 @@ class _Drawing:
         return order
 
     def _resolved(self, reference: str) -> object:
-        if not reference.startswith("#"):
-            raise UnmetError(f"refers to {quoted(reference)}; only references into the schema itself, #/..., are read")
+        self._budget.take_steps(len(reference) // 8)
+        # Clients of Anthropic's write references without #.
+        path = unquote(reference.removeprefix("#"))
+        if not reference.startswith(("#", "/")) or (path and not path.startswith("/")):
+            raise DeadEndError(f"refers to {quoted(reference)}; only references of the form #/... are read")
         found = self._root
-        for part in unquote(reference[1:]).split("/")[1:] if reference != "#" else ():
+        for part in path.split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, dict) and name in found:
                 found = found[name]
             elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
                 found = found[int(name)]
             else:
-                raise UnmetError(f"refers to {quoted(reference)}, which it does not have; define it")
-        if reference != "#" and not reference.startswith("#/"):
-            raise UnmetError(f"refers to {quoted(reference)}; only references of the form #/... are read")
+                raise DeadEndError(f"refers to {quoted(reference)}, which it does not have; define it")
         return found
 
     # --- values -----------------------------------------------------------------------------------------------------
 
     def value(self, schema: object, level: int) -> Json:
-        """Return a value for a schema `level` levels deep."""
-        flat = self._flat(schema, level)
-        for key in _REFUSED:
-            if key in flat:
-                raise UnmetError(f"uses {key}, which is not supported; write it without")
+        """Return a value for a schema `level` levels deep.
+
+        Raises:
+            DeadEndError: none was found.
+        """
+        failed: DeadEndError | None = None
+        for flat in self._flats(schema, level):
+            try:
+                return self._value_of(flat, level)
+            except DeadEndError as error:
+                failed = error
+        assert failed is not None
+        raise failed
+
+    def _value_of(self, flat: Schema, level: int) -> Json:
         if "enum" in flat:
             return self._one_of(flat["enum"], flat)
         kind = self._type(flat, level)
@@ -170,7 +199,7 @@ class _Drawing:
 
     def _one_of(self, values: Sequence[Json], flat: Schema) -> Json:
         """Return one of an enum's values that the other keywords allow."""
-        self._budget.take_steps(len(values))
+        self._budget.take_steps(len(values) * (8 if "multipleOf" in flat else 1))
         fitting = [value for value in values if fits(value, flat)]
         if not fitting:
             raise DeadEndError("has an enum whose values the rest of the schema excludes; change one of the two")
@@ -188,19 +217,21 @@ class _Drawing:
         return self._rng.choice(choices)
 
     def _string(self, flat: Schema) -> str:
-        least, most = count(flat, "minLength", 0), count(flat, "maxLength", None)
+        least, most = count(flat, "minLength", 0) or 0, count(flat, "maxLength", None)
         make = FORMATS.get(flat.get("format", ""))
-        if make is None and "pattern" not in flat:
-            return phrase(self._rng, self._budget, least or 0, most)
-        for _ in range(_LENGTH_ATTEMPTS):
-            if "pattern" in flat:
-                text = pattern.draw(flat["pattern"], self._rng, self._budget)
-            else:
-                assert make is not None
-                text = make(self._rng)
-            if (least or 0) <= len(text) and (most is None or len(text) <= most):
+        if "pattern" in flat:
+            try:
+                return pattern.draw(flat["pattern"], self._rng, self._budget, least, most)
+            except DeadEndError:
+                if make is None:  # a format says as much as the pattern that zod puts beside it
+                    raise
+        for _ in range(_TRIES if make is not None else 0):
+            assert make is not None
+            text = make(self._rng, least)
+            if least <= len(text) and (most is None or len(text) <= most):
+                self._budget.take_characters(len(text))
                 return text
-        raise DeadEndError("has a pattern or format for which no string of its length was found; allow other lengths")
+        return phrase(self._rng, self._budget, least, most)
 
     def _number(self, flat: Schema, *, whole: bool) -> int | float:
         low, low_excluded = bound(flat, "minimum", "exclusiveMinimum", max)
@@ -209,11 +240,14 @@ class _Drawing:
         if "multipleOf" in flat:
             step = number(flat["multipleOf"], "multipleOf")
             if step <= 0:
-                raise UnmetError(f"has multipleOf {flat['multipleOf']}; it must be above 0")
+                raise DeadEndError(f"has multipleOf {flat['multipleOf']}; it must be above 0")
             if whole:
                 step = Fraction(step.numerator)
         first, last = window(low, high, step or Fraction(1))
-        for grid in (step,) if step is not None else (Fraction(1, _CENTS), (last - first) / _CENTS):
+        grids = [Fraction(1, _CENTS), (last - first) / _CENTS] if step is None else [step]
+        if step is None and self._rng.random() < 0.5:  # many a number is meant to be whole
+            grids.insert(0, Fraction(1))
+        for grid in grids:
             if not grid:
                 continue
             least, most = ceil(first / grid), floor(last / grid)
@@ -236,7 +270,7 @@ class _Drawing:
             wanted = min(wanted, most)
         if wanted < least:
             raise DeadEndError(f"asks for an array of {least} elements and allows {wanted}; change one of the two")
-        self._budget.take_value(least)
+        self._budget.check_values(least)
         found: list[Json] = []
         seen: set[str] = set()
         for place in range(wanted):
@@ -253,7 +287,7 @@ class _Drawing:
 
     def _another(self, schema: object, level: int, seen: set[str]) -> Json:
         """Return a value that is not among those seen, and add it."""
-        for _ in range(_LENGTH_ATTEMPTS):
+        for _ in range(_TRIES):
             value = self.value(schema, level + 1)
             key = json.dumps(value, sort_keys=True)
             if key not in seen:
@@ -266,29 +300,39 @@ class _Drawing:
         dependents = flat.get("dependentRequired", {})
         self._budget.take_steps(len(properties))
         most = count(flat, "maxProperties", None)
-        wanted = dict.fromkeys(with_dependents(required, dependents))
+        wanted = dict.fromkeys(self._with_dependents(required, dependents))
         if most is not None and len(wanted) > most:
             raise DeadEndError(f"requires {len(wanted)} properties and allows {most}; change one of the two")
+        least = count(flat, "minProperties", 0) or 0
+        if most is not None and least > most:
+            raise DeadEndError(f"asks for {least} properties and allows {most}; change one of the two")
         if level < self._full_levels:
-            limit = self._budget.values_left // 2 if most is None else most
+            limit = _MOST_OPTIONAL if most is None else most
             for name in properties:
                 if name not in wanted and self._rng.random() < 0.5:
-                    more = [other for other in with_dependents([name], dependents) if other not in wanted]
+                    more = [other for other in self._with_dependents([name], dependents) if other not in wanted]
                     if len(wanted) + len(more) <= limit:
                         wanted.update(dict.fromkeys(more))
         for name in properties:
-            if len(wanted) >= (count(flat, "minProperties", 0) or 0):
+            if len(wanted) >= least:
                 break
-            wanted.update(dict.fromkeys(with_dependents([name], dependents)))
+            wanted.update(dict.fromkeys(self._with_dependents([name], dependents)))
         found: dict[str, Json] = {}
         for name in sorted(wanted, key=_Order(properties)):
             self._budget.take_characters(len(name))
             try:
                 found[name] = self.value(properties.get(name, further(flat)), level + 1)
             except DeadEndError:
-                if name in required or name in with_dependents(found, dependents):
+                if name in required or name in self._with_dependents(found, dependents):
                     raise
         self._fill(found, flat, most, level)
+        return found
+
+    def _with_dependents(self, names: Iterable[str], dependents: Mapping[str, Sequence[str]]) -> Iterable[str]:
+        if not dependents:
+            return names
+        found = with_dependents(names, dependents)
+        self._budget.take_steps(len(found))
         return found
 
     def _fill(self, found: dict[str, Json], flat: Schema, most: int | None, level: int) -> None:
@@ -298,13 +342,15 @@ class _Drawing:
         patterns = flat.get("patternProperties", {})
         is_map = not properties and (bool(patterns) or isinstance(others, dict)) and level < self._full_levels
         wanted = max(least, self._rng.randint(1, _FEW) if is_map else 0)
-        self._budget.take_value(least)
-        for _ in range(_LENGTH_ATTEMPTS + 2 * wanted):
+        self._budget.check_values(least)
+        for _ in range(_TRIES + 2 * wanted):
             if len(found) >= (wanted if most is None else min(wanted, most)):
                 return
             if patterns:
                 expression = self._rng.choice(list(patterns))
                 name, schema = pattern.draw(expression, self._rng, self._budget), patterns[expression]
+                if not expression.endswith("$"):
+                    name += word(self._rng)
             else:
                 name, schema = self._name(flat), others
             if name not in found and name not in properties:
@@ -320,7 +366,7 @@ class _Drawing:
     def _name(self, flat: Schema) -> str:
         if "propertyNames" not in flat:
             return word(self._rng)
-        name = self.value(both({"type": "string"}, self._flat(flat["propertyNames"], 0)), 0)
+        name = self.value({"allOf": [{"type": "string"}, flat["propertyNames"]]}, 0)
         assert isinstance(name, str)
         return name
 

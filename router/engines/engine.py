@@ -18,6 +18,7 @@ from lorrery.chassis.errors import InvalidRequest, NoKvEvents, NotOffered, Reque
 from lorrery.chassis.names import quoted
 from lorrery.chassis.throughput import Throughput
 from lorrery.router.access import check_operator
+from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.engines.generation import MAX_OUTPUTS, Open, OpenRequests, Write
 from lorrery.router.engines.load import Load
 from lorrery.router.engines.tokenizer_files import tokenizer_folder
@@ -151,15 +152,22 @@ class Engine:
         prompt_tokens = len(message.token_ids.ids)
         if message.HasField("truncate_prompt_tokens"):
             prompt_tokens = min(prompt_tokens, message.truncate_prompt_tokens)
+        constraint = SharedConstraint(message.constraint) if message.HasField("constraint") else None
         request = Open(_outputs(message, max(1, n)), prompt_tokens)
         self._requests.add(key, message.request_id, request)
         try:
-            await request.run(context, lambda one, call: self._serve(context, one, call), write)
+            await request.run(context, lambda one, call: self._serve(context, one, call, constraint), write)
         finally:
             self._requests.remove(key, message.request_id)
 
-    async def _serve(self, context: status.Context, message: router_pb2.GenerateRequest, call: GrpcCall) -> None:
-        await self.handler.generate(message, lambda: self.caller(context), call)
+    async def _serve(
+        self,
+        context: status.Context,
+        message: router_pb2.GenerateRequest,
+        call: GrpcCall,
+        constraint: SharedConstraint | None,
+    ) -> None:
+        await self.handler.generate(message, lambda: self.caller(context), call, constraint)
 
     def abort(self, context: status.Context, *request_ids: str) -> int:
         """Abort the caller's requests with these ids; return how many were open.

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from lorrery.chassis.errors import InvalidRequest
+from lorrery.chassis.names import quoted
 from lorrery.router.http.blocks import Block, Blocks, Content, text_of, unread
 from lorrery.router.http.forms import Form, Function, chosen, of_text_format, only_one, with_tools
 from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Switch, Texts, refuse_given
@@ -132,6 +133,7 @@ class MessagesRequest(Conversation, GeneratingRequest):
     max_tokens: Positive
     stop: str | Texts | None = Field(default=None, alias="stop_sequences")
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = Field(default=None, description="older name of output_config.format")
 
     fills_context: ClassVar[bool] = True
 
@@ -153,10 +155,15 @@ class MessagesRequest(Conversation, GeneratingRequest):
             if isinstance(tool.get("name"), str) and "input_schema" in tool
         ]
         asked = self.tool_choice or ToolChoice(type="auto")
+        if asked.type not in ("none", "auto", "any", "tool"):
+            raise InvalidRequest(
+                f"tool_choice.type is {quoted(asked.type)}; it must be none, auto, any or tool",
+                field="tool_choice.type",
+            )
         choice: object = "required" if asked.type == "any" else asked.type
         if choice == "tool":
             choice = chosen(functions, asked.name, "tool_choice.name")
-        wanted = None if self.output_config is None else self.output_config.format
+        wanted = self.output_format if self.output_config is None else self.output_config.format
         return with_tools(
             only_one([super().form(tool_call_probability), of_text_format(wanted, "output_config.format")]),
             functions,

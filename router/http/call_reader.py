@@ -1,7 +1,8 @@
 """Reads the calls of tools out of an output's text, as it grows.
 
 An output that may call any of several tools is what vLLM lets a model write where a call is required: a JSON array of
-objects with `name` and `parameters`. One whose tool is given is the arguments alone. What is neither is text.
+objects with `name` and `parameters`, itself an object. One whose tool is given is the arguments alone. What begins
+otherwise is text; what follows the last call is left out.
 """
 
 import json
@@ -9,7 +10,8 @@ import re
 from hashlib import blake2b
 from typing import NamedTuple
 
-_HEAD = re.compile(r'(?:\s*\}\s*,|\s*\[)\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*')
+_STRING = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+_HEAD = re.compile(r'(?:\s*\}\s*,|\s*\[)\s*\{\s*"name"\s*:\s*(' + _STRING + r')\s*,\s*"parameters"\s*:\s*(?=\{)')
 _ARRAY = '[{"name":'
 _MOST_HEAD_CHARACTERS = 4096
 _BLANKS = " \t\r\n"

@@ -7,6 +7,7 @@ from lorrery.router.http.call_reader import CallPiece, CallReader, call_id, read
 from lorrery.router.http.forms import Form
 
 NO_CONTENT = '"content": ""'
+NO_DELTA = '"delta": {}'
 
 
 class ChatCalls:

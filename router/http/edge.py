@@ -10,6 +10,7 @@ from starlette.responses import Response
 from lorrery.chassis.errors import Unauthenticated
 from lorrery.chassis.turns import Turns
 from lorrery.router.checks import check_length
+from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.faults import METADATA_KEY
 from lorrery.router.field_names import Names, named
 from lorrery.router.generate import Call
@@ -139,7 +140,7 @@ class Edge:
             names: field names for errors about each message.
             form: of the outputs; None: their own.
         """
-        constraint = None if form is None else form.constraint
+        constraint = None if form is None else SharedConstraint(form.constraint)
 
         async def generate(message: router_pb2.GenerateRequest, its_names: Names, call: Call) -> None:
             with named(its_names if form is None else form.names(its_names)):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
@@ -11,6 +11,8 @@ from lorrery.router.field_names import Names
 from lorrery.v1 import router_pb2
 
 _NO_GRAMMAR = "the mock model follows schemas, patterns and choices, and no grammar"
+_DATA = ("const", "enum", "default", "examples")
+"""Keywords of a schema whose values are no schemas."""
 _MOST_CALLS = 2
 """Calls in one output, where a client allows several."""
 
@@ -154,7 +156,8 @@ def with_tools(
 ) -> Form | None:
     """Return the form of an output that may call tools.
 
-    A call that a client requires precedes any other form; where a model is free to call, another form precedes.
+    A call that a client requires precedes any other form. Where a model is free to call, an output without a call has
+    the other form. One that the client gives is read as calls in any case.
 
     Args:
         form: what else is asked for; None: nothing.
@@ -166,21 +169,22 @@ def with_tools(
     Raises:
         InvalidRequest: the choice is none of these, or a call is required and there is nothing to call.
     """
-    if choice in (None, "auto", "none"):
-        may_call = bool(functions) and choice != "none"
-        if form is not None:
-            return form._replace(calls_tools=may_call and form.constraint.HasField("text"))
-        if not may_call or not probability:
-            return None
-    elif isinstance(choice, Function):
-        return json_schema(_arguments(choice, ""), "tools")._replace(calls_tools=True, tool=choice.name)
-    elif choice != "required":
+    if isinstance(choice, Function):
+        called = json_schema(_arguments(choice, ""), "tools")
+        return (form if is_given(form) else called)._replace(calls_tools=True, tool=choice.name)
+    if choice not in (None, "auto", "none", "required"):
         raise InvalidRequest(
-            f"tool_choice is {quoted(json.dumps(choice))}; it must be none, auto, required, or a function among tools",
+            f"tool_choice is {json.dumps(choice)[:100]}; it must be none, auto, required, or a function among tools",
             field="tool_choice",
         )
-    if not functions:
+    if choice == "required" and not functions:
         raise InvalidRequest("tool_choice requires a call, and tools has no function; give one", field="tool_choice")
+    if choice == "none" or not functions:
+        return form
+    if is_given(form):
+        return form._replace(calls_tools=True)
+    if choice != "required" and not probability:
+        return form
     calls = [
         {
             "type": "object",
@@ -196,7 +200,14 @@ def with_tools(
     called = json_schema({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}}, "tools")
     if choice != "required":
         called.constraint.probability = probability
+        if form is not None:
+            called.constraint.otherwise.CopyFrom(form.constraint)
     return called._replace(calls_tools=True)
+
+
+def is_given(form: Form | None) -> TypeGuard[Form]:
+    """Return whether a form is an output, word for word."""
+    return form is not None and form.constraint.HasField("text")
 
 
 def _arguments(function: Function, at: str) -> dict[str, Any]:
@@ -213,9 +224,34 @@ def chosen(functions: Sequence[Function], name: object, field: str) -> Function:
         InvalidRequest: there is none of this name.
     """
     found = next((function for function in functions if function.name == name), None)
+    if name is None:
+        raise InvalidRequest(f"{field} is missing; name a function", field=field)
     if found is None:
         raise InvalidRequest(f"{field} is {quoted(str(name))}, which is not among tools; add it there", field=field)
     return found
+
+
+def openai_choice(functions: list[Function], choice: object) -> tuple[list[Function], object]:
+    """Return the functions that may be called, and the choice among them, of OpenAI's routes.
+
+    Args:
+        functions: that the request offers.
+        choice: `tool_choice`, whose objects have their fields in one named like their type, or beside it.
+
+    Raises:
+        InvalidRequest: it names a function that there is not.
+    """
+    if not isinstance(choice, dict) or choice.get("type") not in ("function", "allowed_tools"):
+        return functions, choice
+    kind = choice["type"]
+    named, prefix = (choice[kind], f"{kind}.") if isinstance(choice.get(kind), dict) else (choice, "")
+    if kind == "function":
+        return functions, chosen(functions, named.get("name"), f"tool_choice.{prefix}name")
+    allowed = [
+        chosen(functions, function.name, f"tool_choice.{prefix}tools")
+        for function in openai_functions(named.get("tools"))
+    ]
+    return allowed, named.get("mode")
 
 
 def openai_functions(tools: object) -> list[Function]:
@@ -239,12 +275,11 @@ def _moved(schema: Json, to: str) -> Json:
         return [_moved(part, to) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: f"#{to}{value[1:]}"
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _moved(value, to)
-        for key, value in schema.items()
-    }
+    moved = {key: value if key in _DATA else _moved(value, to) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith(("#", "/")):
+        moved["$ref"] = f"#{to}{reference.removeprefix('#')}"
+    return moved
 
 
 def _unknown_kind(field: str, kind: object) -> InvalidRequest:

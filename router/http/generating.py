@@ -47,7 +47,7 @@ _REFUSED = {
     "logits_processors": "the router runs no code of its clients",
     "allowed_token_ids": "the mock model's words cannot be chosen",
     "bad_words": "the mock model's words cannot be chosen",
-    "functions": "the mock model calls none; leave it out",
+    "functions": "it is the older name of tools; give those",
     "audio": "output is text",
     "kv_transfer_params": "KV caches of two engines do not meet here",
     "priority": "requests have no priorities here; leave it out, or 0",

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
 from lorrery.router.http.blocks import OPENAI_TEXTS
-from lorrery.router.http.forms import Form, chosen, openai_functions, with_tools
+from lorrery.router.http.forms import Form, openai_choice, openai_functions, with_tools
 from lorrery.router.http.generating import (
     LENIENT,
     Count,
@@ -202,10 +202,7 @@ class ChatRequest(GeneratingRequest):
 
     def form(self, tool_call_probability: float) -> Form | None:
         """See `GeneratingRequest`; a required call precedes other forms."""
-        functions, choice = openai_functions(self.tools), self.tool_choice
-        named = choice.get("function") if isinstance(choice, dict) else None
-        if isinstance(named, dict):
-            choice = chosen(functions, named.get("name"), "tool_choice.function.name")
+        functions, choice = openai_choice(openai_functions(self.tools), self.tool_choice)
         return with_tools(
             super().form(tool_call_probability),
             functions,

@@ -13,7 +13,7 @@ from typing import Any
 
 from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import DONE, EVENT_STREAM, Collected, data, finish_word
-from lorrery.router.http.chat_calls import NO_CONTENT, ChatCalls
+from lorrery.router.http.chat_calls import NO_CONTENT, NO_DELTA, ChatCalls
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.forms import Form
 from lorrery.router.http.openai_details import Details, Piece
@@ -75,6 +75,8 @@ class CompletionShape:
         is_last = message.HasField("finish")
         if self._details is None:
             delta = self._delta(index, message.text, last=is_last)
+            if delta == NO_DELTA and not is_last:
+                return b""  # as in vLLM: nothing of a call is certain yet
             ending = self._ending(index, message.finish, message.token_ids) if is_last else _GOES_ON
             return f'{self._prefix}{index}, {delta}, "logprobs": null, {ending}}}]}}\n\n'.encode()
         piece = self._details.take(index, message.text, message.token_ids, logprobs)
@@ -186,7 +188,7 @@ class ChatShape(CompletionShape):
     def _finish_word(self, index: int, reason: FinishReason) -> str:
         # As in OpenAI's API, an output that calls the tool which its request names ends with "stop".
         called = self._form is not None and self._form.tool is None and self._calls(self._form, index).num_calls > 0
-        return "tool_calls" if called and reason is FinishReason.EOS else finish_word(reason)
+        return "tool_calls" if called and finish_word(reason) == "stop" else finish_word(reason)
 
     def _calls(self, form: Form, index: int) -> ChatCalls:
         calls = self._calls_of.get(index)

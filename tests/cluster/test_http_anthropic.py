@@ -128,6 +128,7 @@ async def test_blocks_tools_and_system_are_read(cluster: LocalCluster) -> None:
         ({"max_tokens": 9999}, 400, "invalid_request_error", "maximum context length is 4096 tokens"),
         ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences[0] is empty"),
         ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tools has no function"),
+        ({"tool_choice": {"type": "required"}}, 400, "invalid_request_error", "none, auto, any or tool"),
         ({"tool_choice": {"type": "tool", "name": "f"}}, 400, "invalid_request_error", "not among tools"),
         ({"output_config": {"format": {"type": "json_schema"}}}, 400, "invalid_request_error", "has no schema"),
         ({"n": 2}, 400, "invalid_request_error", "a message is one output"),

@@ -169,6 +169,7 @@ class Constraint(message.Message):
     CHOICES_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     PROBABILITY_FIELD_NUMBER: builtins.int
+    OTHERWISE_FIELD_NUMBER: builtins.int
     json_schema: builtins.str
     """JSON that is valid under this JSON Schema, itself JSON."""
     json_object: builtins.bool
@@ -183,6 +184,10 @@ class Constraint(message.Message):
     def choices(self) -> Choices:
         """One of several texts."""
 
+    @builtins.property
+    def otherwise(self) -> Constraint:
+        """Of outputs that do not have this form. Unset: the model's own words."""
+
     def __init__(
         self,
         *,
@@ -192,10 +197,11 @@ class Constraint(message.Message):
         choices: Choices | None = ...,
         text: builtins.str = ...,
         probability: builtins.float | None = ...,
+        otherwise: Constraint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_probability", b"_probability", "choices", b"choices", "form", b"form", "json_object", b"json_object", "json_schema", b"json_schema", "probability", b"probability", "regex", b"regex", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_probability", b"_probability", "choices", b"choices", "form", b"form", "json_object", b"json_object", "json_schema", b"json_schema", "otherwise", b"otherwise", "probability", b"probability", "regex", b"regex", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_probability", b"_probability", "choices", b"choices", "form", b"form", "json_object", b"json_object", "json_schema", b"json_schema", "probability", b"probability", "regex", b"regex", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_probability", b"_probability", "choices", b"choices", "form", b"form", "json_object", b"json_object", "json_schema", b"json_schema", "otherwise", b"otherwise", "probability", b"probability", "regex", b"regex", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__probability: _TypeAlias = typing.Literal["probability"]  # noqa: Y015
     _WhichOneofArgType__probability: _TypeAlias = typing.Literal["_probability", b"_probability"]  # noqa: Y015

@@ -70,7 +70,22 @@ def test_other_text_is_text(text: str, cuts: list[float]) -> None:
     assert read(text, cuts) == (text, [])
 
 
-@pytest.mark.parametrize("text", ["[", "[1, 2]", '[{"name": 3}]', '[{"nam', "[]", f'[{{"name": "{"x" * 5000}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "[1, 2]",
+        '[{"name": 3}]',
+        '[{"nam',
+        "[]",
+        '[{"name": "a\\q", "parameters": {}}]',
+        '[{"name": "a\\u12", "parameters": {}}]',
+        '[{"name": "a\n", "parameters": {}}]',
+        '[{"name": "a", "parameters": "x"}]',
+        '[{"name": "a", "parameters": null}]',
+        f'[{{"name": "{"x" * 5000}',
+    ],
+)
 def test_what_never_becomes_a_call_is_text(text: str) -> None:
     assert read(text, [0.3, 0.6]) == (text, [])
 
