@@ -247,7 +247,7 @@ class _Drawing:
         grids = [Fraction(1, _CENTS), (last - first) / _CENTS] if step is None else [step]
         if step is None and self._rng.random() < 0.5:  # many a number is meant to be whole
             grids.insert(0, Fraction(1))
-        for grid in grids:
+        for grid in grids if first <= last else ():
             if not grid:
                 continue
             least, most = ceil(first / grid), floor(last / grid)

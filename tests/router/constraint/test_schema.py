@@ -322,6 +322,7 @@ def test_an_optional_property_comes_and_goes_and_the_order_is_the_schemas() -> N
         ({"type": [{}]}, "has type {}"),
         ({"type": 3}, "has a number for type"),
         ({"type": "integer", "minimum": 5, "maximum": 4}, "bounds that leave none"),
+        ({"type": "number", "minimum": 5, "maximum": 4}, "bounds that leave none"),
         ({"type": "integer", "minimum": "a"}, 'has minimum "a"; it must be a number'),
         ({"allOf": [{"minimum": "a"}, {"minimum": 1}]}, "it must be a number"),
         ({"type": "number", "multipleOf": 0}, "it must be above 0"),
