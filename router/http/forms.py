@@ -11,8 +11,12 @@ from lorrery.router.field_names import Names
 from lorrery.v1 import router_pb2
 
 _NO_GRAMMAR = "the mock model follows schemas, patterns and choices, and no grammar"
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+"""Of vLLM's structured outputs."""
 _DATA = ("const", "enum", "default", "examples")
 """Keywords of a schema whose values are no schemas."""
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by name, and the names no keywords."""
 _MOST_CALLS = 2
 """Calls in one output, where a client allows several."""
 
@@ -132,9 +136,6 @@ def of_structured_outputs(given: Mapping[str, Any] | None, prefix: str) -> Form 
     if kind in ("regex", "choice"):
         raise InvalidRequest(f"{field} is no {'text' if kind == 'regex' else 'list of texts'}; give one", field=field)
     raise InvalidRequest(f"{field} is not supported here: {_NO_GRAMMAR}", field=field)
-
-
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 def only_one(forms: Iterable[Form | None]) -> Form | None:
@@ -275,7 +276,14 @@ def _moved(schema: Json, to: str) -> Json:
         return [_moved(part, to) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: value if key in _DATA else _moved(value, to) for key, value in schema.items()}
+    moved = {
+        key: {name: _moved(part, to) for name, part in value.items()}
+        if key in _NAMED and isinstance(value, dict)
+        else value
+        if key in _DATA
+        else _moved(value, to)
+        for key, value in schema.items()
+    }
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith(("#", "/")):
         moved["$ref"] = f"#{to}{reference.removeprefix('#')}"
