@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
 from lorrery.router.http.blocks import Block, Blocks, Content, text_of, unread
-from lorrery.router.http.forms import Form, Function, chosen, of_text_format, only_one, with_tools
+from lorrery.router.http.forms import Form, Function, chosen, of_format, only_one, with_tools
 from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Switch, Texts, refuse_given
 from lorrery.router.http.tool_calls import read_arguments
 
@@ -165,7 +165,7 @@ class MessagesRequest(Conversation, GeneratingRequest):
             choice = chosen(functions, asked.name, "tool_choice.name")
         wanted = self.output_format if self.output_config is None else self.output_config.format
         return with_tools(
-            only_one([super().form(tool_call_probability), of_text_format(wanted, "output_config.format")]),
+            only_one([super().form(tool_call_probability), of_format(wanted, "output_config.format")]),
             functions,
             choice,
             several=not asked.disable_parallel_tool_use,

@@ -60,31 +60,13 @@ def json_schema(schema: object, field: str) -> Form:
     return Form(router_pb2.Constraint(json_schema=text), field)
 
 
-def of_response_format(given: Mapping[str, Any] | None) -> Form | None:
-    """Return the form that OpenAI's `response_format` asks for.
+def of_format(given: Mapping[str, Any] | None, field: str, within: str = "") -> Form | None:
+    """Return the form that OpenAI's `response_format` or `text.format` asks for, or Anthropic's `output_config.format`.
 
-    Raises:
-        InvalidRequest: it is malformed, or of an unknown type.
-    """
-    kind = "text" if given is None else given.get("type", "text")
-    if given is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return Form(router_pb2.Constraint(json_object=True), "response_format")
-    if kind == "json_schema":
-        holder = given.get("json_schema")
-        schema = holder.get("schema") if isinstance(holder, dict) else None
-        if schema is None:
-            raise InvalidRequest(
-                "response_format has no json_schema.schema; give the schema there",
-                field="response_format.json_schema.schema",
-            )
-        return json_schema(schema, "response_format.json_schema.schema")
-    raise _unknown_kind("response_format.type", kind)
-
-
-def of_text_format(given: Mapping[str, Any] | None, field: str) -> Form | None:
-    """Return the form that `text.format` of OpenAI's Responses asks for, or Anthropic's `output_config.format`.
+    Args:
+        given: its type, and what belongs to that.
+        field: its name, for errors.
+        within: the field of it that holds the schema; empty: it does itself.
 
     Raises:
         InvalidRequest: it is malformed, or of an unknown type.
@@ -95,10 +77,17 @@ def of_text_format(given: Mapping[str, Any] | None, field: str) -> Form | None:
     if kind == "json_object":
         return Form(router_pb2.Constraint(json_object=True), field)
     if kind == "json_schema":
-        if given.get("schema") is None:
-            raise InvalidRequest(f"{field} has no schema; give one", field=f"{field}.schema")
-        return json_schema(given["schema"], f"{field}.schema")
-    raise _unknown_kind(f"{field}.type", kind)
+        holder = given.get(within) if within else given
+        schema = holder.get("schema") if isinstance(holder, dict) else None
+        path = f"{within}.schema" if within else "schema"
+        if schema is None:
+            raise InvalidRequest(f"{field} has no {path}; give one", field=f"{field}.{path}")
+        return json_schema(schema, f"{field}.{path}")
+    raise InvalidRequest(
+        f"{field}.type is {quoted(str(kind))}; it must be text, json_object or json_schema",
+        field=f"{field}.type",
+        value=quoted(str(kind)),
+    )
 
 
 def of_mock_output(text: str | None) -> Form | None:
@@ -288,11 +277,3 @@ def _moved(schema: Json, to: str) -> Json:
     if isinstance(reference, str) and reference.startswith(("#", "/")):
         moved["$ref"] = f"#{to}{reference.removeprefix('#')}"
     return moved
-
-
-def _unknown_kind(field: str, kind: object) -> InvalidRequest:
-    return InvalidRequest(
-        f"{field} is {quoted(str(kind))}; it must be text, json_object or json_schema",
-        field=field,
-        value=quoted(str(kind)),
-    )

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.forms import (
     Form,
+    of_format,
     of_mock_output,
-    of_response_format,
     of_structured_outputs,
     only_one,
 )
@@ -192,7 +192,7 @@ class GeneratingRequest(BaseModel):
         guided = {kind: getattr(self, f"guided_{kind}") for kind in ("json", "regex", "choice", "grammar")}
         return only_one(
             [
-                of_response_format(self.response_format),
+                of_format(self.response_format, "response_format", "json_schema"),
                 of_structured_outputs(self.structured_outputs, "structured_outputs."),
                 of_structured_outputs(guided, "guided_"),
                 of_mock_output(self.mock_output),

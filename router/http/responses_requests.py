@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.blocks import OPENAI_TEXTS, Block, Content, text_of, unread
-from lorrery.router.http.forms import Form, of_text_format, only_one, openai_choice, openai_functions, with_tools
+from lorrery.router.http.forms import Form, of_format, only_one, openai_choice, openai_functions, with_tools
 from lorrery.router.http.generating import (
     LENIENT,
     GeneratingRequest,
@@ -135,7 +135,7 @@ class ResponsesRequest(GeneratingRequest):
         """See `GeneratingRequest`; a required call precedes other forms."""
         functions, choice = openai_choice(openai_functions(self.tools), self.tool_choice)
         return with_tools(
-            only_one([super().form(tool_call_probability), of_text_format(self.text_format, "text.format")]),
+            only_one([super().form(tool_call_probability), of_format(self.text_format, "text.format")]),
             functions,
             choice,
             several=self.parallel_tool_calls is not False,
