@@ -238,11 +238,11 @@ def _prompt(
 
 def _prompt_tokens(family: Family, config: Case, draw: _Draw) -> int:
     """Draw a length; every fifth is at a border of blocks or of the budget, where rules change."""
-    longest = config["max_model_len"] - 1
+    longest: int = config["max_model_len"] - 1
     if draw.chance(family.long_prompts):
         return draw.between(1, longest)
     if draw.chance(0.2):
-        unit = draw.one_of((config["block_size"], config["block_size"] * 2, config["max_num_batched_tokens"]))
+        unit: int = draw.one_of((config["block_size"], config["block_size"] * 2, config["max_num_batched_tokens"]))
         return max(1, min(longest, unit + draw.between(-1, 1)))
     return draw.small(1, max(1, longest // 2))
 
