@@ -25,13 +25,14 @@ TURNS: dict[str, Row] = {
     "mixed": lambda s, limits: PromptTurns(Turns.BESIDE, limits.max_prompt_tokens),
     "chunked": lambda s, limits: PromptTurns(Turns.BESIDE, s.step_tokens, in_pieces=True),
     "prefill_first": lambda s, limits: PromptTurns(Turns.FIRST, s.step_tokens, in_pieces=True),
+    "vllm": lambda s, limits: PromptTurns(Turns.BESIDE, s.step_tokens, in_pieces=True),
     "static": lambda s, limits: PromptTurns(Turns.ROUNDS, limits.max_prompt_tokens),
     "llm_mock": lambda s, limits: PromptTurns(Turns.BESIDE, NEVER),
 }
 """Ways to batch, by their names in `scheduler.core.batchings`; one from a plug-in counts as `continuous`."""
 
 _NO_LOADS = Loads()
-_PAGED = {"paged", "no_evict"}
+_PAGED = {"paged", "on_demand", "no_evict"}
 
 
 def replica_of(settings: Settings, kv_pool_tokens: int) -> ReplicaSettings:
@@ -49,6 +50,7 @@ def replica_of(settings: Settings, kv_pool_tokens: int) -> ReplicaSettings:
         batch_max_tokens=own.batch_max_tokens,
         max_num_seqs=own.max_num_seqs,
         max_num_batched_tokens=own.max_num_batched_tokens,
+        max_num_active_seqs=own.max_num_active_seqs,
     )
 
 

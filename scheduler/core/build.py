@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from lorrery.scheduler.core.adapter_loads import WELL, LoadFaults, LoadTime
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.batchings import BATCHINGS, way_of
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.policies import QUEUES, batching_name, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
@@ -45,6 +45,8 @@ def build_replica(
     assert make_queue is not None
     assert make_batching is not None
     looks_ahead = policy_of(settings.policy).looks_ahead and not settings.strict and not settings.blocking_loads
+    way = way_of(batching_name(settings))
+    max_overtakes = way.max_overtakes if settings.max_overtakes is None else settings.max_overtakes
     blocks = None
     if make_cache is not None:
         prefix_cache = blocks = make_cache(settings)
@@ -57,7 +59,8 @@ def build_replica(
         options=ReplicaOptions(
             strict=settings.strict,
             min_computed_tokens=settings.min_computed_tokens,
-            max_overtakes=0 if settings.strict else settings.max_overtakes,
+            max_overtakes=0 if settings.strict else max_overtakes,
             look_ahead=settings.look_ahead if looks_ahead else 0,
+            async_scheduling=settings.async_scheduling and settings.memory == "on_demand",
         ),
     )

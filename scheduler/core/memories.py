@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.exclusion import Exclusion
+from lorrery.scheduler.core.exclusion import Exclusion, NotIn
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.memory.no_evict import NoEvictMemory
+from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
@@ -60,6 +61,23 @@ MEMORIES: dict[str, MemoryRule] = {
                 {"batching": {"static"}},
                 "memory = 'no_evict' takes a sequence's blocks back when it ends; a batch of batching = 'static' keeps"
                 " them to its own end, so give it memory = 'peak'",
+            ),
+        ),
+    ),
+    "on_demand": MemoryRule(
+        lambda s, blocks: OnDemandMemory(
+            s.max_total_token_num,
+            block_size=s.block_size,
+            watermark=s.watermark,
+            reserve_full_input=s.scheduler_reserve_full_isl,
+            shared=blocks,
+        ),
+        (
+            _NO_ORIGINAL_MEMORY,
+            Exclusion(
+                {"batching": NotIn(frozenset({"vllm"}))},
+                "memory = 'on_demand' leaves it to batching = 'vllm' to take blocks and to preempt; for another way to"
+                " batch take memory = 'paged'",
             ),
         ),
     ),

@@ -17,6 +17,7 @@ from lorrery.scheduler.core.queues.early_drop import EarlyDrop
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.queues.peft import Peft
 from lorrery.scheduler.core.queues.pets import Pets
+from lorrery.scheduler.core.queues.priority import Priority
 from lorrery.scheduler.core.queues.profile import MeasuredProfile, Profile
 from lorrery.scheduler.core.queues.vtc_fair import VtcFair
 from lorrery.scheduler.core.replica_settings import LIMITS, LimitsFamily, ReplicaSettings
@@ -73,6 +74,17 @@ QUEUES: dict[str, Policy] = {
         "vllm",
         "continuous",
         (Exclusion({"strict": {True}}, "strict keeps an original's quirks; fcfs has no original"),),
+        looks_ahead=True,
+    ),
+    "priority": Policy(
+        lambda s: Priority(),
+        "vllm",
+        "continuous",
+        (
+            _LLM_MOCK_IS_IN_ORDER,
+            Exclusion({"strict": {True}}, "strict keeps an original's quirks; priority has no original"),
+            Exclusion({"prefetch": {True}}, "prefetch is for S-LoRA's policies"),
+        ),
         looks_ahead=True,
     ),
     "vtc_fair": Policy(

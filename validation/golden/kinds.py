@@ -11,6 +11,7 @@ from lorrery.validation.golden.run_exp_metrics import RunExpMetrics
 from lorrery.validation.golden.sampling_params import SamplingParameters
 from lorrery.validation.golden.slora_queues import SLORA_QUEUES
 from lorrery.validation.golden.trace_generate_requests import TraceGenerateRequests
+from lorrery.validation.golden.vllm_scheduler import VllmScheduler
 
 KINDS: tuple[Kind, ...] = (
     *SLORA_QUEUES,
@@ -23,4 +24,5 @@ KINDS: tuple[Kind, ...] = (
     LlmMockStepTime(),
     LlmMockDecodeLength(),
     LlmMockScheduler(),
+    VllmScheduler(),
 )

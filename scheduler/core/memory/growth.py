@@ -33,7 +33,7 @@ class BlockGrowth:
         self._num_at: list[i64] = [0] * block_size
         self._whole_blocks = 0
         self._num = 0
-        self._known_step = -1  # the step at which `blocks` returned `_known_blocks`
+        self._known_step = -2  # the step at which `blocks` returned `_known_blocks`; never before step -1
         self._known_blocks = 0
 
     def __len__(self) -> int:
@@ -45,7 +45,7 @@ class BlockGrowth:
         self._whole_blocks += tokens // self.block_size
         self._num_at[tokens % self.block_size] += 1
         self._num += 1
-        self._known_step = -1
+        self._known_step = -2
 
     def remove(self, tokens_at_0: int) -> None:
         """Uncount a sequence that was added with the same number."""
@@ -53,7 +53,7 @@ class BlockGrowth:
         self._whole_blocks -= tokens // self.block_size
         self._num_at[tokens % self.block_size] -= 1
         self._num -= 1
-        self._known_step = -1
+        self._known_step = -2
 
     def blocks(self, decode_step: int) -> int:
         """Return the blocks that all sequences need at this value of the decode-step counter; repeated calls O(1)."""
