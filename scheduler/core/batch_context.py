@@ -16,7 +16,6 @@ from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_hel
 from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.protocols.queue import Queue
-from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 
