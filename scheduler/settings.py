@@ -248,8 +248,8 @@ class SchedulerSettings(Section):
         default="peak",
         description="how KV memory bounds admission: peak: reserve the combined peak of all running requests; paged:"
         " allocate blocks on demand, and preempt when they run out; no_evict: admit a request only if there are blocks"
-        " for its longest possible output; on_demand: blocks of scheduled tokens, as batching = 'vllm' takes them; none:"
-        " bound only the number of requests",
+        " for its longest possible output; on_demand: blocks of scheduled tokens, as batching = 'vllm' takes them;"
+        " none: bound only the number of requests",
     )
     block_size: Annotated[int, Field(ge=1, le=MAX_BLOCK_TOKENS)] = Field(
         default=16, description="paged, on_demand, no_evict, and prefix_cache.kind = 'blocks': tokens per KV block"

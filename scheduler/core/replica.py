@@ -151,7 +151,7 @@ class Replica:
 
     @property
     def passed_over(self) -> list[Sequence]:
-        """Waiting sequences that the last admission pass left waiting for their adapters alone."""
+        """Waiting sequences that the last admission pass left waiting for their adapters alone, of those it tried."""
         return [sequence for sequence, _ in self._context.passed_over]
 
     def take_preempted_ended(self) -> list[Sequence]:
