@@ -291,11 +291,12 @@ class Replica:
     def _effective_ps(self, at_ps: int) -> int:
         """Return up to which time events have effect on a decision at this boundary, with async scheduling.
 
-        It was taken when the step that ends here began, unless nothing ran.
+        It was taken when the step that ends here began, unless nothing ran. What comes at that very time, as does a
+        client's next request when its last one ends, comes after it.
         """
         if at_ps > self._seen_ps:
             self._seen_before_ps, self._seen_ps = self._seen_ps, at_ps
-        return self._seen_before_ps if self._steps_run and self.running.num > len(self._batch.ended) else at_ps
+        return self._seen_before_ps - 1 if self._steps_run and self.running.num > len(self._batch.ended) else at_ps
 
     def _apply_cancel(self, handle: int, at_ps: int, scheduled: int = 0, *, on_device: bool = True) -> None:
         sequence = self.running.get(handle)
@@ -391,7 +392,7 @@ class Replica:
         whose ends it did not know when it decided.
         """
         inbox, is_ahead = self._inbox, self.options.async_scheduling
-        before_ps = plan.at_ps + 1 if is_ahead else ran.end_ps
+        before_ps = plan.at_ps if is_ahead else ran.end_ps
         if inbox.next_ps is not None and inbox.next_ps < before_ps:
             cancels = inbox.take_cancels(before_ps)
             if cancels and ran.num_steps > 1:  # the cancels came after the others

@@ -218,7 +218,7 @@ class _Run:
         """Run one step of the record; return what it has of it."""
         replica, at_ps = self._replica, number * STEP_PS
         # With async scheduling a step is decided when the one before it begins.
-        input_ps = self._input_ps if self._is_ahead else at_ps
+        input_ps = self._input_ps - 1 if self._is_ahead else at_ps
         self._input_ps = at_ps
         inputs = self._is_ahead and any(
             row["step"] == number + 1 or number in (row.get("abort_before", 0) - 1, row.get("abort_during"))
@@ -247,7 +247,7 @@ class _Run:
             self._sched(decision, got)
         for row in self._rows:
             if row.get("abort_during") == number and row["id"] in self._unfinished:
-                replica.cancel(row["id"], at_ps + (not self._is_ahead))
+                replica.cancel(row["id"], at_ps + (-1 if self._is_ahead else 1))
                 self._abort(row["id"], got)
                 inputs = True
         self._note(self._ended, got)
