@@ -58,11 +58,31 @@ NOT_MODELLED = """
   order of arrival.
 * TensorRT-LLM computes prompts whole unless `enable_chunked_prefill` is set; here they are chunked at `max_num_tokens`,
   as if it were set, since longer prompts would not run at all.
-* The overlap of a step with the scheduling of the next one (vLLM from 0.14 on, `vllm-async`) is part of the host time,
-  not of the order of events: a request leaves the batch in its last step.
 * SGLang's largest CUDA graph is that of less than 4 GPUs per worker. From 4 on it is of 512 sequences, and of 160 below
   60 GB: `--set worker.lora.graph_sequences=512`.
 * MAX_UTILIZATION of TensorRT-LLM is `--set scheduler.memory=paged`.
+"""
+
+VLLM_RULES = f"""
+## vLLM's rules
+
+Which requests a step computes, and what becomes of their blocks, follows vLLM's own scheduler. *Recorded*: its decisions
+in {RULES_OF} on several hundred random cases, and on one minimal case for each rule, are replayed through Lorrery's core
+without a difference (`lorrery validate golden tests/golden/vllm_*.jsonl`). *Read*: in the sources of the version named.
+
+| rule | recorded | read |
+| --- | --- | --- |
+| Running requests come before waiting ones, in order of admission; a prompt gets what is left of the step's tokens, and of `long_prefill_token_threshold`, unless its request is alone | {RULES_OF} | alone: not up to 0.24 |
+| A request enters when there are blocks for its first chunk; no block is kept for the first token of its output or for later chunks. With `scheduler_reserve_full_isl` its whole prompt must fit at that moment | {RULES_OF} | not reserved up to 0.18 |
+| Who finds no block preempts the last of the batch by admission, which may be itself; the victim waits before all others, and the step admits none. Under `policy = "priority"` it is the lowest priority, whose tokens of this step are withdrawn; one that is its own victim ends the step for those behind it | {RULES_OF} | 0.11 to 0.24 |
+| A request whose adapter would be one more than `max_loras` of the step is skipped before its memory is looked at, without bound; it can starve | {RULES_OF} | 0.11 to 0.24; from 0.18 to 0.24 those skipped wait in a queue of their own, ahead of the others |
+| Blocks can be found from the moment they are scheduled, output as it fills them; the last block of a prompt that is cached whole is computed again; equal blocks are kept apart, and each is evicted in its turn, empty ones before all | {RULES_OF} | up to 0.18 an empty block has no precedence |
+| With `async_scheduling` a step is decided when the one before it begins: an arrival meanwhile waits for one step more; a request that a step ends keeps seat and blocks for one, and takes part in it, unless its length ended it | {RULES_OF} | the default from 0.14 on; the order of the loop is read |
+| `watermark`, `max_num_active_seqs`, whole prompts (`enable_chunked_prefill = false`) | {RULES_OF} | |
+
+Deviations: the row that a request computes after its end (async scheduling) takes no device time, except that a step of
+such rows alone takes that of an empty step. What can never fit is refused at the door ([errors.md](errors.md)), where
+vLLM lets it wait. Where an adapter's load fails, its requests are skipped like those whose adapter finds no place.
 """
 
 NEXT_VLLM = f"""
@@ -103,7 +123,7 @@ The rules of vLLM's scheduler are compared with vLLM itself, {RULES_OF} at prese
 def engines_page() -> str:
     """Return the page."""
     newest = {engine: list(versions.values())[-1] for engine, versions in presets().items()}
-    return INTRODUCTION + "\n".join([*_settings(newest), *_gpus(newest), *_versions()]) + NOT_MODELLED + NEXT_VLLM
+    return INTRODUCTION + "\n".join([*_settings(newest), *_gpus(newest), *_versions()]) + VLLM_RULES + NOT_MODELLED + NEXT_VLLM
 
 
 def _settings(newest: Mapping[str, EnginePreset]) -> Iterator[str]:
