@@ -249,7 +249,7 @@ WORKER_KV_BLOCKS = Series(
     "blocks",
     "Blocks of this worker's paged KV pool, by state.",
     ("worker", "state"),
-    more='Where memory is in blocks: `used` by sequences and adapters (a shared block counts once; blocks of the next'
+    more="Where memory is in blocks: `used` by sequences and adapters (a shared block counts once; blocks of the next"
     " step included), `cached` (unused, reclaimed on demand), `free`.",
 )
 WORKER_RESIDENT = Series(

@@ -82,7 +82,7 @@ without a difference (`lorrery validate golden tests/golden/vllm_*.jsonl`). *Rea
 
 Deviations: the row that a request computes after its end (async scheduling) takes no device time, except that a step of
 such rows alone takes that of an empty step. What can never fit is refused at the door ([errors.md](errors.md)), where
-vLLM lets it wait. Where an adapter's load fails, its requests are skipped like those whose adapter finds no place.
+vLLM lets it wait: `scheduler.refuse_never_fits = false` does too. Where an adapter's load fails, its requests are skipped like those whose adapter finds no place.
 """
 
 NEXT_VLLM = f"""
@@ -123,7 +123,13 @@ The rules of vLLM's scheduler are compared with vLLM itself, {RULES_OF} at prese
 def engines_page() -> str:
     """Return the page."""
     newest = {engine: list(versions.values())[-1] for engine, versions in presets().items()}
-    return INTRODUCTION + "\n".join([*_settings(newest), *_gpus(newest), *_versions()]) + VLLM_RULES + NOT_MODELLED + NEXT_VLLM
+    return (
+        INTRODUCTION
+        + "\n".join([*_settings(newest), *_gpus(newest), *_versions()])
+        + VLLM_RULES
+        + NOT_MODELLED
+        + NEXT_VLLM
+    )
 
 
 def _settings(newest: Mapping[str, EnginePreset]) -> Iterator[str]:

@@ -58,6 +58,7 @@ def build_replica(
         adapters=Residency(settings.adapter_options, load_ps, load_faults),
         options=ReplicaOptions(
             strict=settings.strict,
+            takes_all=not settings.refuse_never_fits,
             min_computed_tokens=settings.min_computed_tokens,
             max_overtakes=0 if settings.strict else max_overtakes,
             look_ahead=settings.look_ahead if looks_ahead else 0,

@@ -216,8 +216,8 @@ class Replica:
         return adapter is not None and self.num_waiting < self._look_ahead and not self.adapters.has_asked_for(adapter)
 
     def never_fits_reason(self, sequence: Sequence) -> str | None:
-        """Return None if an empty replica would take this sequence (strict: always), else why not."""
-        if self.options.strict:
+        """Return None if an empty replica would take this sequence (strict, `takes_all`: always), else why not."""
+        if self.options.strict or self.options.takes_all:
             return None
         try:
             limits = self.batching.limits
@@ -234,10 +234,10 @@ class Replica:
         A way to batch from outside the tree, whose limits may change or raise, makes a kind of its own.
         """
         if not is_ours(self.batching):
-            return (self.options.strict, id(self))
+            return (self.options.strict, self.options.takes_all, id(self))
         limits = self.batching.limits
         most = None if limits.partial else limits.max_prompt_tokens
-        return (self.options.strict, most, type(self.memory), *self.memory.capacity)
+        return (self.options.strict, self.options.takes_all, most, type(self.memory), *self.memory.capacity)
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
