@@ -66,23 +66,33 @@ NOT_MODELLED = """
 VLLM_RULES = f"""
 ## vLLM's rules
 
-Which requests a step computes, and what becomes of their blocks, follows vLLM's own scheduler. *Recorded*: its decisions
-in {RULES_OF} on several hundred random cases, and on one minimal case for each rule, are replayed through Lorrery's core
-without a difference (`lorrery validate golden tests/golden/vllm_*.jsonl`). *Read*: in the sources of the version named.
+Which requests a step computes, and what becomes of their blocks, follows vLLM's own scheduler. The rules are recorded:
+the decisions of {RULES_OF} in hundreds of random cases, and in a minimal one for each rule, are replayed by our
+core without a difference (`lorrery validate golden tests/golden/vllm_*.jsonl`). What is said of older versions was read
+in their sources.
 
-| rule | recorded | read |
-| --- | --- | --- |
-| Running requests come before waiting ones, in order of admission; a prompt gets what is left of the step's tokens, and of `long_prefill_token_threshold`, unless its request is alone | {RULES_OF} | alone: not up to 0.24 |
-| A request enters when there are blocks for its first chunk; no block is kept for the first token of its output or for later chunks. With `scheduler_reserve_full_isl` its whole prompt must fit at that moment | {RULES_OF} | not reserved up to 0.18 |
-| Who finds no block preempts the last of the batch by admission, which may be itself; the victim waits before all others, and the step admits none. Under `policy = "priority"` it is the lowest priority, whose tokens of this step are withdrawn; one that is its own victim ends the step for those behind it | {RULES_OF} | 0.11 to 0.24 |
-| A request whose adapter would be one more than `max_loras` of the step is skipped before its memory is looked at, without bound; it can starve | {RULES_OF} | 0.11 to 0.24; from 0.18 to 0.24 those skipped wait in a queue of their own, ahead of the others |
-| Blocks can be found from the moment they are scheduled, output as it fills them; the last block of a prompt that is cached whole is computed again; equal blocks are kept apart, and each is evicted in its turn, empty ones before all | {RULES_OF} | up to 0.18 an empty block has no precedence |
-| With `async_scheduling` a step is decided when the one before it begins: an arrival meanwhile waits for one step more; a request that a step ends keeps seat and blocks for one, and takes part in it, unless its length ended it | {RULES_OF} | the default from 0.14 on; the order of the loop is read |
-| `watermark`, `max_num_active_seqs`, whole prompts (`enable_chunked_prefill = false`) | {RULES_OF} | |
+* **Order.** Running requests come before waiting ones, in order of admission. A prompt gets what is left of the step's
+  tokens, and of `long_prefill_token_threshold` unless its request is alone (0.24 and older: always).
+* **Admission.** A request enters when there are blocks for its first chunk. None is kept for the first token of its
+  output or for later chunks. With `scheduler_reserve_full_isl` its whole prompt must fit at that moment (0.18 and
+  older do not have this; nor `watermark`).
+* **Preemption.** A request that finds no block preempts the last of the batch by admission, which may be itself. The
+  victim waits before all others, and the step admits none. Under `policy = "priority"` the victim is the lowest
+  priority, and its tokens of this step are withdrawn; one that is its own victim ends the step for those behind it.
+* **Adapters.** A request whose adapter would be one more than `max_loras` in a step is skipped before memory is looked
+  at, without bound, and may starve. (0.18 to 0.24: those that were skipped wait in a queue of their own, ahead of the
+  others.)
+* **Prefix cache.** Blocks can be found from the moment they are scheduled, and output as it fills them. The last block
+  of a prompt that is cached whole is computed again; equal blocks are kept apart, and each is evicted in its turn.
+  Empty blocks are used before cached ones (0.18 and older: in their turn).
+* **Asynchronous scheduling** (the default from 0.14 on; the order of its loop was read). A step is decided when the one
+  before it begins: an arrival meanwhile waits for one step more. A request that a step ends keeps its place and its
+  blocks for one more, and takes part in it unless its length has ended it.
 
-Deviations: the row that a request computes after its end (async scheduling) takes no device time, except that a step of
-such rows alone takes that of an empty step. What can never fit is refused at the door ([errors.md](errors.md)), where
-vLLM lets it wait: `scheduler.refuse_never_fits = false` does too. Where an adapter's load fails, its requests are skipped like those whose adapter finds no place.
+Deviations: what a request computes after its end takes no device time, but a step of nothing else takes that of an
+empty step. What can never fit is refused at the door ([errors.md](errors.md)), where vLLM lets it wait;
+`scheduler.refuse_never_fits = false` does too. A request whose adapter cannot be loaded is skipped like one whose
+adapter finds no place.
 """
 
 NEXT_VLLM = f"""
