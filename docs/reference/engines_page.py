@@ -67,9 +67,8 @@ VLLM_RULES = f"""
 ## vLLM's rules
 
 Which requests a step computes, and what becomes of their blocks, follows vLLM's own scheduler. The rules are recorded:
-the decisions of {RULES_OF} in hundreds of random cases, and in a minimal one for each rule, are replayed by our
-core without a difference (`lorrery validate golden tests/golden/vllm_*.jsonl`). What is said of older versions was read
-in their sources.
+what vLLM {RULES_OF} decides in hundreds of random cases, and in a minimal one for each rule, Lorrery's core decides too
+(`lorrery validate golden tests/golden/vllm_*.jsonl`). What is said of older versions was read in their sources.
 
 * **Order.** Running requests come before waiting ones, in order of admission. A prompt gets what is left of the step's
   tokens, and of `long_prefill_token_threshold` unless its request is alone (0.24 and older: always).
