@@ -308,7 +308,7 @@ class StepPass(AdmissionPass):
         memory.cover(self._running, sequence, end)
         if cache is not None:
             cache.schedule(sequence, end)
-            cache.shrink(memory.free_blocks(self._running) * memory.block_size)
+            memory.evict(self._running)
         samples = end == sequence.input_tokens
         self.chunks.append(Chunk(sequence, new_tokens, end - new_tokens, samples=samples))
 

@@ -160,8 +160,8 @@ class ReplicaBatchContext(BatchContext):
                 return False
             for chunk in chunks:
                 self._cover_prompt(chunk.sequence, chunk.past_tokens + chunk.new_tokens)
-        elif self._prefix_cache is not None:
-            self._prefix_cache.shrink(memory.free_blocks(running) * memory.block_size)
+        else:
+            memory.evict(running)
         return True
 
     def _cover_prompt(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -171,19 +171,18 @@ class ReplicaBatchContext(BatchContext):
             return False
         if cache is not None:
             cache.schedule(sequence, num_tokens)
-            cache.shrink(memory.free_blocks(self.running) * memory.block_size)
+            memory.evict(self.running)
         return True
 
     def cover_one(self, sequence: Sequence, num_tokens: int) -> bool:
         """Take the blocks of one running sequence. See `BatchContext.cover_one`."""
-        memory, cache = self._on_demand, self._prefix_cache
+        memory = self._on_demand
         assert memory is not None
         if sequence.handle in self.running.prefilling:
             return self._cover_prompt(sequence, sequence.computed_tokens + num_tokens)
         if not memory.cover_decode(self.running, sequence):
             return False
-        if cache is not None:
-            cache.shrink(memory.free_blocks(self.running) * memory.block_size)
+        memory.evict(self.running)
         return True
 
     def covered(self) -> None:

@@ -154,6 +154,8 @@ class Planner:
                 max_steps = 1
             elif self._may_preempt:
                 max_steps = self._memory.steps_before_full(running, max_steps)
+        if self._on_demand is not None:
+            self._batch.shrink_cache(0)
         plan = Plan(at_ps, max_steps, decode=True)
         plan.until_ps = self._inbox.next_ps
         if adapters.loading:

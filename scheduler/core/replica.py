@@ -273,7 +273,7 @@ class Replica:
                 context.preempt(victim, at_ps)
         batch = self._batch
         plan = self._planner.decide(at_ps)
-        if self.prefix_cache is not None:
+        if self.prefix_cache is not None and not self._by_step:
             batch.shrink_cache(0)
         if self.options.async_scheduling:
             self._steps_run = isinstance(plan, Plan)

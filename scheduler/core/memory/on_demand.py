@@ -154,6 +154,12 @@ class OnDemandMemory(Memory):
             self._enough_until = self._enough_version = -1
         return True
 
+    def evict(self, running: Running) -> None:
+        """Evict the cached blocks whose places have been taken."""
+        shared = self.shared
+        if shared is not None and shared.num_unpinned:
+            shared.shrink(self.free_blocks(running) * self.block_size)
+
     # --- admission --------------------------------------------------------------------------------------------------
 
     def can_enter(
