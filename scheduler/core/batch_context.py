@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
+from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, taken_out
 from lorrery.scheduler.core.batching.base import BatchContext
@@ -11,6 +12,7 @@ from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
 from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_held
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
+from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -38,7 +40,11 @@ class ReplicaBatchContext(BatchContext):
             value holds until a sequence enters.
         at_rest: the queue has said that it is, and nothing has arrived since.
         adapters_awaited: whether a sequence with an adapter has ever waited.
+        queue, memory: of the replica, for a way to batch with an admission pass of its own (`admit_by`).
+        preempt: takes a sequence out of the batch and queues it again, at a time; set by the replica.
     """
+
+    preempt: Callable[[Sequence, int], None]
 
     def __init__(
         self,
@@ -59,7 +65,8 @@ class ReplicaBatchContext(BatchContext):
         self._queue = queue
         self._queue_is_ours = is_ours(queue)
         self.given = given
-        self._memory = memory
+        self.queue = queue
+        self.memory = self._memory = memory
         self._prefix_cache = prefix_cache
         self._min_computed_tokens = min_computed_tokens
         self._adapters = adapters
@@ -104,11 +111,26 @@ class ReplicaBatchContext(BatchContext):
             max_overtakes=self._max_overtakes,
             at_ps=at_ps,
         )
+        self._pass(admission, at_ps)
+        refused = admission.refused
+        self.blocked = refused is not None and (refused[1] is not Blocked.PROMPT or not admission.admitted)
+        self._passed_over = bool(admission.passed_over)
+        if self._passed_over:
+            admission.note_overtakes()
+        return self._enter(admission.admitted, at_ps)
+
+    def admit_by(self, admission: AdmissionPass, at_ps: int) -> list[Sequence]:
+        """Let the queue try its sequences in a pass that a way to batch has made; those admitted are in prefill."""
+        if len(self._queue):
+            self._pass(admission, at_ps)
+        return self._enter(admission.admitted, at_ps)
+
+    def _pass(self, admission: AdmissionPass, at_ps: int) -> None:
         try:
             if self._queue_is_ours:
-                dropped = self._queue.admit(admission, running, at_ps)
+                dropped = self._queue.admit(admission, self.running, at_ps)
             else:
-                dropped = dropped_by(self._queue, admission, running, at_ps)
+                dropped = dropped_by(self._queue, admission, self.running, at_ps)
             if self.given is not None:
                 self.given.check(admission.admitted, at_ps)
                 for sequence in dropped:
@@ -122,12 +144,9 @@ class ReplicaBatchContext(BatchContext):
             if changed:
                 raise ValueError(changed_fields(changed)) from error  # which most likely caused this error
             raise
-        refused = admission.refused
-        self.blocked = refused is not None and (refused[1] is not Blocked.PROMPT or not admission.admitted)
-        self._passed_over = bool(admission.passed_over)
-        if self._passed_over:
-            admission.note_overtakes()
-        admitted = admission.admitted
+
+    def _enter(self, admitted: list[Sequence], at_ps: int) -> list[Sequence]:
+        running = self.running
         for sequence in admitted:
             sequence.leave_load(at_ps)
             first = sequence.first_admitted_ps is None
@@ -141,6 +160,18 @@ class ReplicaBatchContext(BatchContext):
             self.events.append(Admitted(sequence, first))
         self.admitted += admitted
         return admitted
+
+    @property
+    def radix_cache(self) -> RadixCache | None:
+        """The prefix cache, if it is SGLang's."""
+        cache = self._prefix_cache
+        return cache if isinstance(cache, RadixCache) else None
+
+    @property
+    def adapter_slots(self) -> AdapterSlots | None:
+        """The adapters on the GPU, if they are kept as in SGLang and used at all."""
+        adapters = self._adapters
+        return adapters if isinstance(adapters, AdapterSlots) else None
 
     def steps_blocked(self, limit: int) -> int:
         """Return for how many decode steps `admit`, which has just admitted nothing, would still admit nothing.

@@ -95,6 +95,7 @@ class Replica:
             given=given,
             max_overtakes=options.max_overtakes,
         )
+        self._context.preempt = self._preempt
         self._offload = Offload(self.running, None if options.no_lora else self.adapters, batching, self._errors)
         self._planner = Planner(
             self._batch, self._context, queue, batching, self.adapters, self._inbox, options, self._errors

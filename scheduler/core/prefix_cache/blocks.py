@@ -99,7 +99,7 @@ class BlockCache(SharedBlocks):
                 found.version = version
                 return found
         content = content_of(sequence)
-        root = self._roots.get((_adapter_key(sequence), content.unit_tokens))
+        root = self._roots.get((adapter_key_of(sequence), content.unit_tokens))
         way: list[Extent] = []
         end = 0 if root is None else extents.follow(root, content, way)
         most = max(0, input_tokens - self.min_computed_tokens) // self.block_size
@@ -234,13 +234,7 @@ class BlockCache(SharedBlocks):
             if child is None:
                 child = Extent(root, extent, end, num_blocks, key, data[root.first_byte(end) :], computed)
                 extent.children[key] = child
-                self._unpinned[child] = None
-                self.num_unpinned += num_blocks - end
-                if (holders := self._holders) is not None:
-                    above_it = extent.run if extent.parent is not None else holders.root_like(root)
-                    assert above_it is not None
-                    child.run = holders.came(self._number, above_it, data, 0, num_blocks)
-                self._made(child, end)
+                self._add(child, data)
             else:
                 end = extents.num_common(root, child, data, num_blocks)
                 if end < child.end:
@@ -250,6 +244,19 @@ class BlockCache(SharedBlocks):
             extent = child
         self._pin(extent, above)
         use.last = extent
+
+    def _add(self, extent: Extent, data: bytes) -> None:
+        """Count a new extent, which `data` has led to from its root, as unpinned."""
+        root, above = extent.root, extent.parent
+        assert root is not None
+        assert above is not None
+        self._unpinned[extent] = None
+        self.num_unpinned += extent.end - extent.start
+        if (holders := self._holders) is not None:
+            run = above.run if above.parent is not None else holders.root_like(root)
+            assert run is not None
+            extent.run = holders.came(self._number, run, data, 0, extent.end)
+        self._made(extent, extent.start)
 
     def _pin(self, extent: Extent, above: Extent) -> None:
         """Pin a path from its end up to `above`, which is already pinned."""
@@ -266,7 +273,7 @@ class BlockCache(SharedBlocks):
 
     def _root(self, sequence: Sequence) -> Root:
         content = content_of(sequence)
-        root = self._roots.get((_adapter_key(sequence), content.unit_tokens))
+        root = self._roots.get((adapter_key_of(sequence), content.unit_tokens))
         if root is None:
             root = Root(sequence.adapter, self.block_size, content.unit_tokens, content.unit_bytes)
             self._roots[root.place] = root
@@ -404,5 +411,6 @@ def _run(extent: Extent) -> Run:
     return extent.run
 
 
-def _adapter_key(sequence: Sequence) -> str | None:
+def adapter_key_of(sequence: Sequence) -> str | None:
+    """Return the key of a sequence's adapter; None: the base model."""
     return sequence.adapter.key if sequence.adapter is not None else None
