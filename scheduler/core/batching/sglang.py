@@ -201,6 +201,7 @@ class Sglang:
                 context.preempt(sequence, at_ps)
         output_tokens = sum([one.produced_tokens + one.output_tokens_at(step) for one in ranked])
         memory.ratio.retracted(len(ranked), output_tokens, sum([one.max_new_tokens for one in ranked]))
+        running.put_first(ranked)  # the original keeps them in this order
         self._retracted, self._full = True, False
 
     def _idle(self, context: ReplicaBatchContext, memory: EstimatedMemory, at_ps: int) -> Wait:
