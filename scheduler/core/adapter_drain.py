@@ -15,6 +15,7 @@ Cost: O(waiting + running) for each pass.
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 
+from lorrery.scheduler.core.overlap import NOTHING, Unseen
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
@@ -45,18 +46,21 @@ class AdapterDrain:
         self.draining: dict[str | None, str] = {}
         self._left: dict[str | None, int] = {}
 
-    def update(self, waiting: Iterable[tuple[Sequence, Joined]], running: Running, at_ps: int) -> None:
+    def update(
+        self, waiting: Iterable[tuple[Sequence, Joined]], running: Running, at_ps: int, unseen: Unseen = NOTHING
+    ) -> None:
         """Choose anew at the beginning of a pass.
 
         Args:
             waiting: sequences, each with when it joined the queue.
             running: the batch; only decoding sequences count.
             at_ps: now.
+            unseen: output that the pass does not know of.
         """
         left: dict[str | None, int] = {}
         for sequence in running:
             key = key_of(sequence)
-            left[key] = max(left.get(key, 0), sequence.finish_step - running.decode_step)
+            left[key] = max(left.get(key, 0), sequence.finish_step - running.decode_step + unseen.of(sequence))
         self._left = left
         if len(left) >= self._num_places:
             self._begin(waiting, at_ps)

@@ -53,8 +53,13 @@ class Batch:
 
     # --- going ------------------------------------------------------------------------------------------------------
 
-    def remove(self, sequence: Sequence) -> int:
-        """Remove a sequence and free its memory; return the tokens that it has produced in this batch."""
+    def remove(self, sequence: Sequence, computed_beyond: int = 0) -> int:
+        """Remove a sequence and free its memory; return the tokens that it has produced in this batch.
+
+        Args:
+            sequence: to remove.
+            computed_beyond: output tokens, of which the last is usually not computed, that were after all.
+        """
         running = self.running
         if self._given is not None:
             self._given.leaves(sequence)
@@ -66,7 +71,7 @@ class Batch:
         running.leave(sequence)
         self.memory.left(sequence)
         if self.prefix_cache is not None:
-            self.prefix_cache.release(sequence, output_tokens)
+            self.prefix_cache.release(sequence, output_tokens + computed_beyond)
         return output_tokens
 
     def cancel(self, sequence: Sequence) -> None:
@@ -75,11 +80,13 @@ class Batch:
         self.aborted.pop(sequence.handle, None)
         self._finished.forget(sequence.handle)
 
-    def finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
-        """Remove a sequence that has ended."""
+    def finish(
+        self, handle: int, reason: FinishReason, at_ps: int, events: list[Event], *, computed_beyond: int = 0
+    ) -> None:
+        """Remove a sequence that has ended; see `remove`."""
         sequence = self.running.get(handle)
         assert sequence is not None, f"the device ended sequence {handle}, which does not run"
-        events.append(self._finished.finished(sequence, reason, self.remove(sequence), at_ps))
+        events.append(self._finished.finished(sequence, reason, self.remove(sequence, computed_beyond), at_ps))
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Finished]]:
         """Empty the batch of a lost worker: return unfinished sequences, ready to requeue, and ends that were held."""
@@ -125,9 +132,7 @@ class Batch:
                 continue
             if self._given is not None:
                 self._given.settle(sequence)
-            if sequence.first_token_ps is None and not sequence.produced_tokens:
-                sequence.first_token_ps = ran.end_ps
-                events.append(FirstToken(sequence, ran.end_ps))
+            self.note_first_token(sequence, ran.end_ps, events)
             reason = ended.get(sequence.handle)
             if reason is None or plan.hold:
                 self.running.join(sequence)
@@ -139,6 +144,12 @@ class Batch:
             else:
                 self._release(sequence, 1)
                 events.append(self._finished.finished(sequence, reason, 1, ran.end_ps))
+
+    def note_first_token(self, sequence: Sequence, at_ps: int, events: list[Event]) -> None:
+        """Note that a sequence has got a token, which may be its first."""
+        if sequence.first_token_ps is None and not sequence.produced_tokens:
+            sequence.first_token_ps = at_ps
+            events.append(FirstToken(sequence, at_ps))
 
     def advance_chunks(self, plan: Plan, num_steps: int) -> None:
         """Count what steps computed of the one long prompt; call it before they count as decode steps.

@@ -9,6 +9,7 @@ from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
 from lorrery.scheduler.core.batching.base import BatchContext
 from lorrery.scheduler.core.given import Given, changed_fields
 from lorrery.scheduler.core.memory.base import Check, Memory
+from lorrery.scheduler.core.overlap import NOTHING, Overlap, Unseen
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
 from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_held
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
@@ -42,9 +43,11 @@ class ReplicaBatchContext(BatchContext):
         adapters_awaited: whether a sequence with an adapter has ever waited.
         queue, memory: of the replica, for a way to batch with an admission pass of its own (`admit_by`).
         preempt: takes a sequence out of the batch and queues it again, at a time; set by the replica.
+        overlap: the last step's result, if that is known one decision late; likewise.
     """
 
     preempt: Callable[[Sequence, int], None]
+    overlap: Overlap | None
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class ReplicaBatchContext(BatchContext):
         self._on_check = on_check
         self._max_overtakes = max_overtakes
         self._at_ps = 0
+        self.overlap = None
         self.blocked = False
         self._tried = False
         self._passed_over = False
@@ -160,6 +164,11 @@ class ReplicaBatchContext(BatchContext):
             self.events.append(Admitted(sequence, first))
         self.admitted += admitted
         return admitted
+
+    @property
+    def unseen(self) -> Unseen:
+        """What a decision does not know of the last step's result."""
+        return NOTHING if self.overlap is None else self.overlap.unseen
 
     @property
     def radix_cache(self) -> RadixCache | None:

@@ -25,6 +25,7 @@ from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
 from lorrery.scheduler.core.memory.base import Trial
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory
+from lorrery.scheduler.core.overlap import NOTHING, Unseen
 from lorrery.scheduler.core.plan import Chunk
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -43,6 +44,7 @@ class BudgetedPass(AdmissionPass):
         adapters: places for adapters; None: they are not used.
         drain: which adapters drain; None: none does.
         at_ps: now; `admitted_ps` of admitted sequences.
+        unseen: output that the pass does not know of.
 
     Attributes:
         chunks: to compute in the step, in order.
@@ -57,6 +59,7 @@ class BudgetedPass(AdmissionPass):
         adapters: AdapterSlots | None,
         drain: AdapterDrain | None,
         at_ps: int,
+        unseen: Unseen = NOTHING,
     ) -> None:
         super().__init__(Trial(), limits, _none_cached, at_ps=at_ps)
         rules = memory.rules
@@ -65,6 +68,7 @@ class BudgetedPass(AdmissionPass):
         self.full = False
         self._is_over = False
         self._running = running
+        self._unseen = unseen
         self._page = memory.block_size
         self._seats = limits.max_sequences - running.num_decoding
         self._most_requests = rules.prefill_max_requests
@@ -75,7 +79,7 @@ class BudgetedPass(AdmissionPass):
         self._free = memory.free_tokens(running)
         self._reserved_now = num_mixed
         self._reserved: float = num_mixed
-        self._reserved += memory.expected_tokens(running, running.decode_step)
+        self._reserved += memory.expected_tokens(running, unseen)
         self._ends: list[tuple[float, int]] | None = None
         self._adapters = adapters
         self._drain = drain
@@ -227,7 +231,8 @@ class BudgetedPass(AdmissionPass):
         if self._ends is None:
             step = self._running.decode_step
             ends = [end]
-            ends += [self._end_of(one, one.produced_tokens + one.output_tokens_at(step)) for one in self._running]
+            for one in self._running:
+                ends.append(self._end_of(one, one.produced_tokens + one.output_tokens_at(step) - self._unseen.of(one)))
             ends += [self._end_of(chunk.sequence, chunk.sequence.produced_tokens) for chunk in self.chunks]
             self._ends = sorted([one for one in ends if one[0] > 0], key=_tokens_left)
         elif end[0] > 0:

@@ -13,6 +13,7 @@ class ReplicaOptions:
         min_computed_tokens: prompt tokens that are computed even if the whole prompt is cached: 1, or 0 as in llm-mock.
         max_overtakes: how many sequences may overtake one that waits for its adapter, if the queue allows it.
         look_ahead: number of waiting sequences, first in queue order, whose adapters are loaded ahead.
+        overlap: whether a step's result is known one decision late, see `core.overlap`.
     """
 
     strict: bool = False
@@ -20,6 +21,7 @@ class ReplicaOptions:
     min_computed_tokens: int = 1
     max_overtakes: int = 0
     look_ahead: int = 0
+    overlap: bool = False
 
 
 PLAIN = ReplicaOptions()

@@ -102,6 +102,10 @@ class Running:
         """Return the sequence of that handle."""
         return self._decoding.get(handle) or self.prefilling.get(handle) or self.held.get(handle)
 
+    def is_prefilling(self, sequence: Sequence) -> bool:
+        """Return whether a sequence is in prefill."""
+        return sequence.handle in self.prefilling
+
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     @property

@@ -7,15 +7,16 @@ The record is replayed twice: with a plan for every step, and with each plan kep
 an arrival that may change it. Both must give the record's iterations.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from lorrery.scheduler.core.adapter_options import AdapterOptions
 from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.batching.sglang import Sglang
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory
-from lorrery.scheduler.core.plan import Finished, Idle, Plan, Preempted, Ran
+from lorrery.scheduler.core.plan import Event, Finished, Idle, Plan, Preempted, Ran
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.queues.longest_prefix import LongestPrefix
 from lorrery.scheduler.core.queues.rejoining import Rejoining
@@ -33,6 +34,8 @@ SEGMENT_TOKENS: Final = 100_000
 """Token ids per segment."""
 OUTPUTS: Final = 10_000
 """The segment of request r's output is this plus r."""
+
+EOS_TOKEN_ID: Final = 0
 
 
 class SglangScheduler:
@@ -75,6 +78,19 @@ def _compare(where: str, expected: Mapping[str, Any], got: Mapping[str, Any]) ->
     return [one for name in expected for one in compare(f"{where}, {name}", expected[name], got[name])]
 
 
+class _Watched(Sglang):
+    """The way to batch, and which sequences its last step decodes."""
+
+    rows: tuple[int, ...] = ()
+
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        """Choose."""
+        choice = super().choose(context, at_ps)
+        decodes = isinstance(choice, Step) and choice.decode
+        self.rows = tuple([sequence.handle for sequence in context.running]) if decodes else ()
+        return choice
+
+
 class _Driver:
     """Calls the replica once per iteration, after the arrivals before it. A request's handle is its id."""
 
@@ -85,6 +101,7 @@ class _Driver:
         self._next = 0
         self._adapters = {name: Adapter(name, rank=1) for name in config["adapters"]}
         self._outputs: dict[int, int] = {}
+        self._ended: set[int] = set()
         self._ends: dict[int, tuple[int, FinishReason]] = {}
         self._page_size = config["page_size"]
         self._cache = RadixCache(self._page_size) if config["radix_cache"] else None
@@ -95,14 +112,14 @@ class _Driver:
             config["max_total_tokens"], page_size=self._page_size, shared=self._cache, rules=rules
         )
         limits = BatchLimits(config["max_running_requests"], config["chunked_prefill_size"] or 0)
-        self._batching = Sglang(limits, rules, max_loras=max_loras, idle_pass_ps=STEP_PS)
+        self._batching = _Watched(limits, rules, max_loras=max_loras, idle_pass_ps=STEP_PS)
         self._replica = Replica(
             LongestPrefix() if config["schedule_policy"] == "lpm" else Rejoining(),
             self._batching,
             self._memory,
             prefix_cache=self._cache,
             adapters=self._slots,
-            options=ReplicaOptions(no_lora=max_loras is None),
+            options=ReplicaOptions(no_lora=max_loras is None, overlap=config["overlap"]),
         )
         self._at_ps = 0
         self._unseen: list[int] = []  # submitted since the last plan
@@ -112,7 +129,7 @@ class _Driver:
     @property
     def num_left(self) -> int:
         """Requests that have not ended."""
-        return len(self._requests) - self._next + len(self._ends)
+        return len(self._requests) - len(self._ended)
 
     def iterate(self, number: int) -> dict[str, Any]:
         """Hand in the arrivals of an iteration, run it, and return its row."""
@@ -144,24 +161,32 @@ class _Driver:
         self._decision = self._replica.plan(self._at_ps)
         self._unseen.clear()
         self._steps_left = self._decision.max_steps if isinstance(self._decision, Plan) else 0
-        row["retracted"] = [event.sequence.handle for event in self._decision.events if isinstance(event, Preempted)]
+        events = self._decision.events
+        row["retracted"] = [event.sequence.handle for event in events if isinstance(event, Preempted)]
+        row["finished"] = _finished(events)
+        for event in events:
+            if isinstance(event, Preempted):  # what was not seen of it is lost
+                self._outputs[event.sequence.handle] = event.sequence.produced_tokens
+                self._ended.discard(event.sequence.handle)
         row["loads"] = [[key, before[0] if before else ""] for key, *before in self._slots.last_loads]
 
     def _run(self, plan: Plan, row: dict[str, Any]) -> None:
-        decodes = [sequence.handle for sequence in self._replica.running] if plan.decode else []
+        decodes = list(self._batching.rows)
         row["x"] = [[chunk.handle, chunk.past_tokens, chunk.new_tokens] for chunk in plan.prefills]
         row["d"] = decodes
         row["k"] = ("mixed" if decodes else "prefill") if plan.prefills else "decode"
-        ended = []
+        ended: list[tuple[int, FinishReason]] = []
         for handle in [*(chunk.handle for chunk in plan.prefills if chunk.samples), *decodes]:
+            if handle in self._ended:
+                continue
             self._outputs[handle] += 1
             num_tokens, reason = self._ends[handle]
             if self._outputs[handle] == num_tokens:
                 ended.append((handle, reason))
-                del self._ends[handle]
+                self._ended.add(handle)
         self._steps_left = 0 if ended else self._steps_left - 1
         events = self._replica.commit(plan, Ran(1, self._at_ps + STEP_PS, ended))
-        row["finished"] = sorted(event.sequence.handle for event in events if isinstance(event, Finished))
+        row["finished"] = sorted(row["finished"] + _finished(events))
 
     def _hand_in(self, number: int) -> bool:
         """Submit the arrivals before an iteration; return whether one of them may change the plan."""
@@ -171,6 +196,9 @@ class _Driver:
             self._next += 1
             token_ids = [part * SEGMENT_TOKENS + token for part, at, num in prompt for token in range(at, at + num)]
             first = (OUTPUTS + handle) * SEGMENT_TOKENS
+            output_ids = list(range(first, first + max_new_tokens))
+            if eos_at and not ignore_eos and eos_at <= max_new_tokens:
+                output_ids[eos_at - 1] = EOS_TOKEN_ID
             adapter = None if name is None else self._adapters[name]
             sequence = Sequence(
                 handle,
@@ -179,7 +207,7 @@ class _Driver:
                 self._at_ps,
                 adapter,
                 prompt_token_ids=token_ids,
-                output_token_ids=range(first, first + max_new_tokens),
+                output_token_ids=output_ids,
             )
             sequence.ignore_eos = bool(ignore_eos)
             stops = eos_at and not ignore_eos and eos_at <= max_new_tokens
@@ -190,6 +218,10 @@ class _Driver:
             idle = isinstance(self._decision, Idle)
             heeded = idle or self._replica.arrival_matters(adapter) or heeded
         return heeded
+
+
+def _finished(events: Iterable[Event]) -> list[int]:
+    return sorted(event.sequence.handle for event in events if isinstance(event, Finished))
 
 
 def _rules(config: Mapping[str, Any]) -> SglangRules:

@@ -92,9 +92,8 @@ class Sglang:
         if chunks:
             return self._compute(context, memory, chunks, at_ps)
         self._chunks, self._mixed = [], False
-        if running.num_decoding:
-            self._retract(context, memory, at_ps)
-        if not running.num_decoding:
+        fits = not running.num_decoding or self._make_room(context, memory, at_ps)
+        if not running.num_decoding or not fits:
             return self._idle(context, memory, at_ps)
         memory.decodes = True
         self._num_decoding = self._num_after = running.num_decoding
@@ -138,12 +137,12 @@ class Sglang:
         elif not self._has_room(memory, running, in_prefill):
             return []
         adapters = context.adapter_slots
-        admission = BudgetedPass(memory, running, self.limits, adapters, self.drain, at_ps)
+        admission = BudgetedPass(memory, running, self.limits, adapters, self.drain, at_ps, context.unseen)
         if in_prefill is not None:
             admission.go_on(in_prefill)
         if self.drain is not None and adapters is not None:
             assert isinstance(context.queue, Rejoining)
-            self.drain.update(context.queue.with_joined(), running, at_ps)
+            self.drain.update(context.queue.with_joined(), running, at_ps, context.unseen)
         context.admit_by(admission, at_ps)
         self._full = context.blocked = admission.full
         return admission.chunks
@@ -172,6 +171,10 @@ class Sglang:
         self._retracted = False
         self._steps_to_prefill = rules.prefill_decode_interval
         if rules.chunked and rules.enable_mixed_chunk and running.num_decoding:
+            self._leave_out_finishing(context, memory)
+            self._num_decoding = running.num_decoding
+            self._num_after = self._num_decoding + sum([chunk.samples for chunk in chunks])
+        if rules.chunked and rules.enable_mixed_chunk and running.num_decoding:
             self._mixed = memory.decodes = memory.make_free(running, memory.decode_tokens(running))
         if self._mixed:
             self._num_decoding = 0
@@ -179,15 +182,31 @@ class Sglang:
         loads = self._place(context, [*batch, *running] if self._mixed else batch, at_ps)
         return Step(chunks, decode=self._mixed, loads=loads)
 
-    def _retract(self, context: ReplicaBatchContext, memory: EstimatedMemory, at_ps: int) -> None:
-        """Preempt sequences until the next decode step fits; one stays."""
+    def _leave_out_finishing(self, context: ReplicaBatchContext, memory: EstimatedMemory) -> bool:
+        """Leave out of the coming decode step what is about to end by its length; return whether anything is."""
+        running, ended = context.running, context.unseen.ended
+        finishing = [one for one in map(running.get, ended) if one is not None and self._is_at_length(one, running)]
+        for sequence in finishing:
+            memory.stop_growing(sequence, running)
+            running.hold(sequence)
+        if finishing:
+            self._full = False
+        return bool(finishing)
+
+    def _is_at_length(self, sequence: Sequence, running: Running) -> bool:
+        return sequence.finish_step <= running.decode_step and not running.is_prefilling(sequence)
+
+    def _make_room(self, context: ReplicaBatchContext, memory: EstimatedMemory, at_ps: int) -> bool:
+        """Preempt sequences until the next decode step fits; one stays. False: it waits for what is about to end."""
         running = context.running
+        are_finishing = self._leave_out_finishing(context, memory)
         if memory.make_free(running, memory.decode_tokens(running)):
-            return
-        step = running.decode_step
-        ranked = sorted(
-            running, key=lambda one: (one.produced_tokens + one.output_tokens_at(step), -one.prompt_tokens), reverse=True
-        )
+            return True
+        if are_finishing:
+            return False
+        step, unseen = running.decode_step, context.unseen
+        known = {one.handle: one.produced_tokens + one.output_tokens_at(step) - unseen.of(one) for one in running}
+        ranked = sorted(running, key=lambda one: (known[one.handle], -one.prompt_tokens), reverse=True)
         while len(ranked) > 1:
             victim = ranked.pop()
             if context.radix_cache is not None:
@@ -199,17 +218,19 @@ class Sglang:
         else:  # the original gives up the last one; a prompt in prefill may have what it lacks
             for sequence in list(running.prefilling.values()):
                 context.preempt(sequence, at_ps)
-        output_tokens = sum([one.produced_tokens + one.output_tokens_at(step) for one in ranked])
+        output_tokens = sum([known[one.handle] for one in ranked])
         memory.ratio.retracted(len(ranked), output_tokens, sum([one.max_new_tokens for one in ranked]))
         running.put_first(ranked)  # the original keeps them in this order
         self._retracted, self._full = True, False
+        return True
 
     def _idle(self, context: ReplicaBatchContext, memory: EstimatedMemory, at_ps: int) -> Wait:
         """Wait: nothing can run."""
         memory.decodes = False
         self._num_decoding = self._num_after = 0
         self._idle_from_ps = at_ps
-        if not context.running.prefilling and context.has_no_candidates():
+        is_settled = context.overlap is None or context.overlap.is_settled
+        if is_settled and not context.running.num and context.has_no_candidates():
             memory.ratio.reset()
             return Wait()
         return Wait(at_ps + max(1, self._steps_to_prefill) * self._idle_pass_ps)
@@ -219,6 +240,8 @@ class Sglang:
     def _steps_alike(self, context: ReplicaBatchContext) -> int:
         """Return for how many decode steps, from the coming one on, no pass could change the batch."""
         limit = context.running.steps_to_length()
+        if context.unseen.ended:
+            return 1
         if self._full or (not context.running.prefilling and context.has_no_candidates()):
             return limit
         return min(limit, self._steps_to_prefill) if self._steps_to_prefill else 1

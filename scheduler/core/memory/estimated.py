@@ -20,10 +20,9 @@ Unlike in `paged`, a prompt takes pages chunk by chunk, the pages of adapters li
 that retracts (`batching.sglang`), since only a decode step needs room.
 """
 
-from collections.abc import Iterable
-
 from lorrery.scheduler.core.memory.base import Check, Trial
 from lorrery.scheduler.core.memory.paged import PagedMemory
+from lorrery.scheduler.core.overlap import NOTHING, Unseen
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -143,15 +142,16 @@ class EstimatedMemory(PagedMemory):
         """Return what counts of tokens that a sequence may still produce."""
         return min(new_tokens, self.rules.clip_max_new_tokens)
 
-    def expected_tokens(self, running: Iterable[Sequence], decode_step: int) -> float:
+    def expected_tokens(self, running: Running, unseen: Unseen = NOTHING) -> float:
         """Return what decoding sequences are thought to take yet. A sum in their order, as in the original.
 
         Sequences that ignore the end-of-sequence token are thought to take all that they may.
         """
-        ratio, most = self.ratio.current, self.rules.clip_max_new_tokens
+        ratio, most, step = self.ratio.current, self.rules.clip_max_new_tokens, running.decode_step
         return sum(
             [
-                min(one.base_step + one.budget_tokens - decode_step, most) * (1.0 if one.ignore_eos else ratio)
+                min(one.base_step + one.budget_tokens - step + unseen.of(one), most)
+                * (1.0 if one.ignore_eos else ratio)
                 for one in running
             ]
         )
@@ -178,6 +178,15 @@ class EstimatedMemory(PagedMemory):
 
     # --- running out ------------------------------------------------------------------------------------------------
 
+    def stop_growing(self, sequence: Sequence, running: Running) -> None:
+        """Keep the pages of a decoding sequence that does not decode again; before it is held."""
+        tokens_at_0 = self._tokens_at_0.pop(sequence.handle)
+        self._growth.remove(tokens_at_0)
+        blocks = self.blocks_for(tokens_at_0 + running.decode_step - 1)
+        self._prefill_blocks[sequence.handle] = blocks
+        self._num_prefill_blocks += blocks
+        self._enough_until = self._enough_version = -1
+
     def victim(self, running: Running) -> Sequence | None:
         """Return None: the way to batch retracts."""
         return None
@@ -194,7 +203,7 @@ class _EstimatedTrial(Trial):
             for one in running.prefilling.values()
         )
         left = memory.free_tokens(running) + memory.evictable_tokens() - self._prefilling
-        self._left = left - memory.expected_tokens(running, running.decode_step)
+        self._left = left - memory.expected_tokens(running)
         self._taken = 0
 
     def _tokens(self, sequence: Sequence) -> int:
