@@ -132,6 +132,9 @@ class BudgetedPass(AdmissionPass):
 
     def admit(self, sequence: Sequence) -> bool:
         """Test a sequence, and admit it if it passes; return whether it did."""
+        if self.is_over:
+            self.refused = (sequence, Blocked.PROMPT)
+            return False
         if self._adapters is not None and not self._may_place(sequence):
             self.refused = (sequence, Blocked.ADAPTER)
             return False

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from lorrery.scheduler.core.adapter_loads import WELL, LoadFaults, LoadTime
+from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.batchings import BATCHINGS, way_of
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.policies import QUEUES, batching_name, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
@@ -45,6 +46,12 @@ def build_replica(
     assert make_queue is not None
     assert make_batching is not None
     looks_ahead = policy_of(settings.policy).looks_ahead and not settings.strict and not settings.blocking_loads
+    way = way_of(batching_name(settings))
+    if way.adapter_slots:
+        pinned = settings.sglang.pinned_loras
+        adapters: Residency = AdapterSlots(settings.adapter_options, load_ps, load_faults, pinned)
+    else:
+        adapters = Residency(settings.adapter_options, load_ps, load_faults)
     blocks = None
     if make_cache is not None:
         prefix_cache = blocks = make_cache(settings)
@@ -53,11 +60,12 @@ def build_replica(
         make_batching(settings),
         MEMORIES[settings.memory].build(settings, blocks),
         prefix_cache=prefix_cache,
-        adapters=Residency(settings.adapter_options, load_ps, load_faults),
+        adapters=adapters,
         options=ReplicaOptions(
             strict=settings.strict,
             min_computed_tokens=settings.min_computed_tokens,
             max_overtakes=0 if settings.strict else settings.max_overtakes,
             look_ahead=settings.look_ahead if looks_ahead else 0,
+            overlap=way.may_overlap and settings.sglang.overlap,
         ),
     )

@@ -7,25 +7,35 @@ SET = "(set)"
 
 
 @dataclass(frozen=True, slots=True)
+class AllBut:
+    """All values of a setting but these."""
+
+    values: Collection[object]
+
+
+
+@dataclass(frozen=True, slots=True)
 class Exclusion:
     """Settings that a row cannot be combined with.
 
     Attributes:
         settings: excluded values by setting, which must all match at once; `None` stands for "unset", `SET` for
-            "anything but unset or empty".
+            "anything but unset or empty". A setting that is not among the chosen ones matches nothing.
         why: the reason, and what to do instead.
     """
 
-    settings: Mapping[str, Collection[object]]
+    settings: Mapping[str, Collection[object] | AllBut]
     why: str
 
     def applies(self, chosen: Mapping[str, object]) -> bool:
         """Return whether the chosen settings match this exclusion."""
-        return all(is_among(chosen[name], values) for name, values in self.settings.items())
+        return all(name in chosen and is_among(chosen[name], values) for name, values in self.settings.items())
 
 
-def is_among(value: object, values: Collection[object]) -> bool:
+def is_among(value: object, values: Collection[object] | AllBut) -> bool:
     """Return whether a value is one of `values`; see `Exclusion.settings`."""
+    if isinstance(values, AllBut):
+        return not is_among(value, values.values)
     if SET in values and value is not None and value != () and value != {}:
         return True
     return any(value == one for one in values)

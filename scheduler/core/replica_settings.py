@@ -9,6 +9,7 @@ from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.queues.early_drop import FIRST_TOKEN_SLO_PS
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.queues.profile import Profile
+from lorrery.scheduler.core.sglang_rules import DEFAULT, SglangRules
 
 MAX_NUM_BATCHED_TOKENS = 8192
 """Default token budget of a step; a way to batch that computes whole prompts may need more."""
@@ -22,6 +23,8 @@ class ReplicaSettings:
 
     Attributes:
         memory_tokens: tokens of KV that fit into the memory beside the weights, if the pool takes less of it.
+        adapter_place_slots: pool tokens that each place of an adapter takes beforehand, in use or not.
+        sglang: for batching = 'sglang'.
     """
 
     policy: str
@@ -54,6 +57,8 @@ class ReplicaSettings:
     max_overtakes: int = MAX_OVERTAKES
     look_ahead: int = LOOK_AHEAD
     memory_tokens: int = 0
+    adapter_place_slots: int = 0
+    sglang: SglangRules = DEFAULT
 
     @property
     def adapter_options(self) -> AdapterOptions:

@@ -23,6 +23,7 @@ class SglangRules:
         prefill_decode_interval: decode steps after each prefill; 0: none are required.
         lora_drain_wait_threshold: wait in device picoseconds after which an adapter may make others drain; 0: never.
         pinned_loras: keys of adapters that keep their place once they have one.
+        overlap: whether a step is planned while the one before it runs (`core.overlap`).
     """
 
     max_prefill_tokens: int = 16384
@@ -40,6 +41,7 @@ class SglangRules:
     prefill_decode_interval: int = 0
     lora_drain_wait_threshold: int = 0
     pinned_loras: frozenset[str] = frozenset()
+    overlap: bool = True
 
 
 DEFAULT = SglangRules()

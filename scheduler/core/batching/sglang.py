@@ -56,7 +56,7 @@ class Sglang:
         max_loras: int | None = None,
         idle_pass_ps: int = IDLE_PASS_PS,
     ) -> None:
-        self.limits = replace(limits, partial=rules.chunked)
+        self.limits = replace(limits, partial=True)  # without chunks too, the first prompt may be longer
         self.rules = rules
         self.drain: AdapterDrain | None = None
         if rules.lora_drain_wait_threshold and max_loras is not None:
