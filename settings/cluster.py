@@ -144,7 +144,7 @@ class Settings(FileSettings):
     @model_validator(mode="after")
     def _kv_events_have_blocks(self) -> Self:
         kind = self.scheduler.prefix_cache.kind
-        if self.worker.kv_events.endpoint is not None and kind != "blocks":
+        if self.worker.kv_events.endpoint is not None and kind not in ("blocks", "radix"):
             raise ValueError(
                 f"worker.kv_events.endpoint is set; a prefix cache of kind {kind!r} has no blocks to report: set"
                 " scheduler.prefix_cache.kind = 'blocks', or leave the endpoint unset"

@@ -278,4 +278,4 @@ class Sglang:
 
     def arrivals_matter(self, context: BatchContext) -> bool:
         """Return whether an arrival may matter before the last choice has run out."""
-        return not self._full and not self._steps_to_prefill
+        return not self._full
