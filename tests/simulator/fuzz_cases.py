@@ -183,12 +183,13 @@ def draw_case(number: int) -> Case:
         max_concurrent_loads=int(rng.integers(1, 3)),
         blocking_loads=bool(rng.random() < 0.3),
         min_computed_tokens=0 if model == "llm-mock" else 1,
-        sglang=_sglang_rules(number),
     )
+    may_pin = replica.max_loras is None or replica.max_loras > 1  # with one place only, no other would have any
+    replica = replace(replica, sglang=_sglang_rules(number, may_pin=may_pin))
     return _with_load(number, rng, replica, model, num_workers, num_shards, loads, cached == "trie")
 
 
-def _sglang_rules(number: int) -> SglangRules:
+def _sglang_rules(number: int, *, may_pin: bool) -> SglangRules:
     rng = np.random.default_rng([2028, number])
     return SglangRules(
         max_prefill_tokens=int(rng.choice([100, 16384])),
@@ -200,7 +201,7 @@ def _sglang_rules(number: int) -> SglangRules:
         prefill_max_requests=2 if rng.random() < 0.2 else None,
         prefill_decode_interval=int(rng.choice([0, 0, 0, 1, 8])),
         lora_drain_wait_threshold=int(rng.choice([0, 0, PS // 20, PS])),
-        pinned_loras=frozenset({"a2"}) if rng.random() < 0.2 else frozenset(),
+        pinned_loras=frozenset({"a2"}) if rng.random() < 0.2 and may_pin else frozenset(),
         overlap=bool(rng.random() < 0.6),
     )
 

@@ -230,10 +230,12 @@ class Sglang:
         self._num_decoding = self._num_after = 0
         self._idle_from_ps = at_ps
         is_settled = context.overlap is None or context.overlap.is_settled
-        if is_settled and not context.running.num and context.has_no_candidates():
+        nothing_waits = not context.running.num and context.has_no_candidates()
+        if not is_settled or (self._steps_to_prefill and not nothing_waits):
+            return Wait(at_ps + max(1, self._steps_to_prefill) * self._idle_pass_ps)
+        if nothing_waits:
             memory.ratio.reset()
-            return Wait()
-        return Wait(at_ps + max(1, self._steps_to_prefill) * self._idle_pass_ps)
+        return Wait()
 
     # --- time -------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ Unlike in `paged`, a prompt takes pages chunk by chunk, the pages of adapters li
 that retracts (`batching.sglang`), since only a decode step needs room.
 """
 
-from lorrery.scheduler.core.memory.base import Check, Trial
+from lorrery.scheduler.core.memory.base import BlockUse, Check, Trial
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.overlap import NOTHING, Unseen
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
@@ -107,6 +107,12 @@ class EstimatedMemory(PagedMemory):
         """Return the tokens of pages that neither sequences nor the cache have."""
         unpinned = 0 if self.shared is None else self.shared.num_unpinned
         return (self.num_blocks - self.needed_blocks(running, -1) - unpinned) * self.block_size
+
+    def block_use(self, running: Running) -> BlockUse:
+        """Return the use of pages as they are, without those that the coming step takes."""
+        cached = 0 if self.shared is None else self.shared.num_unpinned
+        used = self.needed_blocks(running, -1)
+        return BlockUse(used, cached, self.num_blocks - used - cached, self.block_size)
 
     def evictable_tokens(self) -> int:
         """Return the tokens of cached pages that no sequence uses."""
