@@ -146,8 +146,8 @@ class Settings(FileSettings):
         pinned, places = len(set(self.scheduler.sglang.pinned_loras)), self.adapters.max_loras
         if places is not None and pinned >= places:
             raise ValueError(
-                f"scheduler.sglang.pinned_loras has {pinned} adapters, and adapters.max_loras is {places}: leave at least"
-                " one place for the base model and the others"
+                f"scheduler.sglang.pinned_loras has {pinned} adapters, and adapters.max_loras is {places}: leave at"
+                " least one place for the base model and the others"
             )
         return self
 

@@ -70,8 +70,8 @@ BATCHINGS: dict[str, WayToBatch] = {
             _DOES_NOT_WAIT,
             Exclusion(
                 {"policy": AllBut({"fcfs_tail", "lpm"})},
-                "batching = 'sglang' is that engine's whole loop: give it policy = 'fcfs_tail' or 'lpm', or take batching"
-                " = 'prefill_first'",
+                "batching = 'sglang' is that engine's whole loop: give it policy = 'fcfs_tail' or 'lpm', or take"
+                " batching = 'prefill_first'",
             ),
             Exclusion(
                 {"memory": AllBut({"estimated"})},

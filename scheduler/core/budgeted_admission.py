@@ -234,16 +234,16 @@ class BudgetedPass(AdmissionPass):
         if self._ends is None:
             step = self._running.decode_step
             ends = [end]
-            for one in self._running:
-                ends.append(self._end_of(one, one.produced_tokens + one.output_tokens_at(step) - self._unseen.of(one)))
+            unseen = self._unseen
+            ends += [
+                self._end_of(one, one.produced_tokens + one.output_tokens_at(step) - unseen.of(one))
+                for one in self._running
+            ]
             ends += [self._end_of(chunk.sequence, chunk.sequence.produced_tokens) for chunk in self.chunks]
             self._ends = sorted([one for one in ends if one[0] > 0], key=_tokens_left)
         elif end[0] > 0:
-            place = 0
-            for place, (tokens_left, _) in enumerate(self._ends):
-                if end[0] <= tokens_left:
-                    break
-            self._ends.insert(place, end)
+            before = [place for place, (tokens_left, _) in enumerate(self._ends) if end[0] <= tokens_left]
+            self._ends.insert(before[0] if before else max(0, len(self._ends) - 1), end)
 
     def _end_of(self, sequence: Sequence, output_tokens: int) -> tuple[float, int]:
         """Return the tokens that a sequence is thought to produce yet, and those that it has."""

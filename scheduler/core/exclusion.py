@@ -13,7 +13,6 @@ class AllBut:
     values: Collection[object]
 
 
-
 @dataclass(frozen=True, slots=True)
 class Exclusion:
     """Settings that a row cannot be combined with.

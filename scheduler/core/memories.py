@@ -75,8 +75,8 @@ MEMORIES: dict[str, MemoryRule] = {
         (
             Exclusion(
                 {"batching": AllBut({"sglang"})},
-                "memory = 'estimated' needs the way to batch that retracts: give it batching = 'sglang', or take memory ="
-                " 'paged'",
+                "memory = 'estimated' needs the way to batch that retracts: give it batching = 'sglang', or take"
+                " memory = 'paged'",
             ),
         ),
     ),

@@ -1,8 +1,8 @@
 """Results that become known one decision late: the overlap loop of SGLang, in which planning hides behind the GPU.
 
 While a step runs, the next one is chosen without its result (sgl-project/sglang 0.5.23, srt/managers/scheduler.py,
-`event_loop_overlap`). So a decision knows what the last step *launched*: tokens that it took memory for, prompts that it
-has finished. It does not know what came out, and for sequences of that step:
+`event_loop_overlap`). So a decision knows what the last step *launched*: tokens that it took memory for, prompts that
+it has finished. It does not know what came out, and for sequences of that step:
 
 * output counts as one token shorter than it is (`Unseen`);
 * a prompt's KV is not in the prefix cache yet;

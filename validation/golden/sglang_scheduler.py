@@ -1,4 +1,4 @@
-"""`sglang_scheduler`: SGLang's own scheduler iteration by iteration, against `scheduler.core.replica` with its policies.
+"""`sglang_scheduler`: SGLang's own scheduler, iteration by iteration, against `scheduler.core.replica`.
 
 A record has the requests with the iterations in which they arrive, and what each iteration did. A scripted device runs
 the plans and ends each sequence where the record says. All else is the shipped core's.

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Final
 
 from lorrery.scheduler.core.adapter_drain import AdapterDrain
-from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
@@ -255,15 +254,13 @@ class Sglang:
             self._steps_to_prefill = max(0, self._steps_to_prefill - passes)
             self._idle_from_ps = None
 
-    def _place(
-        self, context: ReplicaBatchContext, batch: list[Sequence] | Running, at_ps: int
-    ) -> tuple[Adapter, ...]:
+    def _place(self, context: ReplicaBatchContext, batch: list[Sequence] | Running, at_ps: int) -> tuple[Adapter, ...]:
         """Give the adapters of a batch their places; return those that it waits for."""
         adapters = context.adapter_slots
         if adapters is None:
             return ()
         by_key = {one.adapter.key: one.adapter for one in batch if one.adapter is not None}
-        with_base = any([one.adapter is None for one in batch])
+        with_base = any(one.adapter is None for one in batch)
         return adapters.place(by_key, at_ps, with_base=with_base)
 
     def advanced(self, num_decode_steps: int) -> None:

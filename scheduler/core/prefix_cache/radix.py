@@ -169,7 +169,8 @@ class RadixCache(BlockCache):
             key = root.key_of(data, end)
             child = extent.children.get(key)
             if child is None:
-                child = Extent(root, extent, end, num_blocks, key, data[root.first_byte(end) : root.end_byte(num_blocks)], True)
+                label = data[root.first_byte(end) : root.end_byte(num_blocks)]
+                child = Extent(root, extent, end, num_blocks, key, label, True)
                 extent.children[key] = child
                 self._add(child, data)
                 self._use(child)
