@@ -20,6 +20,8 @@ sgl-project/sglang (0.5.23), srt/managers/schedule_policy.py (`PrefillAdder`) an
 is `_get_new_batch_prefill_raw` of srt/managers/scheduler.py. The order of float operations is kept.
 """
 
+from collections.abc import Collection
+
 from lorrery.scheduler.core.adapter_drain import AdapterDrain, key_of
 from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
@@ -49,6 +51,7 @@ class BudgetedPass(AdmissionPass):
     Attributes:
         chunks: to compute in the step, in order.
         full: whether the batch takes no sequence until one leaves.
+        tried: whether a sequence has lacked more than its adapter, or nothing.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class BudgetedPass(AdmissionPass):
         rules = memory.rules
         self.memory = memory
         self.chunks: list[Chunk] = []
-        self.full = False
+        self.full = self.tried = False
         self._is_over = False
         self._running = running
         self._unseen = unseen
@@ -100,6 +103,14 @@ class BudgetedPass(AdmissionPass):
     def is_over(self) -> bool:
         """Whether nothing more can be tried."""
         return self._is_over or (self._is_spent() and self._has_capacity())
+
+    @property
+    def only_adapters(self) -> Collection[str | None] | None:
+        """The adapters, by key, that a sequence may have, since no other finds a place any more; None: any."""
+        adapters = self._adapters
+        if adapters is None or adapters.options.max_loras is None or len(self._keys) < adapters.options.max_loras:
+            return None
+        return self._keys
 
     def _is_spent(self) -> bool:
         return self._input_left <= 0 or (self._chunked and self._chunk_left <= 0)
@@ -138,6 +149,7 @@ class BudgetedPass(AdmissionPass):
         if self._adapters is not None and not self._may_place(sequence):
             self.refused = (sequence, Blocked.ADAPTER)
             return False
+        self.tried = True
         if len(self.chunks) >= self._seats:
             self.full = self._is_over = True
             self.refused = (sequence, Blocked.COUNT)

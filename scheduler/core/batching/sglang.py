@@ -74,6 +74,10 @@ class Sglang:
         """Whether the coming decode step follows a retraction."""
         self._steps_to_prefill = 0
         self._idle_from_ps: int | None = None
+        self._passes_on: Rejoining | None = None
+        """The queue, if each step of the last choice stands for a pass that changes nothing."""
+        self._num_counted = 0
+        """Passes of those steps that have been counted: at first the one of the choice itself."""
 
     # --- choosing ---------------------------------------------------------------------------------------------------
 
@@ -83,6 +87,7 @@ class Sglang:
         running, memory = context.running, context.memory
         assert isinstance(memory, EstimatedMemory), "batching = 'sglang' needs memory = 'estimated'"
         self._memory = memory
+        self._passes_on = None
         self._count_idle_passes(at_ps)
         chunks = self._not_run(context)
         if not chunks:
@@ -144,6 +149,9 @@ class Sglang:
             self.drain.update(context.queue.with_joined(), running, at_ps, context.unseen)
         context.admit_by(admission, at_ps)
         self._full = context.blocked = admission.full
+        if not admission.chunks and not admission.tried and self.drain is None:
+            assert isinstance(context.queue, Rejoining)
+            self._passes_on, self._num_counted = context.queue, 1
         return admission.chunks
 
     def _has_room(self, memory: EstimatedMemory, running: Running, in_prefill: Sequence) -> bool:
@@ -245,6 +253,9 @@ class Sglang:
             return 1
         if self._full or (not context.running.prefilling and context.has_no_candidates()):
             return limit
+        if self._passes_on is not None:  # all wait for places of adapters, which are free when a sequence leaves
+            passes = None if context.radix_cache is None else self._passes_on.passes_alike()
+            return limit if passes is None else min(limit, passes)
         return min(limit, self._steps_to_prefill) if self._steps_to_prefill else 1
 
     def _count_idle_passes(self, at_ps: int) -> None:
@@ -267,6 +278,9 @@ class Sglang:
         """Note decode steps: a pass that decodes alone lowers the ratio, unless it has retracted."""
         if self._mixed:
             return
+        if self._passes_on is not None:
+            self._passes_on.count_passes(num_decode_steps - self._num_counted)
+            self._num_counted = 0
         self._steps_to_prefill = max(0, self._steps_to_prefill - num_decode_steps)
         if self._memory is not None:
             self._memory.ratio.decay(num_decode_steps - self._retracted)

@@ -9,6 +9,8 @@ sgl-project/sglang (0.5.23), srt/managers/schedule_policy.py (`_compute_prefix_m
 Cost: a look-up for each waiting sequence, and a sort.
 """
 
+from collections.abc import Iterator
+
 from lorrery.scheduler.core.adapter_drain import key_of
 from lorrery.scheduler.core.budgeted_admission import BudgetedPass
 from lorrery.scheduler.core.prefix_cache.content import content_of
@@ -21,6 +23,13 @@ from lorrery.vocabulary.compiling import mypyc_attr
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LongestPrefix(Rejoining):
     """Waiting sequences, those with the longest cached prefix first; without a prefix cache as `Rejoining`."""
+
+    def _candidates(self, admission: BudgetedPass) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    def passes_alike(self) -> int | None:
+        """Return 1: each pass looks up every prefix, and may find another order."""
+        return 1
 
     def _prepare(self, admission: BudgetedPass, cache: RadixCache) -> None:
         if len(self._sequences) > MOST_MATCHED:

@@ -8,10 +8,11 @@ It runs under `core.budgeted_admission` only: other passes have no such look-ups
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from heapq import merge
+from itertools import dropwhile, islice
 from typing import Final
 
-from lorrery.scheduler.core.adapter_drain import Joined
+from lorrery.scheduler.core.adapter_drain import Joined, key_of
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.budgeted_admission import BudgetedPass
 from lorrery.scheduler.core.memory.base import Memory
@@ -34,6 +35,8 @@ class Rejoining(ListedQueue):
     def __init__(self) -> None:
         super().__init__()
         self._sequences: dict[int, Sequence] = {}
+        self._of_adapter: dict[str | None, dict[int, Sequence]] = {}
+        """The same by adapter, those of one in the order in which they joined."""
         self._joined: dict[int, Joined] = {}
         self._num_joined = 0
         self._num_passes = 0
@@ -50,6 +53,7 @@ class Rejoining(ListedQueue):
         joined_ps = at_ps if sequence.num_requeues else sequence.arrived_ps
         self._joined[sequence.handle] = (joined_ps, self._num_joined)
         self._sequences[sequence.handle] = sequence
+        self._of_adapter.setdefault(key_of(sequence), {})[sequence.handle] = sequence
 
     def with_joined(self) -> Iterable[tuple[Sequence, Joined]]:
         """Return the sequences, each with when it joined."""
@@ -57,30 +61,67 @@ class Rejoining(ListedQueue):
 
     def cancel(self, handle: int) -> Sequence | None:
         """Remove and return a waiting sequence."""
-        self._joined.pop(handle, None)
-        return self._sequences.pop(handle, None)
+        sequence = self._sequences.get(handle)
+        if sequence is not None:
+            self._remove(sequence)
+        return sequence
+
+    def _remove(self, sequence: Sequence) -> None:
+        handle, key = sequence.handle, key_of(sequence)
+        alike = self._of_adapter[key]
+        del self._sequences[handle], self._joined[handle], alike[handle]
+        if not alike:
+            del self._of_adapter[key]
 
     def clear(self) -> list[Sequence]:
         """Remove and return all sequences, in order."""
         sequences = list(self._sequences.values())
         self._sequences.clear()
+        self._of_adapter.clear()
         self._joined.clear()
         return sequences
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        """Try from the head until the pass is over. Cost: one test more than sequences enter or are passed over."""
+        """Try from the head until the pass is over.
+
+        Cost: one test more than sequences enter or are passed over; those whose adapter has no place once all places
+        are taken are not visited.
+        """
         assert isinstance(admission, BudgetedPass), "see the module"
         cache = admission.memory.cache
         if cache is not None:
             self._prepare(admission, cache)
-        for sequence in self._sequences.values():
+        for sequence in self._candidates(admission):
             if admission.is_over:
                 break
             if not admission.admit(sequence) and not admission.pass_over():
                 break
         for sequence in admission.admitted:
-            del self._sequences[sequence.handle], self._joined[sequence.handle]
+            self._remove(sequence)
         return []
+
+    def _candidates(self, admission: BudgetedPass) -> Iterator[Sequence]:
+        """Yield the sequences in order, without those that would be passed over once all places are taken."""
+        for sequence in self._sequences.values():
+            keys = admission.only_adapters
+            if keys is not None:
+                first = self._joined[sequence.handle]
+                alike = [self._of_adapter[key].values() for key in keys if key in self._of_adapter]
+                left = merge(*alike, key=self._joined_at)
+                yield from dropwhile(lambda one: self._joined_at(one) < first, left)
+                return
+            yield sequence
+
+    def _joined_at(self, sequence: Sequence) -> Joined:
+        return self._joined[sequence.handle]
+
+    def count_passes(self, num_passes: int) -> None:
+        """Count passes that have been skipped, since they would have admitted nothing."""
+        self._num_passes += num_passes
+
+    def passes_alike(self) -> int | None:
+        """Return how many passes, from the last one on, change nothing if they admit nothing; None: all of them."""
+        return REFRESH_PASSES - (self._num_passes - 1) % REFRESH_PASSES
 
     def _prepare(self, admission: BudgetedPass, cache: RadixCache) -> None:
         """Look up what the order or the cache needs."""
