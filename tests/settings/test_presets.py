@@ -195,11 +195,11 @@ def test_model_that_does_not_say_needs_lengths(tmp_path: Path):
         (["engine=vllm", "worker.gpu=abacus"], "GPU 'abacus' is not known"),
         (["engine=vllm", "scheduler.strict=true"], "strict keeps.*engine = 'vllm' sets scheduler.policy = 'fcfs'"),
         (["engine=vllm", "scheduler.batching=static"], "engine = 'vllm' sets scheduler.memory = 'paged'"),
-        (["engine=sglang-0.5", "scheduler.policy=pets"], "engine = 'sglang-0.5' sets scheduler.batching = 'prefill_first'"),
+        (["engine=sglang-0.5", "scheduler.policy=pets"], "'sglang-0.5' sets scheduler.batching = 'prefill_first'"),
         (["engine=sglang", "scheduler.policy=fcfs"], "engine = 'sglang' sets scheduler.batching = 'sglang'"),
         (
             ["engine=sglang-0.5", "scheduler.batching=continuous"],
-            "engine = 'sglang-0.5' sets scheduler.max_num_batched_tokens = 8192; engine = 'sglang-0.5' sets scheduler.max_",
+            "'sglang-0.5' sets scheduler.max_num_batched_tokens = 8192; engine = 'sglang-0.5' sets scheduler.max_req_",
         ),
     ],
 )

@@ -7,7 +7,7 @@ last, so that what is waited for is not evicted first. sgl-project/sglang (0.5.2
 It runs under `core.budgeted_admission` only: other passes have no such look-ups.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import merge
 from itertools import dropwhile, islice
 from typing import Final
@@ -105,12 +105,14 @@ class Rejoining(ListedQueue):
         for sequence in self._sequences.values():
             keys = admission.only_adapters
             if keys is not None:
-                first = self._joined[sequence.handle]
-                alike = [self._of_adapter[key].values() for key in keys if key in self._of_adapter]
-                left = merge(*alike, key=self._joined_at)
-                yield from dropwhile(lambda one: self._joined_at(one) < first, left)
+                yield from self._from(self._joined[sequence.handle], keys)
                 return
             yield sequence
+
+    def _from(self, first: Joined, keys: Collection[str | None]) -> Iterator[Sequence]:
+        """Yield the sequences with these adapters that joined at `first` or later, in order."""
+        alike = [self._of_adapter[key].values() for key in keys if key in self._of_adapter]
+        return dropwhile(lambda one: self._joined_at(one) < first, merge(*alike, key=self._joined_at))
 
     def _joined_at(self, sequence: Sequence) -> Joined:
         return self._joined[sequence.handle]
