@@ -105,17 +105,18 @@ class Rejoining(ListedQueue):
         for sequence in self._sequences.values():
             keys = admission.only_adapters
             if keys is not None:
-                yield from self._from(self._joined[sequence.handle], keys)
+                yield from self._from(sequence, keys)
                 return
             yield sequence
 
-    def _from(self, first: Joined, keys: Collection[str | None]) -> Iterator[Sequence]:
-        """Yield the sequences with these adapters that joined at `first` or later, in order."""
+    def _from(self, sequence: Sequence, keys: Collection[str | None]) -> Iterator[Sequence]:
+        """Yield the sequences with these adapters in order, from this one, or the first one behind it, on."""
+        first = self._place_of(sequence)
         alike = [self._of_adapter[key].values() for key in keys if key in self._of_adapter]
-        return dropwhile(lambda one: self._joined_at(one) < first, merge(*alike, key=self._joined_at))
+        return dropwhile(lambda one: self._place_of(one) < first, merge(*alike, key=self._place_of))
 
-    def _joined_at(self, sequence: Sequence) -> Joined:
-        return self._joined[sequence.handle]
+    def _place_of(self, sequence: Sequence) -> int:
+        return self._joined[sequence.handle][1]
 
     def count_passes(self, num_passes: int) -> None:
         """Count passes that have been skipped, since they would have admitted nothing."""
