@@ -1,8 +1,7 @@
 """`lorrery validate`: compares the shipped code with other programs and with measurements of GPUs.
 
 Without a command it runs every check of the shipped figures (`validation/overview.py`).
-`golden` replays golden records (JSON Lines, see `validation/golden`); its last line is exactly
-`N passed, N failed, N skipped`, for scripts to read. `steptime` compares the step-time models with measured steps,
+`golden` replays golden records (`validate_golden.py`), `steptime` compares the step-time models with measured steps,
 `kernels` their kernels one by one, `serving` whole runs of served models, `vidur` the simulator with a run of Vidur.
 """
 
@@ -17,11 +16,11 @@ from rich.progress import track
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
 from lorrery.chassis.terminal import table_console
 from lorrery.chassis.whole_file import check_writable
 from lorrery.cli.output import write
+from lorrery.cli.validate_golden import golden
 from lorrery.cli.validate_kernels import kernels
 from lorrery.cli.validate_serving import serving
 from lorrery.cli.version import VersionOption
@@ -29,7 +28,6 @@ from lorrery.settings import load
 from lorrery.validation import overview, vidur_run
 from lorrery.validation import slora as slora_runs
 from lorrery.validation import steptime as steptimes
-from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
 from lorrery.validation.policy.check import check_policy, placements_of
 from lorrery.validation.policy.placement import check_placement
 from lorrery.validation.published import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
@@ -39,13 +37,6 @@ from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
-MAX_FAILURES_SHOWN = 5
-"""Failed records shown per kind and file."""
-MAX_MISMATCHES_SHOWN = 3
-"""Differences shown per failed record."""
-MAX_VALUE_LENGTH = 300
-"""Characters of a value shown."""
-
 _PARTS = {"policy": (), "batching": ("scheduler.policy=fcfs",), "placement": ()}
 """Part that `validate policy` checks, named like its setting -> settings it runs with unless --set overrides them."""
 
@@ -53,6 +44,7 @@ app = command_app(
     "Check the shipped code against the programs and GPUs that it models; without a command, run every check, in half"
     " a minute."
 )
+app.command(cls=Command)(golden)
 app.command(cls=Command)(kernels)
 app.command(cls=Command)(serving)
 
@@ -128,35 +120,6 @@ def policy(
     typer.echo(f"{name}: {verdict.num_cases} cases, no fault")
     if verdict.every_step:
         typer.echo("  it does not say how long an answer holds, so it is asked before every step: right, and slower")
-
-
-@app.command(cls=Command)
-def golden(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[FILE]...", exists=True, dir_okay=False, help="JSON Lines; default: the shipped excerpts."
-        ),
-    ] = None,
-) -> None:
-    """Replay golden records through the shipped code.
-
-    Each line of a FILE is one case: inputs, and the original program's result. The kind of a case follows from its
-    fields, not from the file's name, so files may be renamed, cut and mixed.
-
-    Prints the number of reproduced cases per file and kind, shows the first that are not, and ends with
-    "N passed, N failed, N skipped". Exits with 1 if anything failed, nothing passed, a file has no cases, or a case is
-    for a part that does not exist yet.
-
-    Examples:
-      lorrery validate golden
-      lorrery validate golden my-records.jsonl
-    """
-    report = replay_files(files or golden_excerpts())
-    for line in render(report):
-        typer.echo(line)
-    if not report.ok:
-        raise typer.Exit(1)
 
 
 @app.command(cls=Command)
@@ -326,62 +289,3 @@ def slora(
         write(json_file, json.dumps(slora_runs.to_json(found, others), indent=1) + "\n")
     if not found:
         raise typer.Exit(1)
-
-
-def render(report: Report) -> list[str]:
-    """Return a report as lines of text; the last one is `N passed, N failed, N skipped`."""
-    lines: list[str] = []
-    for file in report.files:
-        lines += _render_file(file)
-    lines += _render_skips(report)
-    lines += [f"no records in {path}" for path in report.empty]
-    lines.append(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
-    return lines
-
-
-def _render_file(file: FileReport) -> list[str]:
-    lines = [str(file.path)]
-    for kind in file.kinds.values():
-        counts = {"passed": kind.passed, "failed": len(kind.failures), "skipped": len(kind.skip_reasons)}
-        lines.append(f"  {kind.kind}: " + ", ".join(f"{count} {what}" for what, count in counts.items() if count))
-        lines += _render_failures(kind)
-    return lines
-
-
-def _render_failures(kind: KindReport) -> list[str]:
-    lines: list[str] = []
-    for failure in kind.failures[:MAX_FAILURES_SHOWN]:
-        lines += _render_failure(failure)
-    if (more := len(kind.failures) - MAX_FAILURES_SHOWN) > 0:
-        lines.append(f"    and {more} more failed")
-    return lines
-
-
-def _render_failure(failure: Failure) -> list[str]:
-    if failure.error is not None:
-        return [f"    {failure.case}: {failure.error}"]
-    lines: list[str] = []
-    for mismatch in failure.mismatches[:MAX_MISMATCHES_SHOWN]:
-        lines += [
-            f"    {failure.case} (line {failure.line}): {mismatch.where}",
-            f"      expected {_show(mismatch.expected)}",
-            f"      got      {_show(mismatch.got)}",
-        ]
-    if (more := len(failure.mismatches) - MAX_MISMATCHES_SHOWN) > 0:
-        lines.append(f"    {failure.case} (line {failure.line}): and {more} more differences")
-    return lines
-
-
-def _render_skips(report: Report) -> list[str]:
-    """Return each reason for skips once, with the kind and the number of records."""
-    reasons: dict[tuple[str, str], int] = {}
-    for file in report.files:
-        for kind in file.kinds.values():
-            for reason in kind.skip_reasons:
-                reasons[kind.kind, reason] = reasons.get((kind.kind, reason), 0) + 1
-    return [f"skipped {count} of {kind}: {reason}" for (kind, reason), count in reasons.items()]
-
-
-def _show(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}... ({len(text)} characters)"

@@ -167,6 +167,12 @@ class ReplicaFactory:
             sglang=own.sglang.rules,
             look_ahead=adapters.look_ahead,
             memory_tokens=hello.max_total_token_num,
+            enable_chunked_prefill=own.enable_chunked_prefill,
+            long_prefill_token_threshold=own.long_prefill_token_threshold,
+            long_prefill_token_threshold_adaptive=own.long_prefill_token_threshold_adaptive,
+            max_num_active_seqs=own.max_num_active_seqs,
+            scheduler_reserve_full_isl=own.scheduler_reserve_full_isl,
+            async_scheduling=own.async_scheduling,
             min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
         )
 

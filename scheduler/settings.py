@@ -108,10 +108,11 @@ class AdapterSettings(Section):
         " effect with loading = 'blocking', with strict, or under policies that order requests only when they form a"
         " batch; 0: none",
     )
-    max_overtakes: CountOrZero = Field(
-        default=MAX_OVERTAKES,
-        description="req_queue, fcfs, vtc_fair: maximum requests admitted ahead of one that waits for its adapter;"
-        " then none until the adapter is loaded; 0: it blocks all requests behind it",
+    max_overtakes: CountOrZero | None = Field(
+        default=None,
+        description="req_queue, fcfs, priority, vtc_fair: maximum requests admitted ahead of one that waits for its"
+        f" adapter; then none until the adapter is loaded; 0: it blocks all requests behind it; unset: {MAX_OVERTAKES},"
+        " or no bound with batching = 'vllm'",
     )
     loading: Literal["background", "blocking"] = Field(
         default="background",
@@ -198,7 +199,9 @@ class PrefixCacheSettings(Section):
     )
     trie: PathOrNone = Field(default=None, description="static_trie: file written by `lorrery cache`")
     share_within_plan: bool = Field(
-        default=False, description="blocks: let a prompt reuse blocks that another prompt computes in the same step"
+        default=False,
+        description="blocks: as in vLLM, blocks can be found from the moment they are scheduled, output included, and"
+        " equal ones are kept apart",
     )
 
     @model_validator(mode="after")
@@ -311,15 +314,17 @@ class SchedulerSettings(Section):
         default="peak",
         description="how KV memory bounds admission: peak: reserve the combined peak of all running requests; paged:"
         " allocate blocks on demand, and preempt when they run out; no_evict: admit a request only if there are blocks"
-        " for its longest possible output; estimated: allocate blocks on demand, and admit by what running requests are"
-        " thought to need, as in SGLang; none: bound only the number of requests",
+        " for its longest possible output; on_demand: blocks for scheduled tokens only, as batching = 'vllm' takes them;"
+        " estimated: blocks for scheduled tokens, and admission by what running requests are thought to need, as"
+        " batching = 'sglang' has it; none: bound only the number of requests",
     )
     block_size: Annotated[int, Field(ge=1, le=MAX_BLOCK_TOKENS)] = Field(
         default=16,
-        description="paged, no_evict, estimated, and prefix_cache.kind = 'blocks' or 'radix': tokens per KV block",
+        description="paged, on_demand, no_evict, estimated, and prefix_cache.kind = 'blocks' or 'radix': tokens per KV"
+        " block",
     )
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.01, description="paged: share of the blocks that admission leaves free"
+        default=0.01, description="paged, on_demand: share of the blocks that admission leaves free"
     )
     # S-LoRA's limits, and what belongs to its policies
     batch_max_tokens: Count | None = Field(
@@ -356,6 +361,37 @@ class SchedulerSettings(Section):
         default=None,
         description="vLLM's limits: maximum tokens computed in one step; unset: 8192, or max_req_total_len if that is"
         " larger and prompts are not chunked",
+    )
+
+    # vLLM's rules
+    enable_chunked_prefill: bool = Field(
+        default=True,
+        description="batching = 'vllm': whether a prompt may be computed over several steps; if not, it waits for a"
+        " step that has tokens for all of it",
+    )
+    long_prefill_token_threshold: CountOrZero = Field(
+        default=0,
+        description="batching = 'vllm': maximum tokens of one prompt in a step, unless its request is the only one;"
+        " 0: no bound",
+    )
+    long_prefill_token_threshold_adaptive: bool = Field(
+        default=False,
+        description="batching = 'vllm': raise long_prefill_token_threshold to max_num_batched_tokens divided by the"
+        " number of requests",
+    )
+    max_num_active_seqs: Count | None = Field(
+        default=None,
+        description="batching = 'vllm': requests beside which a worker admits no other, at most max_num_seqs; unset:"
+        " max_num_seqs",
+    )
+    scheduler_reserve_full_isl: bool = Field(
+        default=True,
+        description="on_demand: admit a request only if its whole prompt would fit, not just its first chunk",
+    )
+    async_scheduling: bool = Field(
+        default=False,
+        description="batching = 'vllm': decide each step while the one before it runs: an arrival waits for one step"
+        " more, and an ended request keeps its place for one",
     )
 
     prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
@@ -471,6 +507,15 @@ class SchedulerSettings(Section):
             raise ValueError(
                 f"max_total_token_num ({self.max_total_token_num}) must be at least"
                 f" max_req_total_len ({self.max_req_total_len})"
+            )
+        if self.max_num_active_seqs is not None and self.max_num_active_seqs > self.max_num_seqs:
+            raise ValueError(
+                f"max_num_active_seqs ({self.max_num_active_seqs}) must be at most max_num_seqs ({self.max_num_seqs})"
+            )
+        if self.batching == "vllm" and not self.enable_chunked_prefill and self.step_tokens < self.max_req_total_len:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.step_tokens}) must be at least max_req_total_len"
+                f" ({self.max_req_total_len}): without enable_chunked_prefill a prompt is computed in one step"
             )
         if self.start_within_seconds is not None and not self.deadline_admission:
             raise ValueError("start_within_seconds needs deadline_admission = true")

@@ -25,6 +25,7 @@ TURNS: dict[str, Row] = {
     "mixed": lambda s, limits: PromptTurns(Turns.BESIDE, limits.max_prompt_tokens),
     "chunked": lambda s, limits: PromptTurns(Turns.BESIDE, s.step_tokens, in_pieces=True),
     "prefill_first": lambda s, limits: PromptTurns(Turns.FIRST, s.step_tokens, in_pieces=True),
+    "vllm": lambda s, limits: PromptTurns(Turns.BESIDE, s.step_tokens, in_pieces=True),
     "sglang": lambda s, limits: PromptTurns(
         Turns.BESIDE if s.sglang.chunked and s.sglang.enable_mixed_chunk else Turns.FIRST,
         s.step_tokens if s.sglang.chunked else s.sglang.max_prefill_tokens,
@@ -36,7 +37,7 @@ TURNS: dict[str, Row] = {
 """Ways to batch, by their names in `scheduler.core.batchings`; one from a plug-in counts as `continuous`."""
 
 _NO_LOADS = Loads()
-_PAGED = {"paged", "no_evict", "estimated"}
+_PAGED = {"paged", "on_demand", "no_evict", "estimated"}
 
 
 def replica_of(settings: Settings, kv_pool_tokens: int) -> ReplicaSettings:
@@ -54,6 +55,7 @@ def replica_of(settings: Settings, kv_pool_tokens: int) -> ReplicaSettings:
         batch_max_tokens=own.batch_max_tokens,
         max_num_seqs=own.max_num_seqs,
         max_num_batched_tokens=own.max_num_batched_tokens,
+        max_num_active_seqs=own.max_num_active_seqs,
         sglang=own.sglang.rules,
     )
 

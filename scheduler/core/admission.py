@@ -15,8 +15,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from lorrery.scheduler.core.memory.base import Check, Trial
+from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
+from lorrery.scheduler.core.plan import Chunk
+from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
+from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
+from lorrery.vocabulary.units import NEVER
 
 CHECK_IT = "check it: `lorrery validate policy`"
 """Ends the messages about a policy's wrong results."""
@@ -45,12 +50,14 @@ class BatchLimits:
         max_prompt_tokens: prompt tokens that one admission pass may take.
         cached_count: whether tokens that a prefix cache holds count against `max_prompt_tokens`.
         partial: whether the last sequence may exceed what is left of `max_prompt_tokens` (chunked prefill).
+        max_active: of `max_sequences`, those beside which another one may enter; None: all.
     """
 
     max_sequences: int
     max_prompt_tokens: int
     cached_count: bool = True
     partial: bool = False
+    max_active: int | None = None
 
 
 def taken_out(dropped: Iterable[Sequence]) -> list[Sequence]:
@@ -69,7 +76,7 @@ def taken_out(dropped: Iterable[Sequence]) -> list[Sequence]:
     return ended
 
 
-@mypyc_attr(acyclic=True, free_list_len=1)
+@mypyc_attr(acyclic=True)
 class AdmissionPass:
     """One admission pass.
 
@@ -83,6 +90,7 @@ class AdmissionPass:
         on_check: called with every memory test, in order; for validation and study.
         max_prompt_tokens: replaces that of `limits`.
         max_overtakes: how many sequences may overtake one that waits for its adapter, and how many may be overtaken.
+            None: no bound.
         at_ps: now; `admitted_ps` of admitted sequences.
 
     Attributes:
@@ -94,14 +102,14 @@ class AdmissionPass:
 
     def __init__(
         self,
-        trial: Trial,
+        trial: Trial | None,
         limits: BatchLimits,
         cached_tokens: Callable[[Sequence], int],
         has_adapter: Callable[[Sequence, list[Sequence]], bool] | None = None,
         on_check: Callable[[Check], None] | None = None,
         on_take: Callable[[Sequence], None] | None = None,
         max_prompt_tokens: int | None = None,
-        max_overtakes: int = 0,
+        max_overtakes: int | None = 0,
         at_ps: int = 0,
     ) -> None:
         self.admitted: list[Sequence] = []
@@ -113,8 +121,8 @@ class AdmissionPass:
         self._on_check = on_check
         self._on_take = on_take
         self._at_ps = at_ps
-        self._max_overtakes = max_overtakes
-        self._overtakes_left = max_overtakes
+        self._max_overtakes = NEVER if max_overtakes is None else max_overtakes
+        self._overtakes_left = self._max_overtakes
         self.passed_over: list[tuple[Sequence, int]] = []
         self._prompt_tokens_left = limits.max_prompt_tokens if max_prompt_tokens is None else max_prompt_tokens
 
@@ -128,6 +136,7 @@ class AdmissionPass:
             self.refused = (sequence, Blocked.ADAPTER)
             return False
         limits = self._limits
+        assert self._trial is not None
         check = self._trial.test(sequence)
         few_enough = check.num_sequences <= limits.max_sequences
         if self._on_check is not None:
@@ -181,3 +190,128 @@ class AdmissionPass:
         """At the end of the pass, count for each sequence passed over how many have overtaken it."""
         for sequence, num_before in self.passed_over:
             sequence.num_overtaken += len(self.admitted) - num_before
+
+
+class StepPass(AdmissionPass):
+    """An admission pass of vLLM's step: it takes the blocks of each chunk at once (`memory.on_demand`).
+
+    A waiting sequence needs, tested in this order:
+
+    * tokens left of the step, and a seat;
+    * a place for its adapter among the `max_loras` that a step may use: if there is none, others overtake it, without
+      bound, and memory is not tested;
+    * with whole prompts, all its tokens within what is left;
+    * memory.
+
+    Args:
+        running: the batch.
+        memory: its pool.
+        cache: its prefix cache; None: none.
+        limits: seats; whether prompts may be cut (`partial`).
+        budget: tokens left of the step.
+        most: most tokens of one prompt.
+        max_loras: distinct adapters of a step; None: any number.
+        has_adapter, on_take, max_overtakes, at_ps: as in `AdmissionPass`.
+        min_computed_tokens: see `ReplicaOptions`.
+
+    Attributes:
+        chunks: of the admitted sequences.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        memory: OnDemandMemory,
+        cache: PrefixCache | None,
+        limits: BatchLimits,
+        budget: int,
+        most: int,
+        max_loras: int | None,
+        has_adapter: Callable[[Sequence, list[Sequence]], bool] | None,
+        on_take: Callable[[Sequence], None] | None,
+        max_overtakes: int | None,
+        at_ps: int,
+        min_computed_tokens: int,
+    ) -> None:
+        super().__init__(None, limits, _none_cached, has_adapter, None, on_take, budget, max_overtakes, at_ps)
+        self.chunks: list[Chunk] = []
+        self._running = running
+        self._memory = memory
+        self._cache = cache
+        self._most = most
+        self._max_loras = max_loras
+        self._new_adapters: set[str] = set()
+        self._min_computed_tokens = min_computed_tokens
+        self._seats = limits.max_sequences if limits.max_active is None else limits.max_active
+
+    def admit(self, sequence: Sequence) -> bool:
+        """Test a sequence, and admit it if it passes; return whether it did.
+
+        Raises:
+            ValueError: it was admitted or dropped before, and its queue still tries it.
+        """
+        running, budget, num_new = self._running, self._prompt_tokens_left, len(self.admitted)
+        blocked: Blocked | None = None
+        cached_tokens = new_tokens = 0
+        if budget <= 0:
+            blocked = Blocked.PROMPT
+        elif self.passed_over and not self._overtakes_left:
+            blocked = Blocked.ADAPTER
+        elif running.num + num_new >= self._seats:
+            blocked = Blocked.COUNT
+        elif sequence.adapter is not None and self._has_adapter is not None and not self._may_use(sequence):
+            blocked = Blocked.ADAPTER
+        else:
+            cached_tokens = usable_tokens(self._cache, sequence, self._min_computed_tokens)
+            new_tokens = min(sequence.input_tokens - cached_tokens, self._most)
+            if new_tokens > budget:
+                if not self._limits.partial:
+                    blocked = Blocked.PROMPT
+                new_tokens = budget
+            end = cached_tokens + new_tokens
+            beside = running.num + num_new > 0
+            if blocked is None and not self._memory.can_enter(running, sequence, cached_tokens, end, beside):
+                blocked = Blocked.MEMORY
+        if blocked is not None:
+            self.refused = (sequence, blocked)
+            return False
+        if sequence.admitted_ps is not None:
+            raise ValueError(STILL_WAITS)
+        if sequence.dropped:
+            raise ValueError(STILL_DROPPED)
+        if sequence.adapter is not None and self._has_adapter is not None:
+            if not self._has_adapter(sequence, self.admitted):
+                self.refused = (sequence, Blocked.ADAPTER)
+                return False
+            self._new_adapters.add(sequence.adapter.key)
+        self._take(sequence, end, new_tokens)
+        return True
+
+    def _may_use(self, sequence: Sequence) -> bool:
+        """Return whether the step may use a sequence's adapter beside those that it uses already."""
+        assert sequence.adapter is not None
+        key, most, new = sequence.adapter.key, self._max_loras, self._new_adapters
+        if most is None or key in new or self._running.uses(key):
+            return True
+        num = len(self._running.adapter_keys)
+        return num + sum([not self._running.uses(other) for other in new]) < most
+
+    def _take(self, sequence: Sequence, end: int, new_tokens: int) -> None:
+        sequence.admitted_ps = self._at_ps
+        self.admitted.append(sequence)
+        if self.passed_over:
+            self._overtakes_left -= 1
+        self._prompt_tokens_left -= new_tokens
+        memory, cache = self._memory, self._cache
+        if self._on_take is not None:
+            self._on_take(sequence)
+        memory.cover(self._running, sequence, end)
+        if cache is not None:
+            cache.schedule(sequence, end)
+            cache.shrink(memory.free_blocks(self._running) * memory.block_size)
+        samples = end == sequence.input_tokens
+        self.chunks.append(Chunk(sequence, new_tokens, end - new_tokens, samples=samples))
+
+
+def _none_cached(sequence: Sequence) -> int:
+    return 0

@@ -7,6 +7,7 @@ All joins, advances and departures go through here, so that memory and cache nev
 from lorrery.scheduler.core.finished import FinishedSequences
 from lorrery.scheduler.core.given import Given
 from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.plan import Event, Finished, FirstToken, Plan, Ran
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.running import Running
@@ -26,6 +27,7 @@ class Batch:
         running: the running sequences.
         leaves: sequences that left the batch, or its device, since the list was last taken.
         aborted: by handle; cancelled under strict S-LoRA: they leave after one more step.
+        ended: by handle; with async scheduling: sequences whose end the next decision does not know yet.
     """
 
     def __init__(self, memory: Memory, prefix_cache: PrefixCache | None, given: Given | None = None) -> None:
@@ -35,6 +37,7 @@ class Batch:
         self.prefix_cache = prefix_cache
         self.leaves: list[Sequence] = []
         self.aborted: dict[int, Sequence] = {}
+        self.ended: dict[int, Sequence] = {}
         self._finished = FinishedSequences()
 
     def output_tokens(self, sequence: Sequence) -> int:
@@ -53,12 +56,12 @@ class Batch:
 
     # --- going ------------------------------------------------------------------------------------------------------
 
-    def remove(self, sequence: Sequence, computed_beyond: int = 0) -> int:
+    def remove(self, sequence: Sequence, ahead: int = 0) -> int:
         """Remove a sequence and free its memory; return the tokens that it has produced in this batch.
 
         Args:
             sequence: to remove.
-            computed_beyond: output tokens, of which the last is usually not computed, that were after all.
+            ahead: tokens of its output that a prefix cache knows beyond those that are computed; may be negative.
         """
         running = self.running
         if self._given is not None:
@@ -71,28 +74,73 @@ class Batch:
         running.leave(sequence)
         self.memory.left(sequence)
         if self.prefix_cache is not None:
-            self.prefix_cache.release(sequence, output_tokens + computed_beyond)
+            self.prefix_cache.release(sequence, output_tokens + ahead if output_tokens else 0)
         return output_tokens
 
-    def cancel(self, sequence: Sequence) -> None:
-        """Remove a sequence that does not end by itself."""
-        self.remove(sequence)
+    def step_aside(self, sequence: Sequence) -> None:
+        """Turn a decoding sequence's output into input of which the last token is not computed yet.
+
+        It stays in the batch, in its place, with all that it holds; its device adds it anew with its next step.
+        """
+        running, memory = self.running, self.memory
+        assert isinstance(memory, OnDemandMemory)
+        memory.stands_still(running, sequence)
+        running.resume_prefill(sequence)
+        if self._given is not None:
+            self._given.joined(sequence)
+        if self.prefix_cache is not None:
+            self.prefix_cache.resume(sequence)
+        self.leaves.append(sequence)
+
+    def cancel(self, sequence: Sequence, ahead: int = 0) -> None:
+        """Remove a sequence that does not end by itself; `ahead` as in `remove`."""
+        self.remove(sequence, ahead)
+        self.ended.pop(sequence.handle, None)
         self.aborted.pop(sequence.handle, None)
         self._finished.forget(sequence.handle)
 
-    def finish(
-        self, handle: int, reason: FinishReason, at_ps: int, events: list[Event], *, computed_beyond: int = 0
-    ) -> None:
+    def finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event], *, ahead: int = 0) -> None:
         """Remove a sequence that has ended; see `remove`."""
         sequence = self.running.get(handle)
         assert sequence is not None, f"the device ended sequence {handle}, which does not run"
-        events.append(self._finished.finished(sequence, reason, self.remove(sequence, computed_beyond), at_ps))
+        events.append(self._finished.finished(sequence, reason, self.remove(sequence, ahead), at_ps))
+
+    def end_late(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
+        """Report the end of a sequence that stays until `drop_ended`; it grows no more if its length has ended it."""
+        running = self.running
+        sequence = running.get(handle)
+        assert sequence is not None, f"the device ended sequence {handle}, which does not run"
+        output_tokens = self.output_tokens(sequence)
+        events.append(self._finished.finished(sequence, reason, output_tokens, at_ps))
+        self.ended[handle] = sequence
+        if output_tokens >= sequence.budget_tokens:
+            self.stand_still(sequence)
+
+    def stand_still(self, sequence: Sequence) -> None:
+        """Let an ended sequence keep its blocks without taking part any more."""
+        assert isinstance(self.memory, OnDemandMemory)
+        self.memory.stands_still(self.running, sequence)
+        self.running.stand_still(sequence)
+
+    def drop_ended(self) -> None:
+        """Remove the sequences that have ended late."""
+        for sequence in self.ended.values():
+            self.remove(sequence)
+        self.ended.clear()
+
+    def in_order(self, ended: dict[int, FinishReason]) -> dict[int, FinishReason]:
+        """Return those of the ended sequences that still run, in order of admission."""
+        running = [one for handle in ended if (one := self.running.get(handle)) is not None]
+        if len(running) > 1:
+            running.sort(key=_entered)
+        return {sequence.handle: ended[sequence.handle] for sequence in running}
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Finished]]:
         """Empty the batch of a lost worker: return unfinished sequences, ready to requeue, and ends that were held."""
         unfinished: list[Sequence] = []
         ended: list[Finished] = []
         running = self.running
+        self.drop_ended()
         for sequence in (*running.prefilling.values(), *running, *running.held.values()):
             output_tokens = self.remove(sequence)
             reason = self._finished.take(sequence.handle)
@@ -125,6 +173,8 @@ class Batch:
         """Count computed prompt tokens; a sequence with its first token decodes from now on, or has ended."""
         for chunk in plan.prefills:
             sequence = chunk.sequence
+            if sequence.handle not in self.running.prefilling:  # cancelled while its step ran
+                continue
             sequence.computed_tokens += chunk.new_tokens
             if self.prefix_cache is not None:
                 self.prefix_cache.commit(sequence)
@@ -184,3 +234,7 @@ class Batch:
         if ended:
             self.leaves += self.running.held.values()
         return ended
+
+
+def _entered(sequence: Sequence) -> int:
+    return sequence.entered

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from typing import NoReturn
 
 from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, taken_out
+from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, StepPass, taken_out
+from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batching.base import BatchContext
 from lorrery.scheduler.core.given import Given, changed_fields
 from lorrery.scheduler.core.memory.base import Check, Memory
+from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.overlap import NOTHING, Overlap, Unseen
-from lorrery.scheduler.core.plan import Admitted, Dropped, Event
+from lorrery.scheduler.core.plan import Admitted, Chunk, Dropped, Event, Preempted
 from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_held
+from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.protocols.queue import Queue
@@ -23,17 +27,18 @@ class ReplicaBatchContext(BatchContext):
     """The `batching.base.BatchContext` of a replica.
 
     Args:
-        running: the batch.
+        batch: running sequences and what each holds.
         queue: waiting sequences.
-        memory: decides what fits.
-        prefix_cache: KV blocks that are already computed.
+        errors: receives errors of the queue beside the one that is raised.
         min_computed_tokens: see `ReplicaOptions`.
         adapters: adapters on the GPU; None: they are not used.
         on_check: called with every memory test.
         given: what a queue from outside the tree has got; None: it is of the tree.
         max_overtakes: see `AdmissionPass`.
+        async_scheduling: see `ReplicaOptions`.
 
     Attributes:
+        preempted_ended: sequences that were preempted though they had ended, for validation.
         admitted: sequences admitted and not yet in a plan; the reader replaces it with an empty list.
         events: of admissions, likewise; preceded by those of the replica.
         blocked: whether the last `admit` found no seat, or stopped at a sequence that lacked a resource. The prompt
@@ -41,71 +46,201 @@ class ReplicaBatchContext(BatchContext):
             value holds until a sequence enters.
         at_rest: the queue has said that it is, and nothing has arrived since.
         adapters_awaited: whether a sequence with an adapter has ever waited.
+        passed_over: see `AdmissionPass`; of the last pass.
         queue, memory: of the replica, for a way to batch with an admission pass of its own (`admit_by`).
-        preempt: takes a sequence out of the batch and queues it again, at a time; set by the replica.
-        overlap: the last step's result, if that is known one decision late; likewise.
+        overlap: the last step's result, if that is known one decision late.
     """
-
-    preempt: Callable[[Sequence, int], None]
-    overlap: Overlap | None
 
     def __init__(
         self,
-        running: Running,
+        batch: Batch,
         queue: Queue,
-        memory: Memory,
+        errors: PolicyErrors,
         *,
-        prefix_cache: PrefixCache | None,
         min_computed_tokens: int,
         adapters: Residency | None,
         on_check: Callable[[Check], None] | None,
         given: Given | None = None,
-        max_overtakes: int = 0,
+        max_overtakes: int | None = 0,
+        async_scheduling: bool = False,
     ) -> None:
-        self.running = running
+        self._batch = batch
+        self._unseen_tokens = int(async_scheduling)
+        self.preempted_ended: list[Sequence] = []
+        self.running = batch.running
+        self._errors = errors
         self.admitted: list[Sequence] = []
         self.events: list[Event] = []
         self._queue = queue
         self._queue_is_ours = is_ours(queue)
         self.given = given
         self.queue = queue
-        self.memory = self._memory = memory
-        self._prefix_cache = prefix_cache
+        self.memory = self._memory = batch.memory
+        self._on_demand = batch.memory if isinstance(batch.memory, OnDemandMemory) else None
+        self._prefix_cache: PrefixCache | None = batch.prefix_cache
         self._min_computed_tokens = min_computed_tokens
         self._adapters = adapters
         # What a pass calls is bound once, since a pass begins at most boundaries.
         self._count_cached = self._cached_tokens
         self._require_adapter = None if adapters is None else self._has_adapter
-        self._on_take = None if prefix_cache is None else self._pin_prefix
+        self._on_take = None if batch.prefix_cache is None else self._pin_prefix
         self._on_check = on_check
         self._max_overtakes = max_overtakes
         self._at_ps = 0
-        self.overlap = None
+        self.overlap: Overlap | None = None
         self.blocked = False
         self._tried = False
-        self._passed_over = False
+        self.passed_over: list[tuple[Sequence, int]] = []
         self.at_rest = False
         self.adapters_awaited = False
 
-    def enqueue(self, sequence: Sequence, at_ps: int) -> None:
-        """Put a sequence into the queue."""
-        if self.given is not None:
-            self.given.add(sequence)
-        self._queue.append(sequence, at_ps)
+    @property
+    def num_waiting(self) -> int:
+        """Number of waiting sequences."""
+        return len(self._queue)
+
+    def enqueue(self, sequence: Sequence, at_ps: int, *, preempted: bool = False) -> None:
+        """Put a sequence into the queue.
+
+        Raises:
+            SequenceError: the queue cannot take it.
+        """
+        try:
+            if self.given is not None:
+                self.given.add(sequence)
+            put_first = getattr(self._queue, "put_first", None) if preempted else None
+            if put_first is None:
+                self._queue.append(sequence, at_ps)
+            else:
+                put_first(sequence, at_ps)
+        except Exception as error:
+            self._turn_away(sequence, error)
         self.at_rest = False
         if sequence.adapter is not None:
             self.adapters_awaited = True
 
+    def _turn_away(self, sequence: Sequence, error: Exception) -> NoReturn:
+        try:
+            self._queue.cancel(sequence.handle)  # it may have been taken in before the error
+        except Exception as other:
+            self._errors.error = other
+        if self.given is not None:
+            self.given.forget(sequence.handle)
+        raise SequenceError(sequence, error) from error
+
+    # --- a step that takes memory as it schedules -------------------------------------------------------------------
+
+    def admit_chunks(self, limits: BatchLimits, at_ps: int, budget: int, most: int) -> list[Chunk]:
+        """Admit waiting sequences, with their first chunks. See `BatchContext.admit_chunks`."""
+        if not self._begins(limits):
+            return []
+        assert self._on_demand is not None
+        adapters = self._adapters
+        admission = StepPass(
+            self.running,
+            self._on_demand,
+            self._prefix_cache,
+            limits,
+            budget,
+            most,
+            None if adapters is None else adapters.options.max_loras,
+            self._require_adapter,
+            self._on_take,
+            self._max_overtakes,
+            at_ps,
+            self._min_computed_tokens,
+        )
+        self._admit(admission, at_ps)
+        return admission.chunks
+
+    def cover(self, chunks: Many[Chunk]) -> bool:
+        """Take the blocks of these chunks and of every decoding sequence. See `BatchContext.cover`."""
+        memory, running = self._on_demand, self.running
+        assert memory is not None
+        if not memory.cover_decodes(running):
+            return False
+        if chunks:
+            missing = 0
+            for chunk in chunks:
+                missing += memory.missing_for(chunk.sequence, chunk.past_tokens + chunk.new_tokens)
+            if missing > memory.free_blocks(running):
+                memory.uncover_decodes(running)
+                return False
+            for chunk in chunks:
+                self._cover_prompt(chunk.sequence, chunk.past_tokens + chunk.new_tokens)
+        elif self._prefix_cache is not None:
+            self._prefix_cache.shrink(memory.free_blocks(running) * memory.block_size)
+        return True
+
+    def _cover_prompt(self, sequence: Sequence, num_tokens: int) -> bool:
+        memory, cache = self._on_demand, self._prefix_cache
+        assert memory is not None
+        if not memory.cover(self.running, sequence, num_tokens):
+            return False
+        if cache is not None:
+            cache.schedule(sequence, num_tokens)
+            cache.shrink(memory.free_blocks(self.running) * memory.block_size)
+        return True
+
+    def cover_one(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Take the blocks of one running sequence. See `BatchContext.cover_one`."""
+        memory, cache = self._on_demand, self._prefix_cache
+        assert memory is not None
+        if sequence.handle in self.running.prefilling:
+            return self._cover_prompt(sequence, sequence.computed_tokens + num_tokens)
+        if not memory.cover_decode(self.running, sequence):
+            return False
+        if cache is not None:
+            cache.shrink(memory.free_blocks(self.running) * memory.block_size)
+        return True
+
+    def covered(self) -> None:
+        """End a pass of `cover_one`."""
+        assert self._on_demand is not None
+        self._on_demand.covered_all(self.running)
+
+    def preempt(self, sequence: Sequence, at_ps: int, scheduled: int = 0) -> None:
+        """Put a running sequence back into the queue. See `BatchContext.preempt`."""
+        batch = self._batch
+        ahead = 0 if self._on_demand is None else scheduled - self._unseen_tokens
+        if sequence.handle in batch.ended:
+            batch.cancel(sequence, ahead)
+            self.preempted_ended.append(sequence)
+            return
+        unseen_tokens, had_ended = (0, False) if self.overlap is None else self.overlap.take_back(sequence)
+        sequence.requeue(batch.remove(sequence, ahead) - unseen_tokens, at_ps)
+        if not had_ended:
+            batch.leaves.append(sequence)
+        self.events.append(Preempted(sequence))
+        self.enqueue(sequence, at_ps, preempted=self._on_demand is not None)
+
+    def step_aside(self, sequence: Sequence) -> None:
+        """Leave a decoding sequence out of this step. See `BatchContext.step_aside`."""
+        if sequence.handle in self._batch.ended:
+            self._batch.stand_still(sequence)
+        else:
+            self._batch.step_aside(sequence)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a sequence of the batch has ended without this decision knowing."""
+        return bool(self._batch.ended)
+
+    # --- admission in one go ----------------------------------------------------------------------------------------
+
+    def _begins(self, limits: BatchLimits) -> bool:
+        """Return whether a pass is worth while; otherwise nothing can enter."""
+        seats = limits.max_sequences if limits.max_active is None else limits.max_active
+        self.blocked = self.running.num >= seats
+        self._tried = not self.blocked and not (self.at_rest or self.has_no_candidates())
+        return self._tried
+
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
         """Admit waiting sequences within these limits; they are then in prefill. See `BatchContext.admit`."""
-        running = self.running
-        self.blocked = running.num >= limits.max_sequences
-        self._tried = not self.blocked and not (self.at_rest or self.has_no_candidates())
-        if not self._tried:
+        if not self._begins(limits):
             return []
-        self._at_ps = at_ps
         admission = AdmissionPass(
-            self._memory.trial(running),
+            self._memory.trial(self.running),
             limits,
             self._count_cached,
             self._require_adapter,
@@ -115,21 +250,15 @@ class ReplicaBatchContext(BatchContext):
             max_overtakes=self._max_overtakes,
             at_ps=at_ps,
         )
-        self._pass(admission, at_ps)
-        refused = admission.refused
-        self.blocked = refused is not None and (refused[1] is not Blocked.PROMPT or not admission.admitted)
-        self._passed_over = bool(admission.passed_over)
-        if self._passed_over:
-            admission.note_overtakes()
-        return self._enter(admission.admitted, at_ps)
+        return self._admit(admission, at_ps)
 
     def admit_by(self, admission: AdmissionPass, at_ps: int) -> list[Sequence]:
         """Let the queue try its sequences in a pass that a way to batch has made; those admitted are in prefill."""
-        if len(self._queue):
-            self._pass(admission, at_ps)
-        return self._enter(admission.admitted, at_ps)
+        return self._admit(admission, at_ps) if len(self._queue) else []
 
-    def _pass(self, admission: AdmissionPass, at_ps: int) -> None:
+    def _admit(self, admission: AdmissionPass, at_ps: int) -> list[Sequence]:
+        running = self.running
+        self._at_ps = at_ps
         try:
             if self._queue_is_ours:
                 dropped = self._queue.admit(admission, self.running, at_ps)
@@ -148,9 +277,12 @@ class ReplicaBatchContext(BatchContext):
             if changed:
                 raise ValueError(changed_fields(changed)) from error  # which most likely caused this error
             raise
-
-    def _enter(self, admitted: list[Sequence], at_ps: int) -> list[Sequence]:
-        running = self.running
+        refused = admission.refused
+        self.blocked = refused is not None and (refused[1] is not Blocked.PROMPT or not admission.admitted)
+        self.passed_over = admission.passed_over
+        if self.passed_over:
+            admission.note_overtakes()
+        admitted = admission.admitted
         for sequence in admitted:
             sequence.leave_load(at_ps)
             first = sequence.first_admitted_ps is None
@@ -192,7 +324,7 @@ class ReplicaBatchContext(BatchContext):
             return limit
         if self._queue_is_ours:
             return self._queue.holds_for(self.running, self._memory, limit)
-        if self._passed_over:  # `holds_for` of a queue from outside may only know of the sequence that ended the pass
+        if self.passed_over:  # `holds_for` of a queue from outside may only know of the sequence that ended the pass
             return 1
         return steps_held(self._queue, self.running, self._memory, limit)
 
@@ -236,6 +368,8 @@ class ReplicaBatchContext(BatchContext):
             if sequence.admitted_ps is None:  # its queue put it there without the pass
                 continue
             sequence.admitted_ps = None
+            if self._on_demand is not None:
+                self._on_demand.left(sequence)
             if self._prefix_cache is not None:
                 self._prefix_cache.release(sequence, 0)
                 sequence.cached_tokens = sequence.computed_tokens = 0

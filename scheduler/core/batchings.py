@@ -12,9 +12,11 @@ from lorrery.scheduler.core.batching.prefill_first import PrefillFirst
 from lorrery.scheduler.core.batching.sglang import Sglang
 from lorrery.scheduler.core.batching.slora_loop import SloraLoop
 from lorrery.scheduler.core.batching.static import Static
-from lorrery.scheduler.core.exclusion import AllBut, Exclusion
+from lorrery.scheduler.core.batching.vllm import Vllm
+from lorrery.scheduler.core.exclusion import Exclusion, NotIn
 from lorrery.scheduler.core.policies import batch_limits
 from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.vocabulary.units import NEVER
 
@@ -25,6 +27,7 @@ class WayToBatch:
 
     Attributes:
         build: makes it; None: it comes from outside the tree.
+        max_overtakes: the default of that setting; None: no bound.
         prompt_bound: whether a whole prompt must be within the limit of one prefill. A resumed or preempted sequence
             is prefilled again with the output it had, so the limit must allow the longest sequence.
         excludes: combinations with other settings that are refused.
@@ -35,6 +38,7 @@ class WayToBatch:
     build: Callable[[ReplicaSettings], Batching] | None
     prompt_bound: bool = True
     excludes: tuple[Exclusion, ...] = ()
+    max_overtakes: int | None = MAX_OVERTAKES
     adapter_slots: bool = False
     may_overlap: bool = False
 
@@ -69,21 +73,43 @@ BATCHINGS: dict[str, WayToBatch] = {
         excludes=(
             _DOES_NOT_WAIT,
             Exclusion(
-                {"policy": AllBut({"fcfs_tail", "lpm"})},
+                {"policy": NotIn(frozenset({"fcfs_tail", "lpm"}))},
                 "batching = 'sglang' is that engine's whole loop: give it policy = 'fcfs_tail' or 'lpm', or take"
                 " batching = 'prefill_first'",
             ),
             Exclusion(
-                {"memory": AllBut({"estimated"})},
+                {"memory": NotIn(frozenset({"estimated"}))},
                 "batching = 'sglang' admits by what running requests are thought to need: give it memory = 'estimated'",
             ),
             Exclusion(
-                {"prefix_cache_kind": AllBut({"none", "radix"})},
+                {"prefix_cache_kind": NotIn(frozenset({"none", "radix"}))},
                 "batching = 'sglang' has that engine's prefix cache: give it prefix_cache.kind = 'radix' or 'none'",
             ),
         ),
         adapter_slots=True,
         may_overlap=True,
+    ),
+    "vllm": WayToBatch(
+        lambda s: Vllm(
+            BatchLimits(
+                batch_limits(s).max_sequences,
+                s.step_tokens,
+                partial=s.enable_chunked_prefill,
+                max_active=s.max_num_active_seqs,
+            ),
+            long_prefill_tokens=s.long_prefill_token_threshold or None,
+            adaptive=s.long_prefill_token_threshold_adaptive,
+            by_priority=s.policy == "priority",
+        ),
+        prompt_bound=False,
+        excludes=(
+            _DOES_NOT_WAIT,
+            Exclusion(
+                {"memory": NotIn(frozenset({"on_demand"}))},
+                "batching = 'vllm' takes the blocks of each step as it schedules it: give it memory = 'on_demand'",
+            ),
+        ),
+        max_overtakes=None,
     ),
     "static": WayToBatch(lambda s: Static(batch_limits(s)), excludes=(_DOES_NOT_WAIT,)),
     "llm_mock": WayToBatch(

@@ -47,6 +47,7 @@ def build_replica(
     assert make_batching is not None
     looks_ahead = policy_of(settings.policy).looks_ahead and not settings.strict and not settings.blocking_loads
     way = way_of(batching_name(settings))
+    max_overtakes = way.max_overtakes if settings.max_overtakes is None else settings.max_overtakes
     if way.adapter_slots:
         pinned = settings.sglang.pinned_loras
         adapters: Residency = AdapterSlots(settings.adapter_options, load_ps, load_faults, pinned)
@@ -64,8 +65,9 @@ def build_replica(
         options=ReplicaOptions(
             strict=settings.strict,
             min_computed_tokens=settings.min_computed_tokens,
-            max_overtakes=0 if settings.strict else settings.max_overtakes,
+            max_overtakes=0 if settings.strict else max_overtakes,
             look_ahead=settings.look_ahead if looks_ahead else 0,
             overlap=way.may_overlap and settings.sglang.overlap,
+            async_scheduling=settings.async_scheduling and settings.memory == "on_demand",
         ),
     )

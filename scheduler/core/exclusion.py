@@ -7,10 +7,10 @@ SET = "(set)"
 
 
 @dataclass(frozen=True, slots=True)
-class AllBut:
-    """All values of a setting but these."""
+class NotIn:
+    """All values but these."""
 
-    values: Collection[object]
+    values: frozenset[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,12 @@ class Exclusion:
 
     Attributes:
         settings: excluded values by setting, which must all match at once; `None` stands for "unset", `SET` for
-            "anything but unset or empty". A setting that is not among the chosen ones matches nothing.
+            "anything but unset or empty", `NotIn` for all others. A setting that is not among the chosen ones matches
+            nothing.
         why: the reason, and what to do instead.
     """
 
-    settings: Mapping[str, Collection[object] | AllBut]
+    settings: Mapping[str, Collection[object] | NotIn]
     why: str
 
     def applies(self, chosen: Mapping[str, object]) -> bool:
@@ -31,10 +32,10 @@ class Exclusion:
         return all(name in chosen and is_among(chosen[name], values) for name, values in self.settings.items())
 
 
-def is_among(value: object, values: Collection[object] | AllBut) -> bool:
+def is_among(value: object, values: Collection[object] | NotIn) -> bool:
     """Return whether a value is one of `values`; see `Exclusion.settings`."""
-    if isinstance(values, AllBut):
-        return not is_among(value, values.values)
+    if isinstance(values, NotIn):
+        return value not in values.values
     if SET in values and value is not None and value != () and value != {}:
         return True
     return any(value == one for one in values)

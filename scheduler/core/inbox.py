@@ -65,6 +65,19 @@ class Inbox:
         self.next_ps = self._events[0][0] if self._events else None
         return what
 
+    def take_cancels(self, before_ps: int) -> list[int]:
+        """Remove and return the cancels before a time, in order."""
+        taken = [what for at_ps, what in self._events if at_ps < before_ps and isinstance(what, int)]
+        if taken:
+            kept = [event for event in self._events if event[0] >= before_ps or not isinstance(event[1], int)]
+            self._events = deque(kept)
+            self.next_ps = kept[0][0] if kept else None
+        return taken
+
+    def due(self, at_ps: int) -> bool:
+        """Return whether an event takes effect at this time or before."""
+        return self.next_ps is not None and self.next_ps <= at_ps
+
     def clear(self) -> None:
         """Forget every event."""
         self._events.clear()

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.exclusion import AllBut, Exclusion
+from lorrery.scheduler.core.exclusion import Exclusion, NotIn
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory
 from lorrery.scheduler.core.memory.no_evict import NoEvictMemory
+from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
@@ -74,9 +75,26 @@ MEMORIES: dict[str, MemoryRule] = {
         ),
         (
             Exclusion(
-                {"batching": AllBut({"sglang"})},
+                {"batching": NotIn(frozenset({"sglang"}))},
                 "memory = 'estimated' needs the way to batch that retracts: give it batching = 'sglang', or take"
                 " memory = 'paged'",
+            ),
+        ),
+    ),
+    "on_demand": MemoryRule(
+        lambda s, blocks: OnDemandMemory(
+            s.max_total_token_num,
+            block_size=s.block_size,
+            watermark=s.watermark,
+            reserve_full_input=s.scheduler_reserve_full_isl,
+            shared=blocks,
+        ),
+        (
+            _NO_ORIGINAL_MEMORY,
+            Exclusion(
+                {"batching": NotIn(frozenset({"vllm"}))},
+                "memory = 'on_demand' leaves it to batching = 'vllm' to take blocks and to preempt; for another way to"
+                " batch take memory = 'paged'",
             ),
         ),
     ),

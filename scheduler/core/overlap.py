@@ -116,4 +116,4 @@ class Overlap:
     def _finish(self, sequence: Sequence, reason: FinishReason, computed_beyond: int, events: list[Event]) -> None:
         held = sequence.handle in self._batch.running.held  # it ended by its length, and did not decode again
         beyond = 0 if held else computed_beyond
-        self._batch.finish(sequence.handle, reason, self._ended_ps, events, computed_beyond=beyond)
+        self._batch.finish(sequence.handle, reason, self._ended_ps, events, ahead=beyond)

@@ -14,6 +14,7 @@ from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Step, decodes_on
 from lorrery.scheduler.core.inbox import Inbox
+from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.plan import Chunk, Failed, Idle, Plan, Raised
 from lorrery.scheduler.core.policy_answers import WAITS_WITH_ADMITTED, check_step, end_of, is_ours, wake_of
 from lorrery.scheduler.core.policy_errors import PolicyErrors
@@ -60,6 +61,7 @@ class Planner:
         self._running = batch.running
         self._memory = batch.memory
         self._may_preempt = not batch.memory.reserved
+        self._takes_blocks = isinstance(batch.memory, OnDemandMemory)
         self._context = context
         self._queue = queue
         self._queue_is_ours = is_ours(queue)
@@ -92,6 +94,7 @@ class Planner:
             and running.num
             and not running.prefilling
             and (context.at_rest or context.has_no_candidates())
+            and not (self._takes_blocks and (self._batch.ended or not self._memory.steps_before_full(running, 1)))
         ):
             return self._decode_on(at_ps)
         choice = self._batching.choose(context, at_ps)
@@ -139,7 +142,7 @@ class Planner:
         self.holds = False
         max_steps = running.steps_to_length()
         if max_steps > 1:
-            if self._batch.aborted or self._one_step:
+            if self._batch.aborted or self._one_step or self._inbox.due(at_ps):
                 max_steps = 1
             elif self._may_preempt:
                 max_steps = self._memory.steps_before_full(running, max_steps)
@@ -176,7 +179,7 @@ class Planner:
             self._waits.end()
         max_steps = step.max_steps
         if max_steps > 1:
-            one_step = self._one_step or self._batch.aborted
+            one_step = self._one_step or self._batch.aborted or self._inbox.due(at_ps)
             max_steps = 1 if one_step else self._memory.steps_before_full(self._running, max_steps)
         self.holds = step.hold
         plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
@@ -214,10 +217,7 @@ class Planner:
         Not from the first chunk if the cache shares within a plan: its commit may take back blocks that the sequence
         has published early and others pin, and the batch then needs more.
         """
-        if not self.decodes_on or self._batch.aborted or self._one_step:
-            return False
-        cache = self._batch.prefix_cache
-        return cache is None or not cache.share_within_plan or chunk.past_tokens > chunk.sequence.cached_tokens
+        return self.decodes_on and not (self._batch.aborted or self._one_step or self._takes_blocks)
 
     def _await_adapters(self, joins: Iterable[Sequence], at_ps: int) -> None:
         """Note on joining sequences that they wait for their adapters for as long as their first step does."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.exclusion import SET, AllBut, Exclusion
+from lorrery.scheduler.core.exclusion import SET, Exclusion, NotIn
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.early_drop import EarlyDrop
@@ -18,6 +18,7 @@ from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.queues.longest_prefix import LongestPrefix
 from lorrery.scheduler.core.queues.peft import Peft
 from lorrery.scheduler.core.queues.pets import Pets
+from lorrery.scheduler.core.queues.priority import Priority
 from lorrery.scheduler.core.queues.profile import MeasuredProfile, Profile
 from lorrery.scheduler.core.queues.rejoining import Rejoining
 from lorrery.scheduler.core.queues.vtc_fair import VtcFair
@@ -58,7 +59,7 @@ _LLM_MOCK_IS_IN_ORDER = Exclusion(
 
 _IS_OF_SGLANG = (
     Exclusion(
-        {"batching": AllBut({"sglang"})},
+        {"batching": NotIn(frozenset({"sglang"}))},
         "policies fcfs_tail and lpm are SGLang's, whose pass they need: give them batching = 'sglang', or take policy ="
         " 'fcfs'",
     ),
@@ -84,6 +85,17 @@ QUEUES: dict[str, Policy] = {
         "vllm",
         "continuous",
         (Exclusion({"strict": {True}}, "strict keeps an original's quirks; fcfs has no original"),),
+        looks_ahead=True,
+    ),
+    "priority": Policy(
+        lambda s: Priority(),
+        "vllm",
+        "continuous",
+        (
+            _LLM_MOCK_IS_IN_ORDER,
+            Exclusion({"strict": {True}}, "strict keeps an original's quirks; priority has no original"),
+            Exclusion({"prefetch": {True}}, "prefetch is for S-LoRA's policies"),
+        ),
         looks_ahead=True,
     ),
     "fcfs_tail": Policy(lambda s: Rejoining(), "vllm", "sglang", _IS_OF_SGLANG),

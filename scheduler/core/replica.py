@@ -9,7 +9,6 @@ No clock here: every time comes in as an argument, in device picoseconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NoReturn
 
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batch import Batch
@@ -18,6 +17,7 @@ from lorrery.scheduler.core.given import Given
 from lorrery.scheduler.core.headroom import Headroom
 from lorrery.scheduler.core.inbox import Inbox, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
+from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.offload import Offload
 from lorrery.scheduler.core.overlap import Overlap
 from lorrery.scheduler.core.plan import (
@@ -28,21 +28,24 @@ from lorrery.scheduler.core.plan import (
     Failed,
     Idle,
     Plan,
-    Preempted,
     Raised,
     Ran,
     Recalled,
 )
 from lorrery.scheduler.core.planner import Planner
 from lorrery.scheduler.core.policy_answers import CANCELS_ANOTHER, is_ours
-from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
+from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.base import hears_of_steps
 from lorrery.scheduler.core.replica_options import PLAIN, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
+
+
+_NO_ENDS: dict[int, FinishReason] = {}
 
 
 class Replica:
@@ -83,20 +86,26 @@ class Replica:
         self.running = self._batch.running
         self.adapters = Residency() if adapters is None else adapters
         self.adapters.serve(self.running.adapter_use)
-        self._may_preempt = not memory.reserved
+        self._by_step = isinstance(memory, OnDemandMemory)  # what a step does has effect in the order of its scheduling
+        self._may_preempt = not (memory.reserved or self._by_step)
+        if isinstance(prefix_cache, BlockCache):
+            prefix_cache.running = self.running
+            prefix_cache.unseen_tokens = int(options.async_scheduling)
+        # With async scheduling: the boundary of the last decision, that of the one before it, and whether a step runs.
+        self._seen_ps = self._seen_before_ps = -1
+        self._steps_run = False
         self._inbox = Inbox()
         self._context = ReplicaBatchContext(
-            self.running,
+            self._batch,
             queue,
-            memory,
-            prefix_cache=prefix_cache,
+            self._errors,
             min_computed_tokens=options.min_computed_tokens,
             adapters=None if options.no_lora else self.adapters,
             on_check=on_check,
             given=given,
             max_overtakes=options.max_overtakes,
+            async_scheduling=options.async_scheduling,
         )
-        self._context.preempt = self._preempt
         self._overlap = self._context.overlap = Overlap(self._batch) if options.overlap else None
         self._offload = Offload(self.running, None if options.no_lora else self.adapters, batching, self._errors)
         self._planner = Planner(
@@ -142,6 +151,16 @@ class Replica:
     def num_running(self) -> int:
         """Sequences in the batch, those in prefill included."""
         return len(self.running)
+
+    @property
+    def passed_over(self) -> list[Sequence]:
+        """Waiting sequences that the last admission pass left waiting for their adapters alone."""
+        return [sequence for sequence, _ in self._context.passed_over]
+
+    def take_preempted_ended(self) -> list[Sequence]:
+        """Return, once, sequences that were preempted though they had ended (async scheduling)."""
+        taken, self._context.preempted_ended = self._context.preempted_ended, []
+        return taken
 
     @property
     def is_blocked(self) -> bool:
@@ -237,13 +256,11 @@ class Replica:
             self._errors.raise_again()
         if adapters.loading:
             adapters.advance(at_ps)
-        while inbox.next_ps is not None and inbox.next_ps <= at_ps:
+        effective_ps = self._effective_ps(at_ps) if self.options.async_scheduling else at_ps
+        while inbox.next_ps is not None and inbox.next_ps <= effective_ps:
             what = inbox.take()
             if isinstance(what, Sequence):
-                try:
-                    context.enqueue(what, at_ps)
-                except Exception as error:
-                    self._turn_away(what, error)
+                context.enqueue(what, at_ps)
             elif isinstance(what, int):
                 self._apply_cancel(what, at_ps)
             elif isinstance(what, Recall):
@@ -256,13 +273,18 @@ class Replica:
             self._put_out_retired(at_ps)
         if self._may_preempt:
             while (victim := self.memory.victim(self.running)) is not None:
-                self._preempt(victim, at_ps)
+                context.preempt(victim, at_ps)
         batch = self._batch
         plan = self._planner.decide(at_ps)
         if self.prefix_cache is not None:
             batch.shrink_cache(0)
         if self._overlap is not None:
             self._settle(self._overlap, plan, at_ps)
+        if self.options.async_scheduling:
+            self._steps_run = isinstance(plan, Plan)
+            if batch.ended and not self._steps_run:
+                batch.drop_ended()
+                plan.until_ps = at_ps
         if batch.leaves:
             plan.leaves, batch.leaves = batch.leaves, []
         if adapters.evicted:
@@ -271,15 +293,16 @@ class Replica:
             plan.events, context.events = context.events, []
         return plan
 
-    def _turn_away(self, sequence: Sequence, error: Exception) -> NoReturn:
-        try:
-            self.queue.cancel(sequence.handle)  # it may have been taken in before the error
-        except Exception as other:
-            self._errors.error = other
-        self._forget_given(sequence.handle)
-        raise SequenceError(sequence, error) from error
+    def _effective_ps(self, at_ps: int) -> int:
+        """Return up to which time events have effect on a decision at this boundary, with async scheduling.
 
-    def _apply_cancel(self, handle: int, at_ps: int) -> None:
+        It was taken when the step that ends here began, unless nothing ran.
+        """
+        if at_ps > self._seen_ps:
+            self._seen_before_ps, self._seen_ps = self._seen_ps, at_ps
+        return self._seen_before_ps if self._steps_run and self.running.num > len(self._batch.ended) else at_ps
+
+    def _apply_cancel(self, handle: int, at_ps: int, scheduled: int = 0) -> None:
         sequence = self.running.get(handle)
         if sequence is None:
             sequence = self._withdrawn(handle)
@@ -291,7 +314,10 @@ class Replica:
             sequence.aborted = True
             self._batch.aborted[handle] = sequence
         else:
-            self._batch.cancel(sequence)
+            if handle in self._batch.ended:
+                self._batch.cancel(sequence)
+                return
+            self._batch.cancel(sequence, scheduled - int(self.options.async_scheduling) if self._by_step else 0)
             self._batch.leaves.append(sequence)
             self._context.events.append(Cancelled(sequence))
             for held, reason in self._batch.all_held().items():
@@ -326,19 +352,6 @@ class Replica:
             events += self._offload.emptied(at_ps)
         self._context.events[:0] = events
 
-    def _preempt(self, sequence: Sequence, at_ps: int) -> None:
-        unseen_tokens, had_ended = 0, False
-        if self._overlap is not None:
-            unseen_tokens, had_ended = self._overlap.take_back(sequence)
-        sequence.requeue(self._batch.remove(sequence) - unseen_tokens, at_ps)
-        if not had_ended:
-            self._batch.leaves.append(sequence)
-        self._context.events.append(Preempted(sequence))
-        try:
-            self._context.enqueue(sequence, at_ps)
-        except Exception as error:
-            self._turn_away(sequence, error)
-
     def output_tokens(self, sequence: Sequence) -> int:
         """Return the tokens that a sequence has produced since it joined the batch, committed steps included."""
         return self._batch.output_tokens(sequence)
@@ -349,6 +362,8 @@ class Replica:
         """Advance by the steps that ran. One plan may be committed in several calls, in order."""
         batch = self._batch
         events: list[Event] = []
+        if self._by_step:
+            self._before_output(plan, ran)
         ended: dict[int, FinishReason] = {}
         if ran.finished:
             if ran.silent:
@@ -369,16 +384,35 @@ class Replica:
             self._overlap.commit(plan, ran, ended)
             return events
         if plan.prefills and plan.chunk_steps == 1:
-            batch.advance_prefills(plan, ran, ended, events)
+            batch.advance_prefills(plan, ran, _NO_ENDS if self._by_step else ended, events)
+        if self._by_step and ended:
+            decoded_ended = batch.in_order(ended)
         if plan.hold:
             decoded_ended = batch.hold(decoded_ended)
         if decoded_ended:
             for handle, reason in decoded_ended.items():
-                batch.finish(handle, reason, ran.end_ps, events)
+                if self.options.async_scheduling:
+                    batch.end_late(handle, reason, ran.end_ps, events)
+                else:
+                    batch.finish(handle, reason, ran.end_ps, events)
             events += self._offload.after_decode(ran.end_ps)
         elif ended and not running.num:
             events += self._offload.emptied(ran.end_ps)
         return events
+
+    def _before_output(self, plan: Plan, ran: Ran) -> None:
+        """Apply what a step-wise scheduler does before it reads a step's output.
+
+        Cancels that came during the step, or with async scheduling before it, free their blocks; then the sequences
+        whose ends it did not know when it decided.
+        """
+        inbox, is_ahead = self._inbox, self.options.async_scheduling
+        before_ps = plan.at_ps + 1 if is_ahead else ran.end_ps
+        if inbox.next_ps is not None and inbox.next_ps < before_ps:
+            for handle in inbox.take_cancels(before_ps):
+                self._apply_cancel(handle, ran.end_ps, int(plan.decode))
+        if self._batch.ended:
+            self._batch.drop_ended()
 
     def _decode(self, num_steps: int, ended: dict[int, FinishReason]) -> None:
         if self._queue_hears:
@@ -448,6 +482,8 @@ class Replica:
         return [sequence for sequence in sequences if not self._runs(sequence) and sequence.handle not in to_come]
 
     def _runs(self, sequence: Sequence) -> bool:
+        if sequence.handle in self._batch.ended:
+            return False
         return self.running.get(sequence.handle) is not None and sequence not in self._context.admitted
 
     def give_up(self, sequences: Iterable[Sequence], message: str, error: Exception) -> None:

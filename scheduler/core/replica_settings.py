@@ -7,7 +7,6 @@ from fractions import Fraction
 from lorrery.scheduler.core.adapter_options import AdapterOptions
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.queues.early_drop import FIRST_TOKEN_SLO_PS
-from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.sglang_rules import DEFAULT, SglangRules
 
@@ -22,6 +21,7 @@ class ReplicaSettings:
     """Settings of a replica. Names as in S-LoRA and vLLM; `limits` is a key of `LIMITS`.
 
     Attributes:
+        max_overtakes: None: as the way to batch has it.
         memory_tokens: tokens of KV that fit into the memory beside the weights, if the pool takes less of it.
         adapter_place_slots: pool tokens that each place of an adapter takes beforehand, in use or not.
         sglang: for batching = 'sglang'.
@@ -54,11 +54,17 @@ class ReplicaSettings:
     max_cpu_loras: int | None = None
     max_concurrent_loads: int = 4
     blocking_loads: bool = False
-    max_overtakes: int = MAX_OVERTAKES
+    max_overtakes: int | None = None
     look_ahead: int = LOOK_AHEAD
     memory_tokens: int = 0
     adapter_place_slots: int = 0
     sglang: SglangRules = DEFAULT
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    max_num_active_seqs: int | None = None
+    scheduler_reserve_full_isl: bool = True
+    async_scheduling: bool = False
 
     @property
     def adapter_options(self) -> AdapterOptions:

@@ -42,6 +42,8 @@ class Running:
         self.reserved_tokens = 0
         self.version = 0
         self.num = 0
+        self._num_entered = 0
+        self._without_adapter: set[int] = set()  # of those held
 
     def __len__(self) -> int:
         return self.num
@@ -66,7 +68,7 @@ class Running:
         for key, name in self.adapter_use.names.items():
             numbers[name] = numbers.get(name, 0) + numbers.pop(key)
         for sequence in (*self.prefilling.values(), *self.held.values()):
-            if sequence.adapter is not None:
+            if sequence.adapter is not None and sequence.handle not in self._without_adapter:
                 numbers[sequence.adapter.adapter_id] -= 1
         with_base = len(self._decoding) - sum(numbers.values())
         if with_base:
@@ -142,6 +144,8 @@ class Running:
 
     def admit(self, sequence: Sequence) -> None:
         """Add a sequence; its prefill begins."""
+        self._num_entered += 1
+        sequence.entered = self._num_entered
         self.prefilling[sequence.handle] = sequence
         self._enter(sequence)
 
@@ -166,6 +170,19 @@ class Running:
         self.num += 1
         self.version += 1
 
+    def resume_prefill(self, sequence: Sequence) -> None:
+        """Move a decoding sequence back to prefill, with its output as input that is computed but for one token."""
+        output_tokens = sequence.output_tokens_at(self.decode_step)
+        del self._decoding[sequence.handle]
+        self._kv_tokens += sequence.base_step + output_tokens
+        self._forget_finish(sequence)
+        sequence.produced_tokens += output_tokens
+        sequence.input_tokens += output_tokens
+        sequence.budget_tokens -= output_tokens
+        sequence.computed_tokens = sequence.input_tokens - 1
+        self.prefilling[sequence.handle] = sequence
+        self.version += 1
+
     def leave(self, sequence: Sequence) -> None:
         """Remove a sequence and all it holds."""
         if sequence.handle in self._decoding:
@@ -180,7 +197,10 @@ class Running:
         self._kv_tokens -= sequence.input_tokens
         self.reserved_tokens -= sequence.prompt_tokens + sequence.max_new_tokens - 1
         if sequence.adapter is not None:
-            self.adapter_use.unpin(sequence.adapter)
+            if sequence.handle in self._without_adapter:
+                self._without_adapter.discard(sequence.handle)
+            else:
+                self.adapter_use.unpin(sequence.adapter)
         self.num -= 1
         self.version += 1
 
@@ -204,6 +224,13 @@ class Running:
         self._kv_tokens += sequence.base_step + sequence.held_output_tokens - 1
         self.held[sequence.handle] = sequence
         self.version += 1
+
+    def stand_still(self, sequence: Sequence) -> None:
+        """Hold a decoding sequence that has ended, and give up its adapter: it takes no part in a step any more."""
+        self.hold(sequence)
+        if sequence.adapter is not None:
+            self.adapter_use.unpin(sequence.adapter)
+            self._without_adapter.add(sequence.handle)
 
     def advance(self, num_steps: int) -> None:
         """Give every decoding sequence `num_steps` tokens."""

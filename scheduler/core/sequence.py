@@ -103,6 +103,8 @@ class Sequence:
             sequence's life; only `requeue` changes these three.
         budget_tokens: tokens it may still produce: maximum - produced.
         base_step: the decode-step counter at which it had no output in this batch; set when it joins.
+        entered: number of its last admission, counted in its batch: the order of the batch.
+        priority: a lower one is earlier (`policy = "priority"`).
         cached_tokens: leading input tokens that a prefix cache already held when it was admitted.
         computed_tokens: input tokens in the KV cache while it is in prefill.
         held_output_tokens: its output in this batch, once it has ended and is held (static batching).
@@ -137,6 +139,8 @@ class Sequence:
     input_tokens: int
     budget_tokens: int
     base_step: int
+    entered: int
+    priority: int
     cached_tokens: int
     computed_tokens: int
     held_output_tokens: int
@@ -183,7 +187,7 @@ class Sequence:
         self.input_tokens = prompt_tokens + produced_tokens
         self.budget_tokens = max_new_tokens - produced_tokens
         self.base_step = self.cached_tokens = self.computed_tokens = self.held_output_tokens = self.num_requeues = 0
-        self.first_cached_tokens = self.num_losses = self.num_overtaken = 0
+        self.first_cached_tokens = self.num_losses = self.num_overtaken = self.entered = self.priority = 0
         self.admitted_ps = self.first_admitted_ps = self.first_token_ps = None
         self.load_end = None
         self.load_wait_ps = self.queue_load_ps = self.prefill_load_ps = 0

@@ -39,6 +39,8 @@ OPTIONS = [
     ("certs", ""),
     ("validate", "slora", "--json"),
     ("validate", "golden", ""),
+    ("validate", "golden", "--against"),
+    ("validate", "golden", "--out"),
 ]
 
 

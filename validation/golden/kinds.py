@@ -12,6 +12,7 @@ from lorrery.validation.golden.sampling_params import SamplingParameters
 from lorrery.validation.golden.sglang_scheduler import SglangScheduler
 from lorrery.validation.golden.slora_queues import SLORA_QUEUES
 from lorrery.validation.golden.trace_generate_requests import TraceGenerateRequests
+from lorrery.validation.golden.vllm_scheduler import VllmScheduler
 
 KINDS: tuple[Kind, ...] = (
     *SLORA_QUEUES,
@@ -25,4 +26,5 @@ KINDS: tuple[Kind, ...] = (
     LlmMockDecodeLength(),
     LlmMockScheduler(),
     SglangScheduler(),
+    VllmScheduler(),
 )

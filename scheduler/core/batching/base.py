@@ -88,6 +88,11 @@ class BatchContext:
 
     running: Running
 
+    @property
+    def num_waiting(self) -> int:
+        """Number of waiting sequences."""
+        raise NotImplementedError
+
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
         """Admit waiting sequences within these limits; they are in prefill afterwards.
 
@@ -96,6 +101,50 @@ class BatchContext:
             at_ps: the boundary.
             max_prompt_tokens: replaces that of `limits`, if a step has used up part of it.
         """
+        raise NotImplementedError
+
+    # For a way to batch that takes memory as it schedules (`memory.on_demand`), in place of `admit`.
+
+    def admit_chunks(self, limits: BatchLimits, at_ps: int, budget: int, most: int) -> list[Chunk]:
+        """Admit waiting sequences; they are in prefill afterwards, and their first chunks have their blocks.
+
+        Args:
+            limits: seats, and whether a prompt may be cut.
+            at_ps: the boundary.
+            budget: tokens left of the step.
+            most: most tokens of one prompt.
+        """
+        raise NotImplementedError
+
+    def cover(self, chunks: Many[Chunk]) -> bool:
+        """Take the blocks of these chunks and of every decoding sequence for a step, if there are enough for all."""
+        raise NotImplementedError
+
+    def cover_one(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Take the blocks of a running sequence for a step that computes this many of its tokens, if there are any."""
+        raise NotImplementedError
+
+    def covered(self) -> None:
+        """End a pass of `cover_one`: every sequence that still decodes has been covered."""
+        raise NotImplementedError
+
+    def preempt(self, sequence: Sequence, at_ps: int, scheduled: int) -> None:
+        """Put a running sequence back into the queue.
+
+        Args:
+            sequence: to preempt.
+            at_ps: the boundary.
+            scheduled: tokens of this step that it has been covered for.
+        """
+        raise NotImplementedError
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a sequence of the batch has ended without this decision knowing (async scheduling)."""
+        raise NotImplementedError
+
+    def step_aside(self, sequence: Sequence) -> None:
+        """Leave a decoding sequence out of this step: it keeps its blocks, and has one token to compute in the next."""
         raise NotImplementedError
 
     def steps_blocked(self, limit: int) -> int:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mypy_extensions import i64
 
 _EVER: Final = 1 << 60
-_NONE: Final = -2
-"""Before any step: -1 is the one before the first."""
 
 
 class BlockGrowth:
@@ -35,7 +33,7 @@ class BlockGrowth:
         self._num_at: list[i64] = [0] * block_size
         self._whole_blocks = 0
         self._num = 0
-        self._known_step = _NONE  # the step at which `blocks` returned `_known_blocks`
+        self._known_step = -2  # the step at which `blocks` returned `_known_blocks`; never before step -1
         self._known_blocks = 0
 
     def __len__(self) -> int:
@@ -47,7 +45,7 @@ class BlockGrowth:
         self._whole_blocks += tokens // self.block_size
         self._num_at[tokens % self.block_size] += 1
         self._num += 1
-        self._known_step = _NONE
+        self._known_step = -2
 
     def remove(self, tokens_at_0: int) -> None:
         """Uncount a sequence that was added with the same number."""
@@ -55,7 +53,7 @@ class BlockGrowth:
         self._whole_blocks -= tokens // self.block_size
         self._num_at[tokens % self.block_size] -= 1
         self._num -= 1
-        self._known_step = _NONE
+        self._known_step = -2
 
     def blocks(self, decode_step: int) -> int:
         """Return the blocks that all sequences need at this value of the decode-step counter; repeated calls O(1)."""

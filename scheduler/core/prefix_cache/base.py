@@ -19,7 +19,7 @@ class PrefixCache:
     mypyc gives the instances of such a class weak references that outlive them.
 
     Attributes:
-        share_within_plan: whether a sequence may use what another one computes in the same step.
+        share_within_plan: whether a sequence finds what is scheduled for another one, in the same step too.
         num_evictions: blocks evicted so far because their place was needed.
     """
 
@@ -47,9 +47,19 @@ class PrefixCache:
         """Count the leading input tokens of a waiting sequence that it could take over; mutates nothing."""
         raise NotImplementedError
 
+    def steps_unchanged(self, sequence: Sequence, limit: int) -> int:
+        """Return after how many decode steps, at most `limit`, output may have extended what a sequence would find."""
+        return limit
+
     def acquire(self, sequence: Sequence) -> None:
         """Pin the first `cached_tokens` of a sequence that enters the batch, and note that they were used."""
         raise NotImplementedError
+
+    def schedule(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that the next step computes a sequence's input up to its first `num_tokens`."""
+
+    def resume(self, sequence: Sequence) -> None:
+        """Go on with a sequence whose output so far has become part of its input, and which keeps its blocks."""
 
     def commit(self, sequence: Sequence) -> None:
         """Make visible to others what a step has computed of a sequence's input: its first `computed_tokens`."""

@@ -40,32 +40,17 @@ def note_stored(notes: BlockNotes, extent: Extent, first: int) -> None:
         notes.stored(root.adapter, above, extent.hashes[number], extents.block_key(extent, block))
 
 
-def mark_computed(notes: BlockNotes | None, last: Extent) -> None:
-    """Mark the blocks of a path, from the root down, as computed; they may have been published before their step."""
-    shown: list[Extent] = []
-    extent: Extent | None = last
-    while extent is not None and not extent.computed:
-        shown.append(extent)
-        extent = extent.parent
-    for extent in reversed(shown):
-        extent.computed = True
-        if notes is not None:
-            note_stored(notes, extent, extent.start)
-
-
 def stored_below(roots: Iterable[Root]) -> list[BlockChange]:
     """Return all blocks that can be found, as if they had just been stored."""
     notes = BlockNotes()
     for root in roots:
         for extent in extents.below(root):
-            if extent.computed:
-                note_stored(notes, extent, extent.start)
+            note_stored(notes, extent, extent.start)
     return notes.take()
 
 
 def forget_last(notes: BlockNotes, extent: Extent, num_blocks: int) -> None:
     """Note that the last blocks of an extent are gone, and remove their hashes."""
-    if extent.computed:
-        for number in range(1, num_blocks + 1):
-            notes.removed(extent.hashes[-number])
+    for number in range(1, num_blocks + 1):
+        notes.removed(extent.hashes[-number])
     del extent.hashes[len(extent.hashes) - num_blocks :]

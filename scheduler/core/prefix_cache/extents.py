@@ -2,8 +2,8 @@
 
 Prompts are long and rarely branch. A node for each block of 16 tokens makes a prompt of 16,000 tokens cost a thousand
 nodes to find, to pin, to unpin and to evict. Here an *extent* is a run of consecutive blocks of one path with the same
-pins, the same `computed` and the same time of last use. So the cost of a sequence depends on how often its path
-branches off from others, and comparing is a `memcmp`.
+pins and the same time of last use. So the cost of a sequence depends on how often its path branches off from others,
+and comparing is a `memcmp`.
 
     root
      +-- blocks 0 .. 311                 a shared beginning; 3 pins
@@ -13,9 +13,11 @@ branches off from others, and comparing is a `memcmp`.
 
 * An extent starts where its parent ends. Its children differ in their first block, which is their key.
 * Where a sequence's path ends, an extent ends: it is split there when a part of it is pinned or unpinned.
-* Pins never grow on the way down, and `computed` never follows what is not: both hold for a path's beginning.
+* Pins never grow on the way down, where no block has copies.
 * Unpinned blocks are trimmed from an extent's end, or it goes whole; the rest keeps its place in every order.
 * Extents that one sequence unpins together, one the only child of the other, are merged again.
+* If copies are kept (`BlockCache`), several sequences may each have computed the same blocks. `pins` are then those of
+  the first copy, which look-ups find; `copies` are the others. Of an extent's blocks, all have the same copies.
 
 Cost: a look-up takes a dictionary look-up and a comparison for each extent on the way, and O(log n) comparisons of
 halves where it branches off from the last one; a split copies the extent's label. Memory: the label, which has the
@@ -26,6 +28,23 @@ blocks.
 from collections.abc import Iterator
 
 from lorrery.scheduler.core.sequence import Adapter, Content
+
+
+class Copy:
+    """A further copy of an extent's blocks, computed by a sequence that did not find them.
+
+    Attributes:
+        extent: whose blocks these are.
+        owner: the sequence's use of the tree (`uses.Use`), which holds this copy for as long as it runs.
+        pins: sequences that use it: its owner, and those that found it while it was the first copy.
+    """
+
+    __slots__ = ("extent", "owner", "pins")
+
+    def __init__(self, extent: "Extent", owner: object, pins: int) -> None:
+        self.extent = extent
+        self.owner = owner
+        self.pins = pins
 
 
 class Extent:
@@ -40,14 +59,16 @@ class Extent:
         label: content of its blocks; bytes beyond them have no meaning.
         children: by key.
         pins: sequences that use it.
-        computed: whether its blocks are computed; maintained for `share_within_plan`, true otherwise.
+        copies: the other copies, in order of computation; None: there are none.
+        growing: uses of decoding sequences whose path ends here, if output is to be found as it fills blocks.
         hashes: of its blocks, while changes are noted.
         changed_at: version of the tree in which its blocks last changed; of a root: in which it was dropped.
         run: the run of the tree of all workers (`holders`) in which it ends, if there is such a tree.
     """
 
     __slots__ = (
-        "changed_at", "children", "computed", "end", "hashes", "key", "label", "parent", "pins", "root", "run", "start",
+        "changed_at", "children", "copies", "end", "growing", "hashes", "key", "label", "parent", "pins", "root", "run",
+        "start",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +79,6 @@ class Extent:
         end: int,
         key: bytes,
         label: bytes,
-        computed: bool,
     ) -> None:
         self.root = root
         self.parent = parent
@@ -68,7 +88,8 @@ class Extent:
         self.label = label
         self.children: dict[bytes, Extent] = {}
         self.pins = 0
-        self.computed = computed
+        self.copies: list[Copy] | None = None
+        self.growing: dict[object, None] | None = None
         self.hashes: list[int] = []
         self.changed_at = 0
         self.run: Extent | None = None
@@ -93,7 +114,7 @@ class Root(Extent):
     __slots__ = ("adapter", "block_size", "key_bytes", "num_uses", "place", "unit_bytes", "unit_tokens")
 
     def __init__(self, adapter: Adapter | None, block_size: int, unit_tokens: int, unit_bytes: int) -> None:
-        super().__init__(None, None, 0, 0, b"", b"", True)
+        super().__init__(None, None, 0, 0, b"", b"")
         self.adapter = adapter
         self.block_size = block_size
         self.unit_tokens = unit_tokens
@@ -168,8 +189,10 @@ def split(root: Root, extent: Extent, at: int) -> Extent:
     assert parent is not None
     assert extent.start < at < extent.end
     first, label = root.first_byte(extent.start), extent.label
-    above = Extent(root, parent, extent.start, at, extent.key, label[: root.end_byte(at) - first], extent.computed)
+    above = Extent(root, parent, extent.start, at, extent.key, label[: root.end_byte(at) - first])
     above.pins = extent.pins
+    if extent.copies is not None:
+        above.copies = [Copy(above, copy.owner, copy.pins) for copy in extent.copies]
     parent.children[extent.key] = above  # in the place of the old one
     extent.parent, extent.start = above, at
     extent.label = label = label[root.first_byte(at) - first :]

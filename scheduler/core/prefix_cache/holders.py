@@ -40,7 +40,7 @@ class Run(Extent):
     __slots__ = ("num_ends", "workers")
 
     def __init__(self, root: Root, parent: Extent, start: int, end: int, key: bytes, label: bytes) -> None:
-        super().__init__(root, parent, start, end, key, label, True)
+        super().__init__(root, parent, start, end, key, label)
         self.workers = 0
         self.num_ends = 0
 

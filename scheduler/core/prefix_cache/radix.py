@@ -58,7 +58,7 @@ class RadixCache(BlockCache):
             return 0
         tokens = sequence.input_tokens if whole else max(0, sequence.input_tokens - self.min_computed_tokens)
         way: list[Extent] = []
-        end = self._follow(root, content.data, min(tokens, content.num_tokens) // self.block_size, way)
+        end = self._walk(root, content.data, min(tokens, content.num_tokens) // self.block_size, way)
         for extent in way:
             self._use(extent)
         return end * self.block_size
@@ -68,7 +68,7 @@ class RadixCache(BlockCache):
         found = self._find(sequence)
         return sum([min(one.end, found.num_blocks) - one.start for one in found.extents if not one.pins])
 
-    def _follow(self, root: Root, data: bytes, num_blocks: int, way: list[Extent]) -> int:
+    def _walk(self, root: Root, data: bytes, num_blocks: int, way: list[Extent]) -> int:
         """Follow a content as far as the tree has it, splitting where it leaves a node; return the end in pages."""
         children, end = root.children, 0
         while end < num_blocks:
@@ -156,27 +156,24 @@ class RadixCache(BlockCache):
     def _insert(self, root: Root, content: Content, num_tokens: int, prompt_tokens: int) -> Extent:
         """Insert the full pages of the first tokens of a content; return the node in which they end."""
         num_blocks = min(num_tokens, content.num_tokens) // self.block_size
-        last = self._insert_blocks(root, content.data, num_blocks)
+        last = self._insert_blocks(root, content, num_blocks)
         prompt_blocks = prompt_tokens // self.block_size
         if 0 < prompt_blocks < num_blocks:  # split there, so that output may go without its prompt
-            self._insert_blocks(root, content.data, prompt_blocks)
+            self._insert_blocks(root, content, prompt_blocks)
         return last
 
-    def _insert_blocks(self, root: Root, data: bytes, num_blocks: int) -> Extent:
+    def _insert_blocks(self, root: Root, content: Content, num_blocks: int) -> Extent:
         extent: Extent = root
         while extent.end < num_blocks:
-            end = extent.end
-            key = root.key_of(data, end)
-            child = extent.children.get(key)
+            child, end = self._child_for(extent, root, content, num_blocks)
             if child is None:
-                label = data[root.first_byte(end) : root.end_byte(num_blocks)]
-                child = Extent(root, extent, end, num_blocks, key, label, True)
-                extent.children[key] = child
-                self._add(child, data)
+                child = self._new_child(extent, root, content, num_blocks)
+                extents.trim_label(root, child)
+                self._unpinned[child] = None
+                self.num_unpinned += num_blocks - end
                 self._use(child)
             else:
                 self._use(child)
-                end = extents.num_common(root, child, data, num_blocks)
                 if end < child.end:
                     child = self._split(child, end)
             extent = child

@@ -8,15 +8,18 @@ from lorrery.scheduler.core.sequence import Content, Sequence
 class Use:
     """The blocks that a sequence of the batch pins: from the root to the end of `last`.
 
-    `content` is that of its whole input, as far as it is known.
+    `content` is that of its whole input, as far as it is known. `grows`: whether it decodes, and its output is to be
+    found as it fills blocks.
     """
 
-    __slots__ = ("content", "last", "root")
+    __slots__ = ("content", "grows", "last", "root", "sequence")
 
-    def __init__(self, root: Root, content: Content) -> None:
+    def __init__(self, root: Root, content: Content, sequence: Sequence) -> None:
         self.root = root
         self.last: Extent = root
         self.content = content
+        self.sequence = sequence
+        self.grows = False
 
 
 class Found:

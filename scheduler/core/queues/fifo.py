@@ -42,6 +42,10 @@ class Fifo(ListedQueue):
             self._waiting.remove_all((*admission.admitted, *cancelled))
         return []
 
+    def put_first(self, sequence: Sequence, at_ps: int) -> None:
+        """Add a preempted sequence before all others, those too that were passed over (vLLM)."""
+        self._waiting.put_first(sequence)
+
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
         """Return after how many decode steps the sequence that ended the pass may fit."""
         return steps_until_admissible(self._blocked, running, memory, limit)

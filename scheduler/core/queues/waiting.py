@@ -76,6 +76,12 @@ class WaitingList:
             self._in_order = False
         sequences[sequence.handle] = sequence
 
+    def put_first(self, sequence: Sequence) -> None:
+        """Add before all others, whatever their arrival; after a loss it is sorted in like the others."""
+        self.by_handle[sequence.handle] = sequence
+        self.by_handle.move_to_end(sequence.handle, last=False)
+        self._first, self._front_length = [], -1
+
     def _put_in_order(self) -> None:
         by_arrival = sorted(self.by_handle.values(), key=lambda sequence: sequence.arrived_ps)
         self.by_handle = OrderedDict([(sequence.handle, sequence) for sequence in by_arrival])

@@ -39,12 +39,11 @@ class CacheCopy:
 
 
 def to_be_found(cache: BlockCache) -> set[Prefix]:
-    """What the tree itself has, without what is shown ahead of its step."""
+    """What the tree itself has."""
     found: set[Prefix] = set()
     for (adapter_key, _), root in cache._roots.items():
         for extent in below(root):
-            if extent.computed:
-                tokens = path_tokens(extent)
-                ends = range(extent.start + 1, extent.end + 1)
-                found.update((adapter_key, tokens[: end * cache.block_size]) for end in ends)
+            tokens = path_tokens(extent)
+            ends = range(extent.start + 1, extent.end + 1)
+            found.update((adapter_key, tokens[: end * cache.block_size]) for end in ends)
     return found

@@ -36,12 +36,12 @@ class CacheMachine(RuleBasedStateMachine):
     Prompts are runs of tokens that begin alike. With `by_id` the cache gets the ids of the runs instead of tokens.
     """
 
-    block, share, by_id, min_computed_tokens = BLOCK, False, False, 1
+    block, by_id, min_computed_tokens = BLOCK, False, 1
     RUN = 6
 
     def __init__(self) -> None:
         super().__init__()
-        more = {"share_within_plan": self.share, "min_computed_tokens": self.min_computed_tokens}
+        more = {"min_computed_tokens": self.min_computed_tokens}
         self.cache, self.oracle = BlockCache(self.block, **more), Oracle(self.block, **more)
         self.noted = False
         self.batch: dict[int, tuple[Sequence, Sequence]] = {}
@@ -203,8 +203,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert [told(change) for change in changes] == [told(change) for change in theirs.take_changes()]
         if self.noted:
             self.copy.apply(changes)
-            if not self.share:
-                assert self.copy.paths() == {(adapter_key, tokens) for adapter_key, tokens, _ in paths}
+            assert self.copy.paths() == {(adapter_key, tokens) for adapter_key, tokens, _ in paths}
 
 
 def told(change: BlockChange) -> object:
@@ -215,20 +214,12 @@ def told(change: BlockChange) -> object:
 
 
 @pytest.mark.parametrize(
-    ("block", "share", "by_id", "min_computed_tokens"),
-    [
-        (2, False, False, 1),
-        (2, True, False, 1),
-        (1, True, False, 0),
-        (2, True, True, 1),
-        (4, False, True, 1),
-        (9, False, True, 0),
-    ],
+    ("block", "by_id", "min_computed_tokens"), [(2, False, 1), (1, False, 0), (2, True, 1), (4, True, 1), (9, True, 0)]
 )
 def test_extents_do_to_the_block_what_a_node_for_each_block_does(
-    block: int, share: bool, by_id: bool, min_computed_tokens: int
+    block: int, by_id: bool, min_computed_tokens: int
 ) -> None:
-    own = {"block": block, "share": share, "by_id": by_id, "min_computed_tokens": min_computed_tokens}
+    own = {"block": block, "by_id": by_id, "min_computed_tokens": min_computed_tokens}
     machine = type("Machine", (CacheMachine,), own)
     run_state_machine_as_test(machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None))
 
@@ -291,56 +282,6 @@ def test_two_of_one_plan_compute_the_same_blocks_and_hold_them_once_afterwards()
     compute_all(cache, first, second)
     assert (first.cached_tokens, second.cached_tokens) == (0, 0)
     assert (cache.num_pins, cache.num_pinned) == (4, 2)
-
-
-def test_two_of_one_plan_share_at_once_if_told_so() -> None:
-    cache = BlockCache(BLOCK, share_within_plan=True)
-    first, second = sequence(1, [1, 2, 3, 4, 5]), sequence(2, [1, 2, 3, 4, 6])
-    compute_all(cache, first, second)
-    assert (first.cached_tokens, second.cached_tokens) == (0, 4)
-    assert (cache.num_pins, cache.num_pinned) == (4, 2)
-
-
-def test_what_a_chunk_did_not_reach_is_hidden_again() -> None:
-    cache = BlockCache(BLOCK, share_within_plan=True)
-    first = sequence(1, [1, 2, 3, 4, 5, 6, 7])
-    cache.acquire(first)
-    first.computed_tokens = 3
-    cache.commit(first)
-    assert cache.match([1, 2, 3, 4, 5, 6, 7], None) == 2
-    assert (cache.num_pins, cache.num_pinned, cache.num_unpinned) == (1, 1, 0)
-
-
-def test_what_a_chunk_did_not_reach_stays_if_another_computed_it_and_ended_with_the_same_step() -> None:
-    cache = BlockCache(BLOCK, share_within_plan=True)
-    long, other = sequence(1, [1, 2, 3, 4, 5, 6, 7, 8, 9]), sequence(2, [1, 2, 3, 4, 5, 6, 0])
-    cache.acquire(long)
-    long.computed_tokens = 3
-    cache.commit(long)
-    other.cached_tokens = other.computed_tokens = cache.reusable(other)
-    cache.acquire(other)
-    assert other.cached_tokens == 2
-    long.computed_tokens = 9
-    cache.commit(long)
-    cache.release(long, 1)
-    other.computed_tokens = 3
-    cache.commit(other)
-    assert [(tokens, pins) for _, tokens, pins in cache.paths()] == [
-        ((1, 2), 1),
-        ((1, 2, 3, 4, 5, 6, 7, 8), 0),
-        ((1, 2, 3, 4, 5, 6), 0),
-        ((1, 2, 3, 4), 0),
-    ]
-    cache.shrink(0)
-    assert cache.num_unpinned == 0
-
-
-def test_what_was_shown_ahead_of_a_step_that_never_ended_is_hidden_again() -> None:
-    cache = BlockCache(BLOCK, share_within_plan=True)
-    first = sequence(1, [1, 2, 3, 4, 5])
-    cache.acquire(first)
-    cache.release(first, 0)
-    assert cache.paths() == []
 
 
 def test_leaves_go_first_and_the_least_recently_used_of_them() -> None:

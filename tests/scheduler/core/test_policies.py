@@ -12,7 +12,7 @@ from bench import core as bench_core
 from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded
-from lorrery.scheduler.core.exclusion import AllBut, Exclusion
+from lorrery.scheduler.core.exclusion import NotIn, Exclusion
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
@@ -175,8 +175,8 @@ def exclusions() -> list[tuple[dict[str, object], Exclusion]]:
     return found + [({"memory": name}, one) for name, rule in MEMORIES.items() for one in rule.excludes]
 
 
-def excluded_value(name: str, values: Collection[object] | AllBut) -> object:
-    if not isinstance(values, AllBut):
+def excluded_value(name: str, values: Collection[object] | NotIn) -> object:
+    if not isinstance(values, NotIn):
         return next(iter(values))
     return {"policy": "fcfs", "batching": "continuous", "memory": "peak", "prefix_cache_kind": "blocks"}[name]
 

@@ -9,8 +9,7 @@ that could collide.
   when that step is committed. Output becomes visible when the sequence leaves or is preempted: few ever ask for it
   before, and between two decode steps nothing changes.
 * Two sequences that one plan admits both compute what they have in common; then the second's copies are given back and
-  it uses the first's. With `share_within_plan` the second finds the first's blocks at once, as vLLM allows, since
-  a step writes a layer's KV before any sequence reads it.
+  it uses the first's. (With `share_within_plan`: `oracle.pool`.)
 * What nobody pins is kept until its place is needed, and goes leaf by leaf, the least recently used first.
 
 Whoever pins a block pins all above it, and whoever lets go does so from the leaf up. So the order in which blocks were
@@ -60,12 +59,11 @@ class BlockCache(SharedBlocks):
 
     Args:
         block_size: tokens in a block.
-        share_within_plan: let a sequence use blocks that another one computes in the same step.
         min_computed_tokens: tokens of an input that are computed even if all are cached.
     """
 
-    def __init__(self, block_size: int = 16, *, share_within_plan: bool = False, min_computed_tokens: int = 1) -> None:
-        super().__init__(share_within_plan=share_within_plan)
+    def __init__(self, block_size: int = 16, *, min_computed_tokens: int = 1) -> None:
+        super().__init__()
         self.block_size = block_size
         self.min_computed_tokens = min_computed_tokens
         self._roots: dict[str | None, Root] = {}
@@ -142,17 +140,11 @@ class BlockCache(SharedBlocks):
         self._uses[sequence.handle] = use
         for node in found.nodes[: sequence.cached_tokens // self.block_size]:
             self._pin(use, node)
-        if self.share_within_plan:
-            self._show(sequence, use, sequence.input_tokens)
 
     def commit(self, sequence: Sequence) -> None:
         """Let others see the full blocks among the first `computed_tokens` of a sequence's input."""
         use = self._uses[sequence.handle]
         self._show(sequence, use, sequence.computed_tokens)
-        if self.share_within_plan:
-            num_blocks = sequence.computed_tokens // self.block_size
-            self._computed(use.nodes[:num_blocks], sequence.adapter)
-            self._take_back(use, num_blocks)
 
     def shows_alone(self, sequence: Sequence) -> bool:
         """Return false: it takes one step at a time."""
@@ -161,8 +153,6 @@ class BlockCache(SharedBlocks):
     def release(self, sequence: Sequence, output_tokens: int) -> None:
         """Unpin what a sequence used that leaves the batch; its full blocks stay, its last used."""
         use = self._uses.pop(sequence.handle)
-        if self.share_within_plan:  # one that is cancelled before its first step ended has computed nothing
-            self._take_back(use, sequence.computed_tokens // self.block_size)
         cached_tokens = sequence.computed_tokens + max(0, output_tokens - 1)
         data = use.input_bytes
         if cached_tokens > sequence.input_tokens:
@@ -170,8 +160,6 @@ class BlockCache(SharedBlocks):
         path = list(use.nodes)
         for key in self._keys(data[: cached_tokens * _TOKEN_BYTES], len(path)):
             path.append(self._child(path[-1] if path else self._root(sequence), key, sequence.adapter))
-        if self.share_within_plan:
-            self._computed(path, sequence.adapter)
         for node in use.nodes:
             self._unpin(node)
         for node in reversed(path):
@@ -180,37 +168,12 @@ class BlockCache(SharedBlocks):
                 self._unpinned.move_to_end(node)
         self.num_unpinned = len(self._unpinned)
 
-    def _take_back(self, use: _Use, num_blocks: int) -> None:
-        """Hide again what a sequence showed ahead of its step, and the step did not get to (a long prompt's chunk).
-
-        Nobody has found it meanwhile: who does not get all of its prompt into a step is the last that enters with it.
-        One that was in prefill before may have computed the same in this very step; then it stays.
-        """
-        while len(use.nodes) > num_blocks:
-            node = use.nodes.pop()
-            self._unpin(node)
-            if node.pins:
-                continue
-            if node.computed:
-                self._unpinned[node] = None
-            else:
-                self._remove(node)
-        self.num_unpinned = len(self._unpinned)
-
     def _show(self, sequence: Sequence, use: _Use, num_tokens: int) -> None:
         """Pin the full blocks among the first tokens of its input; make those that are not there."""
         parent = use.nodes[-1] if use.nodes else self._root(sequence)
         for key in self._keys(use.input_bytes[: num_tokens * _TOKEN_BYTES], len(use.nodes)):
             parent = self._child(parent, key, sequence.adapter)
             self._pin(use, parent)
-
-    def _computed(self, nodes: list[Node], adapter: Adapter | None) -> None:
-        """Take note of blocks, from the root down, that may have been shown ahead of their step."""
-        for node in nodes:
-            if not node.computed:
-                node.computed = True
-                if self._notes is not None:
-                    note_stored(self._notes, node, adapter)
 
     def _root(self, sequence: Sequence) -> Node:
         adapter_key = _adapter_key(sequence)
@@ -228,8 +191,7 @@ class BlockCache(SharedBlocks):
             self._version += 1
             if self._notes is not None:
                 child.hash = block_hash(parent.hash, key)
-                if not self.share_within_plan:  # what is here has been computed
-                    note_stored(self._notes, child, adapter)
+                note_stored(self._notes, child, adapter)
         return child
 
     def _pin(self, use: _Use, node: Node) -> None:
@@ -262,7 +224,7 @@ class BlockCache(SharedBlocks):
         assert not node.children, "a block is evicted before the blocks that follow it"
         del node.parent.children[node.key]
         self._version += 1
-        if self._notes is not None and (node.computed or not self.share_within_plan):
+        if self._notes is not None:
             self._notes.removed(node.hash)
 
     def lose(self) -> None:
@@ -300,8 +262,7 @@ class BlockCache(SharedBlocks):
         notes = BlockNotes()
         for root in self._roots.values():
             for node in below(root):
-                if node.computed or not self.share_within_plan:
-                    note_stored(notes, node, root.adapter)
+                note_stored(notes, node, root.adapter)
         return notes.take()
 
     # --- inspection -------------------------------------------------------------------------------------------------

@@ -9,18 +9,16 @@ from lorrery.scheduler.core.sequence import Adapter
 class Node:
     """A block of tokens in its place; `pins` sequences of the batch use it.
 
-    `computed` is kept up for `share_within_plan`: what a sequence shows ahead of its step is not yet. `hash` names it
-    while changes are noted.
+    `hash` names it while changes are noted.
     """
 
-    __slots__ = ("children", "computed", "hash", "key", "parent", "pins")
+    __slots__ = ("children", "hash", "key", "parent", "pins")
 
     def __init__(self, parent: "Node | None", key: bytes) -> None:
         self.parent = parent
         self.key = key
         self.children: dict[bytes, Node] = {}
         self.pins = 0
-        self.computed = False
         self.hash = 0
 
 
