@@ -209,6 +209,9 @@ class Batch:
         """
         chunk = plan.prefills[0]
         sequence, cache = chunk.sequence, self.prefix_cache
+        if isinstance(self.memory, OnDemandMemory):
+            self._advance_scheduled(self.memory, plan, num_steps)
+            return
         if cache is None:
             sequence.computed_tokens += num_steps * chunk.new_tokens
             return
@@ -219,6 +222,23 @@ class Batch:
             self.shrink_cache(num_done - 1 if plan.decode else 0)
             sequence.computed_tokens += num * chunk.new_tokens
             cache.commit(sequence)
+
+    def _advance_scheduled(self, memory: OnDemandMemory, plan: Plan, num_steps: int) -> None:
+        """Do so where each chunk takes its blocks when it is scheduled, as the plan has done for its first."""
+        chunk = plan.prefills[0]
+        sequence, cache = chunk.sequence, self.prefix_cache
+        if sequence.handle not in self.running.prefilling:  # cancelled while its steps ran
+            return
+        num_done = 0
+        while num_done < num_steps:
+            num = num_steps - num_done if cache is None or cache.shows_alone(sequence) else 1
+            end = sequence.computed_tokens + num * chunk.new_tokens
+            memory.cover(self.running, sequence, end)
+            num_done += num
+            if cache is not None:
+                cache.schedule(sequence, end)
+                self.shrink_cache(num_done - 1 if plan.decode else 0)
+            sequence.computed_tokens = end
 
     def hold(self, ended: dict[int, FinishReason]) -> dict[int, FinishReason]:
         """Note ended sequences; return all held ones once no other is left, so that the batch ends together."""

@@ -10,7 +10,7 @@ from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batching.base import BatchContext
 from lorrery.scheduler.core.given import Given, changed_fields
-from lorrery.scheduler.core.memory.base import Check, Memory
+from lorrery.scheduler.core.memory.base import Check
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.overlap import NOTHING, Overlap, Unseen
 from lorrery.scheduler.core.plan import Admitted, Chunk, Dropped, Event, Preempted
@@ -19,7 +19,6 @@ from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.protocols.queue import Queue
-from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 

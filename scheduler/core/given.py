@@ -20,13 +20,13 @@ ADMITTED_UNKNOWN = f"`admit` admitted a request that does not wait in this queue
 ADMITTED_BY_HAND = f"`admit` changed `admission.admitted`; requests enter it by `admission.admit` alone; {CHECK_IT}"
 
 _LASTING: Final = (
-    "handle", "prompt_tokens", "max_new_tokens", "arrived_ps", "adapter", "tenant_id", "weight", "deadline_ps",
-    "produced_tokens", "input_tokens", "budget_tokens", "num_requeues", "cached_tokens",
+    "handle", "prompt_tokens", "max_new_tokens", "arrived_ps", "adapter", "tenant_id", "weight", "priority",
+    "deadline_ps", "produced_tokens", "input_tokens", "budget_tokens", "num_requeues", "cached_tokens",
 )  # fmt: skip
 """Fields of a request that do not change while it waits, nor while it runs."""
 
 FIELDS: Final = (
-    *_LASTING, "base_step", "first_admitted_ps", "first_cached_tokens", "first_token_ps", "computed_tokens"
+    *_LASTING, "base_step", "entered", "first_admitted_ps", "first_cached_tokens", "first_token_ps", "computed_tokens"
 )  # fmt: skip
 """Fields of a request that do not change while it waits, nor while it decodes."""
 

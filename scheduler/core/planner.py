@@ -15,7 +15,7 @@ from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Step, decodes_on
 from lorrery.scheduler.core.inbox import Inbox
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
-from lorrery.scheduler.core.plan import Chunk, Failed, Idle, Plan, Raised
+from lorrery.scheduler.core.plan import Failed, Idle, Plan, Raised
 from lorrery.scheduler.core.policy_answers import WAITS_WITH_ADMITTED, check_step, end_of, is_ours, wake_of
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.protocols.batching import Batching
@@ -61,7 +61,7 @@ class Planner:
         self._running = batch.running
         self._memory = batch.memory
         self._may_preempt = not batch.memory.reserved
-        self._takes_blocks = isinstance(batch.memory, OnDemandMemory)
+        self._on_demand = batch.memory if isinstance(batch.memory, OnDemandMemory) else None
         self._context = context
         self._queue = queue
         self._queue_is_ours = is_ours(queue)
@@ -94,7 +94,7 @@ class Planner:
             and running.num
             and not running.prefilling
             and (context.at_rest or context.has_no_candidates())
-            and not (self._takes_blocks and (self._batch.ended or not self._memory.steps_before_full(running, 1)))
+            and (self._on_demand is None or self._may_decode_on(self._on_demand))
         ):
             return self._decode_on(at_ps)
         choice = self._batching.choose(context, at_ps)
@@ -111,6 +111,14 @@ class Planner:
         if self._waits is not None:
             self._count_wait(self._waits, until_ps, next_ps, at_ps)
         return Idle(_earlier(until_ps, next_ps))
+
+    def _may_decode_on(self, memory: OnDemandMemory) -> bool:
+        """Return whether the coming step needs no pass of vLLM's: all have their blocks.
+
+        Those that have ended late leave when the first step is committed; nothing waits for what they hold.
+        """
+        ended = self._batch.ended
+        return memory.steps_before_full(self._running, 1) == 1 and not (ended and self._running.num == len(ended))
 
     def all_ended(self) -> None:
         """Note that an error of a policy has ended all sequences."""
@@ -183,9 +191,11 @@ class Planner:
             max_steps = 1 if one_step else self._memory.steps_before_full(self._running, max_steps)
         self.holds = step.hold
         plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
-        if step.chunk_steps > 1 and self._may_stretch(step.chunks[0]):
+        if step.chunk_steps > 1 and self._may_stretch(at_ps):
             plan.chunk_steps = step.chunk_steps
-            if step.decode:
+            if self._on_demand is not None:
+                plan.chunk_steps = self._on_demand.chunks_before_full(self._running, step.chunks[0], step.chunk_steps)
+            elif step.decode:
                 plan.chunk_steps = self._memory.steps_before_full(self._running, step.chunk_steps)
         context, adapters = self._context, self._adapters
         if context.admitted:
@@ -211,13 +221,9 @@ class Planner:
         plan.adapter_loads = tuple(sorted({*plan.adapter_loads, *loads}))
         plan.wait_ps = max(plan.wait_ps, self._adapters.wait_ps(loads, at_ps))
 
-    def _may_stretch(self, chunk: Chunk) -> bool:
-        """Return whether consecutive chunks of one long prompt may run without a new decision.
-
-        Not from the first chunk if the cache shares within a plan: its commit may take back blocks that the sequence
-        has published early and others pin, and the batch then needs more.
-        """
-        return self.decodes_on and not (self._batch.aborted or self._one_step or self._takes_blocks)
+    def _may_stretch(self, at_ps: int) -> bool:
+        """Return whether consecutive chunks of one long prompt may run without a new decision."""
+        return self.decodes_on and not (self._batch.aborted or self._one_step or self._inbox.due(at_ps))
 
     def _await_adapters(self, joins: Iterable[Sequence], at_ps: int) -> None:
         """Note on joining sequences that they wait for their adapters for as long as their first step does."""

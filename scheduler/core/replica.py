@@ -22,6 +22,7 @@ from lorrery.scheduler.core.offload import Offload
 from lorrery.scheduler.core.overlap import Overlap
 from lorrery.scheduler.core.plan import (
     Cancelled,
+    Chunk,
     Dropped,
     DropReason,
     Event,
@@ -35,15 +36,13 @@ from lorrery.scheduler.core.plan import (
 from lorrery.scheduler.core.planner import Planner
 from lorrery.scheduler.core.policy_answers import CANCELS_ANOTHER, is_ours
 from lorrery.scheduler.core.policy_errors import PolicyErrors
-from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.prefix_cache.base import PrefixCache, SharedBlocks
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.base import hears_of_steps
 from lorrery.scheduler.core.replica_options import PLAIN, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
-
 
 _NO_ENDS: dict[int, FinishReason] = {}
 
@@ -88,7 +87,7 @@ class Replica:
         self.adapters.serve(self.running.adapter_use)
         self._by_step = isinstance(memory, OnDemandMemory)  # what a step does has effect in the order of its scheduling
         self._may_preempt = not (memory.reserved or self._by_step)
-        if isinstance(prefix_cache, BlockCache):
+        if isinstance(prefix_cache, SharedBlocks):
             prefix_cache.running = self.running
             prefix_cache.unseen_tokens = int(options.async_scheduling)
         # With async scheduling: the boundary of the last decision, that of the one before it, and whether a step runs.
@@ -302,7 +301,7 @@ class Replica:
             self._seen_before_ps, self._seen_ps = self._seen_ps, at_ps
         return self._seen_before_ps if self._steps_run and self.running.num > len(self._batch.ended) else at_ps
 
-    def _apply_cancel(self, handle: int, at_ps: int, scheduled: int = 0) -> None:
+    def _apply_cancel(self, handle: int, at_ps: int, scheduled: int = 0, *, on_device: bool = True) -> None:
         sequence = self.running.get(handle)
         if sequence is None:
             sequence = self._withdrawn(handle)
@@ -318,7 +317,8 @@ class Replica:
                 self._batch.cancel(sequence)
                 return
             self._batch.cancel(sequence, scheduled - int(self.options.async_scheduling) if self._by_step else 0)
-            self._batch.leaves.append(sequence)
+            if on_device:
+                self._batch.leaves.append(sequence)
             self._context.events.append(Cancelled(sequence))
             for held, reason in self._batch.all_held().items():
                 self._batch.finish(held, reason, at_ps, self._context.events)
@@ -363,7 +363,7 @@ class Replica:
         batch = self._batch
         events: list[Event] = []
         if self._by_step:
-            self._before_output(plan, ran)
+            ran = self._before_output(plan, ran)
         ended: dict[int, FinishReason] = {}
         if ran.finished:
             if ran.silent:
@@ -400,19 +400,26 @@ class Replica:
             events += self._offload.emptied(ran.end_ps)
         return events
 
-    def _before_output(self, plan: Plan, ran: Ran) -> None:
-        """Apply what a step-wise scheduler does before it reads a step's output.
+    def _before_output(self, plan: Plan, ran: Ran) -> Ran:
+        """Apply what a step-wise scheduler does before it reads the last step's output; return what is left to commit.
 
-        Cancels that came during the step, or with async scheduling before it, free their blocks; then the sequences
+        Cancels that came during that step, or with async scheduling before it, free their blocks; then the sequences
         whose ends it did not know when it decided.
         """
         inbox, is_ahead = self._inbox, self.options.async_scheduling
         before_ps = plan.at_ps + 1 if is_ahead else ran.end_ps
         if inbox.next_ps is not None and inbox.next_ps < before_ps:
-            for handle in inbox.take_cancels(before_ps):
-                self._apply_cancel(handle, ran.end_ps, int(plan.decode))
+            cancels = inbox.take_cancels(before_ps)
+            if cancels and ran.num_steps > 1:  # the cancels came after the others
+                self.commit(plan, Ran(ran.num_steps - 1, plan.at_ps))
+                self._context.cover([_next_chunk(plan.prefills[0])] if plan.prefills else [])
+                ran = Ran(1, ran.end_ps, ran.finished, ran.silent, ran.busy_ps)
+            ended = {handle for handle, _ in ran.finished}
+            for handle in cancels:
+                self._apply_cancel(handle, ran.end_ps, int(plan.decode), on_device=handle not in ended)
         if self._batch.ended:
             self._batch.drop_ended()
+        return ran
 
     def _decode(self, num_steps: int, ended: dict[int, FinishReason]) -> None:
         if self._queue_hears:
@@ -539,3 +546,8 @@ class Replica:
         for sequence in waiting.values():
             sequence.leave_load(at_ps)
         return waiting
+
+
+def _next_chunk(chunk: Chunk) -> Chunk:
+    """Return the chunk of a long prompt that follows the steps that have been committed."""
+    return Chunk(chunk.sequence, chunk.new_tokens, chunk.sequence.computed_tokens, samples=False)

@@ -74,7 +74,8 @@ def test_the_longest_release_line_that_fits_a_version_is_taken():
 def test_vllm_hides_the_hosts_time_from_0_15_on_and_computes_adapters_at_all_projections():
     of = {version: changed({}, {"engine": f"vllm-{version}"}).worker for version in presets()["vllm"]}
     assert {version: worker.engine for version, worker in of.items()} == {
-        "0.11": "vllm", "0.12": "vllm", "0.15": "vllm-async", "0.18": "vllm-async", "0.24": "vllm-async"
+        "0.11": "vllm", "0.12": "vllm", "0.15": "vllm-async", "0.18": "vllm-async", "0.24": "vllm-async",
+        "0.32": "vllm-async",
     }  # fmt: skip
     assert {worker.lora.projections for worker in of.values()} == {"all-linear"}
     assert changed({}, {"engine": "sglang"}).worker.lora.projections == "adapted"
@@ -116,7 +117,7 @@ def test_each_layer_wins_over_the_presets_of_those_before(tmp_path: Path, monkey
     own = load(path, H100).scheduler
     assert (own.batching, own.max_num_seqs, own.block_size) == ("sglang", 2048, 8)
     own = load(path, [*H100, "engine=vllm", "scheduler.max_num_seqs=9"]).scheduler
-    assert (own.batching, own.max_num_seqs, own.block_size) == ("chunked", 9, 16)
+    assert (own.batching, own.max_num_seqs, own.block_size) == ("vllm", 9, 16)
     assert own.max_waiting_requests == 5, "no preset's matter"
 
 
@@ -194,7 +195,7 @@ def test_model_that_does_not_say_needs_lengths(tmp_path: Path):
         (["engine=3"], "engine: Input should be a valid string, got 3"),
         (["engine=vllm", "worker.gpu=abacus"], "GPU 'abacus' is not known"),
         (["engine=vllm", "scheduler.strict=true"], "strict keeps.*engine = 'vllm' sets scheduler.policy = 'fcfs'"),
-        (["engine=vllm", "scheduler.batching=static"], "engine = 'vllm' sets scheduler.memory = 'paged'"),
+        (["engine=vllm", "scheduler.batching=static"], "engine = 'vllm' sets scheduler.memory = 'on_demand'"),
         (["engine=sglang-0.5", "scheduler.policy=pets"], "'sglang-0.5' sets scheduler.batching = 'prefill_first'"),
         (["engine=sglang", "scheduler.policy=fcfs"], "engine = 'sglang' sets scheduler.batching = 'sglang'"),
         (

@@ -12,6 +12,7 @@ from lorrery.scheduler.core.policies import QUEUES, batching_name, batching_of
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
 from tests.scheduler.core.oracle.blocks import BlockCache as Oracle
+from tests.scheduler.core.oracle.pool import Pool
 from tests.simulator import fuzz
 from tests.simulator.fuzz import check
 from tests.simulator.fuzz_cases import MODELS, OF_SGLANG, draw_case
@@ -28,15 +29,20 @@ def test_a_cluster_with_runs_of_blocks_equals_one_with_a_node_for_each(monkeypat
     monkeypatch.setattr(fuzz, "_cache_told", _counts)  # by hash ids, nobody knows the tokens of blocks
     cases = [case for number in range(3_000, 3_070) if (case := draw_case(number)).replica.prefix_cache == "blocks"]
     by_runs = [fuzz.run_case(case, one_step=False) for case in cases]
-    monkeypatch.setattr(memories, "BlockCache", Oracle)
+    monkeypatch.setattr(memories, "BlockCache", _oracle)
     monkeypatch.setattr(fuzz, "ids_suffice", lambda *_: False)
     for case, ours in zip(cases, by_runs, strict=True):
         assert fuzz.run_case(case, one_step=False) == ours, case.title
 
 
+def _oracle(block_size: int, *, share_within_plan: bool, min_computed_tokens: int) -> Oracle | Pool:
+    made = Pool if share_within_plan else Oracle
+    return made(block_size, min_computed_tokens=min_computed_tokens)
+
+
 def _counts(replica: Replica) -> tuple[int, int, int, int]:
     cache = replica.prefix_cache
-    assert isinstance(cache, (BlockCache, Oracle))
+    assert isinstance(cache, (BlockCache, Oracle, Pool))
     return cache.num_evictions, cache.num_unpinned, cache.num_pins, cache.num_pinned
 
 

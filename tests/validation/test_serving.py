@@ -190,7 +190,7 @@ def test_a_run_with_adapters_is_that_of_its_server_and_names_each_as_often(tmp_p
 
 @pytest.mark.parametrize(
     ("version", "preset"),
-    [("0.9.1", "0.11"), ("0.11.2", "0.11"), ("0.13.0rc2", "0.12"), ("0.31", "0.24"), ("nightly", "0.24")],
+    [("0.9.1", "0.11"), ("0.11.2", "0.11"), ("0.13.0rc2", "0.12"), ("0.31", "0.24"), ("nightly", "0.32")],
 )
 def test_a_version_that_is_not_known_runs_as_the_last_one_before_it(tmp_path, version, preset):
     (one,) = read_file(written(tmp_path / "s.csv", row(VLLM, backend_version=version))).rows
@@ -220,7 +220,7 @@ def test_a_run_without_a_version_is_of_the_one_that_its_source_ran(tmp_path):
     unknown = row(VLLM, backend_version="")
     other = row(VLLM, backend_version="", source="")
     of = [settings_of(one, Options()).engine for one in read_file(written(tmp_path / "s.csv", unknown, other)).rows]
-    assert of == ["vllm-0.11", "vllm-0.24"]
+    assert of == ["vllm-0.11", "vllm-0.32"]
 
 
 def test_columns_to_group_by_must_be_there(tmp_path):

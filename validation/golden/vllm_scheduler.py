@@ -1,9 +1,9 @@
 """`vllm_scheduler`: what vLLM's V1 scheduler decides, step by step, against `scheduler.core.replica`.
 
-A record has a configuration, requests with the steps in which they arrive, and the scheduler's decisions in every step.
+A record has a configuration, requests with the steps in which they arrive, and the scheduler's decisions in each step.
 Here a scripted device gives one token to each scheduled sequence whose input is computed, and ends it where the record
-says. All else is the shipped core's: the replica, its queue, batching, memory and prefix cache, under the rules that the
-preset `vllm-0.32` has.
+says. All else is the shipped core's: the replica, its queue, batching, memory and prefix cache, under the rules that
+the preset `vllm-0.32` has.
 
 The record is replayed twice: once with a plan for every step, and once with each plan kept for as long as it is valid.
 """
@@ -101,9 +101,18 @@ def _expected_steps(record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
 class _Request:
     """A request of the record, as the scripted device knows it: where its output ends, and why."""
 
-    def __init__(self, row: Record, tokens: "array[int]", prompt_tokens: int, most: int, adapter: Adapter | None) -> None:
+    def __init__(
+        self, row: Record, tokens: "array[int]", prompt_tokens: int, most: int, adapter: Adapter | None
+    ) -> None:
         self.sequence = Sequence(
-            row["id"], prompt_tokens, row["max_tokens"], row["id"], adapter, "", tokens[:prompt_tokens], tokens[prompt_tokens:]
+            row["id"],
+            prompt_tokens,
+            row["max_tokens"],
+            row["id"],
+            adapter,
+            "",
+            tokens[:prompt_tokens],
+            tokens[prompt_tokens:],
         )
         self.sequence.priority = row.get("priority", 0)
         self.sequence.max_new_tokens = self.sequence.budget_tokens = min(row["max_tokens"], most)

@@ -17,7 +17,16 @@ _values_of = attrgetter(*FIELDS)
 _LOAD = ("load_end", "load_wait_ps", "queue_load_ps", "prefill_load_ps")
 _READ_BY_AWAIT = (*_LOAD, "first_admitted_ps", "first_token_ps", "produced_tokens")
 _BY_CONTEXT = frozenset(
-    {"admitted_ps", "first_admitted_ps", "first_cached_tokens", "num_overtaken", "dropped", "aborted", *_LOAD}
+    {
+        "admitted_ps",
+        "entered",
+        "first_admitted_ps",
+        "first_cached_tokens",
+        "num_overtaken",
+        "dropped",
+        "aborted",
+        *_LOAD,
+    }
 )
 """Fields that `context.admit` may change, and a queue's pass or drop within it, which are compared by themselves."""
 

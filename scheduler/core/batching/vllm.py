@@ -18,7 +18,9 @@ from typing import ClassVar
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
+from lorrery.scheduler.core.batching.chunked import steps_alike
 from lorrery.scheduler.core.plan import Chunk
+from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 
@@ -61,6 +63,8 @@ class Vllm:
         if context.cover(chunks):
             if budget > 0:
                 chunks += context.admit_chunks(limits, at_ps, budget, most)
+            elif len(chunks) == 1 and not (chunks[0].samples or context.has_ended):
+                return self._go_on(chunks, running)
         else:
             chunks = self._preempt(context, at_ps, most)
             if not (chunks or running.num_decoding):
@@ -73,6 +77,13 @@ class Vllm:
         if context.has_ended:
             return Step(decode=True)
         return Step(decode=True, max_steps=context.steps_blocked(running.steps_to_length()))
+
+    def _go_on(self, chunks: list[Chunk], running: Running) -> Step:
+        """Return a step with a chunk that takes the whole budget; so do the next ones of its prompt."""
+        steps = steps_alike(chunks)
+        if running.num_decoding:
+            return Step(chunks, decode=True, chunk_steps=min(steps, running.steps_to_length()))
+        return Step(chunks, chunk_steps=steps)
 
     def _most_per_prompt(self, context: BatchContext) -> int:
         """Return the most tokens that one prompt gets in this step."""
@@ -117,10 +128,16 @@ class Vllm:
                 continue
             break
         for sequence in order:
-            if not (sequence.handle in tokens or sequence.handle in running.prefilling or sequence.handle in running.held):
+            if not (
+                sequence.handle in tokens or sequence.handle in running.prefilling or sequence.handle in running.held
+            ):
                 context.step_aside(sequence)
         context.covered()
-        chunks = [_chunk(one, tokens[one.handle]) for one in order if one.handle in tokens and one.handle in running.prefilling]
+        chunks = [
+            _chunk(one, tokens[one.handle])
+            for one in order
+            if one.handle in tokens and one.handle in running.prefilling
+        ]
         return [chunk for chunk in chunks if chunk is not None]
 
     def advanced(self, num_decode_steps: int) -> None:
@@ -131,7 +148,7 @@ class Vllm:
 
     def arrivals_matter(self, context: BatchContext) -> bool:
         """Return whether an arrival may matter before the last choice has run out."""
-        return context.arrivals_matter()
+        return self._long_prefill_tokens is not None or context.arrivals_matter()
 
 
 def _chunk(sequence: Sequence, most: int) -> Chunk | None:

@@ -17,6 +17,7 @@ that are empty. `memory.paged` is the older rule, which counts the token of the 
 
 from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
 from lorrery.scheduler.core.memory.growth import BlockGrowth
+from lorrery.scheduler.core.plan import Chunk
 from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -155,7 +156,9 @@ class OnDemandMemory(Memory):
 
     # --- admission --------------------------------------------------------------------------------------------------
 
-    def can_enter(self, running: Running, sequence: Sequence, cached_tokens: int, num_tokens: int, beside: bool) -> bool:
+    def can_enter(
+        self, running: Running, sequence: Sequence, cached_tokens: int, num_tokens: int, beside: bool
+    ) -> bool:
         """Return whether a waiting sequence has its blocks.
 
         Args:
@@ -242,6 +245,24 @@ class OnDemandMemory(Memory):
             return limit
         spare = self._room(running.adapter_slots) - self._others() - growth.blocks(max(step, self._covered_step))
         return 0 if spare < 0 else 1 + growth.steps_within(step, spare, limit - 1)
+
+    def chunks_before_full(self, running: Running, chunk: Chunk, limit: int) -> int:
+        """Return over how many steps, 1 to `limit`, all have their blocks if this prompt goes on by equal chunks.
+
+        The first of them has been covered. Cost: O(block_size log limit).
+        """
+        held, others = self._held.get(chunk.handle, 0), self._others()
+        room, step = self._room(running.adapter_slots), running.decode_step
+        fewest, most = 1, limit
+        while fewest < most:
+            steps = (fewest + most + 1) // 2
+            more = self.blocks_for(chunk.past_tokens + steps * chunk.new_tokens) - held
+            grown = self._growth.blocks(step + steps - 1) if running.num_decoding else 0
+            if grown + others + more <= room:
+                fewest = steps
+            else:
+                most = steps - 1
+        return fewest
 
     def victim(self, running: Running) -> Sequence | None:
         """Return None: the way to batch preempts."""

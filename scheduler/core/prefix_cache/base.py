@@ -7,6 +7,7 @@ that is looked up at every step would otherwise keep its blocks for ever.
 
 from collections.abc import Sequence as Tokens
 
+from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 
@@ -98,10 +99,15 @@ class SharedBlocks(PrefixCache):
         num_pins: blocks that sequences of the batch use; one that two use counts twice.
         num_pinned: distinct blocks that sequences of the batch use.
         num_unpinned: blocks that no sequence uses, kept until their place is needed.
+        running: the batch whose output can be found as it fills blocks, with `share_within_plan`; set by the replica.
+        unseen_tokens: newest tokens of a decoding sequence that cannot be found though the step that computes them is
+            scheduled: 1 if the scheduler is a step ahead of them.
     """
 
     def __init__(self, *, share_within_plan: bool = False) -> None:
         super().__init__(share_within_plan=share_within_plan)
+        self.running: Running | None = None
+        self.unseen_tokens = 0
         self.num_pins = 0
         self.num_pinned = 0
         self.num_unpinned = 0

@@ -35,7 +35,6 @@ from lorrery.scheduler.core.prefix_cache.content import content_of, of_tokens, w
 from lorrery.scheduler.core.prefix_cache.extents import Copy, Extent, Root
 from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Run
 from lorrery.scheduler.core.prefix_cache.uses import Found, Use
-from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Content, Sequence
 
 
@@ -50,9 +49,6 @@ class BlockCache(SharedBlocks):
 
     def __init__(self, block_size: int = 16, *, share_within_plan: bool = False, min_computed_tokens: int = 1) -> None:
         super().__init__(share_within_plan=share_within_plan)
-        self.unseen_tokens = 0
-        """Newest tokens of a decoding sequence that are not published though the step that computes them is scheduled: 1
-        if the scheduler is a step ahead of them."""
         self._unseen = 1  # at this moment; the newest token is not computed before the next step is scheduled
         self.block_size = block_size
         self.min_computed_tokens = min_computed_tokens
@@ -61,8 +57,6 @@ class BlockCache(SharedBlocks):
         self._uses: dict[int, Use] = {}
         self._unpinned: OrderedDict[Extent | Copy, None] = OrderedDict()
         """Least recently used first; children before their parents. An extent stands for its first copy."""
-        self.running: Running | None = None
-        """The batch whose output becomes visible as it fills blocks; set by the replica."""
         self._version = 0
         """Counts the changes of the tree."""
         self._found: Found | None = None
@@ -227,14 +221,14 @@ class BlockCache(SharedBlocks):
     def _let_go(self, use: Use) -> None:
         """Unpin a path from its end up; blocks without pins become the most recently used."""
         root, unpinned = use.root, self._unpinned
-        extent, child = use.last, None
-        while extent.parent is not None:
+        extent = use.last
+        child: Extent | None = None
+        while (above := extent.parent) is not None:
             num_blocks = extent.end - extent.start
             self.num_pins -= num_blocks
             if extent.copies is not None:
                 self._let_go_of_copy(extent, use)
-                child = None
-                extent = extent.parent
+                child, extent = None, above
                 continue
             extent.pins -= 1
             if not extent.pins:
@@ -250,7 +244,7 @@ class BlockCache(SharedBlocks):
                     extents.trim_label(root, extent)
                     unpinned[extent] = None
                     child = extent
-            extent = extent.parent
+            extent = above
 
     def _let_go_of_copy(self, extent: Extent, use: Use) -> None:
         """Unpin the copy of an extent that a sequence uses: its own, or else the first, which it has found."""
@@ -278,11 +272,11 @@ class BlockCache(SharedBlocks):
         The one that is ahead of another has filled each block first; equal ones fill theirs in order of admission.
         """
         uses: list[tuple[int, int, Use]] = []
-        extent: Extent | None = last
-        while extent is not None:
-            if extent.growing:
-                self._find_grown(extent, uses)
-            extent = extent.parent
+        at: Extent | None = last
+        while at is not None:
+            if at.growing:
+                self._find_grown(at, uses)
+            at = at.parent
         if not uses:
             return False
         uses.sort(key=_by_progress)

@@ -1,4 +1,4 @@
-"""The cache of extents with `share_within_plan` against one that keeps each physical block, and its rules one by one."""
+"""The cache of extents with `share_within_plan` against one that keeps each physical block."""
 
 import pytest
 from hypothesis import settings
@@ -25,7 +25,7 @@ class Side:
 
 
 class CopiesMachine(RuleBasedStateMachine):
-    """Steps are planned and run; sequences that begin alike enter, decode alike, leave, and come back with their output.
+    """Steps are planned and run; sequences that begin alike enter, decode alike, leave, and come back.
 
     Between a plan and the end of its step nothing leaves, as in a replica.
     """
@@ -52,12 +52,12 @@ class CopiesMachine(RuleBasedStateMachine):
     def arrive(self, runs: list[int], cut: int, adapter: str | None) -> None:
         self.num_handles += 1
         tokens = [run * self.RUN + number for run in runs for number in range(self.RUN)][: len(runs) * self.RUN - cut]
-        # What follows a prompt is the same for all: that of the run that it was cut in, and then the run 0, again and again.
-        output = (list(range(runs[-1] * self.RUN, (runs[-1] + 1) * self.RUN))[self.RUN - cut :] + list(range(self.RUN)) * 8)[:30]
+        # What follows a prompt is the rest of the run that it was cut in, and then the run 0 again and again.
+        output = (
+            list(range(runs[-1] * self.RUN, (runs[-1] + 1) * self.RUN))[self.RUN - cut :] + list(range(self.RUN)) * 8
+        )[:30]
         for side in self.sides:
-            side.waiting.append(
-                Sequence(self.num_handles, len(tokens), 30, 0, ADAPTERS[adapter], "", tokens, output)
-            )
+            side.waiting.append(Sequence(self.num_handles, len(tokens), 30, 0, ADAPTERS[adapter], "", tokens, output))
 
     @precondition(lambda self: not self.is_planned)
     @rule(budget=st.sampled_from([3, 8, 20]), most=st.integers(0, 3))
@@ -92,7 +92,9 @@ class CopiesMachine(RuleBasedStateMachine):
         self.is_planned = False
         for side in self.sides:
             running = side.running
-            longest = min([30 - one.produced_tokens - one.output_tokens_at(running.decode_step) for one in running], default=0)
+            longest = min(
+                [30 - one.produced_tokens - one.output_tokens_at(running.decode_step) for one in running], default=0
+            )
             if running.num_decoding:
                 running.advance(max(0, min(1 if side.chunks else num_steps, longest - 1)))
             for sequence, new_tokens in side.chunks:
@@ -151,5 +153,7 @@ class CopiesMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(("block", "min_computed_tokens", "unseen"), [(2, 1, 0), (1, 0, 0), (3, 1, 1)])
 def test_extents_with_copies_are_as_blocks_each_by_itself(block: int, min_computed_tokens: int, unseen: int) -> None:
-    machine = type("Machine", (CopiesMachine,), {"block": block, "min_computed_tokens": min_computed_tokens, "unseen": unseen})
+    machine = type(
+        "Machine", (CopiesMachine,), {"block": block, "min_computed_tokens": min_computed_tokens, "unseen": unseen}
+    )
     run_state_machine_as_test(machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None))

@@ -12,7 +12,7 @@ from bench import core as bench_core
 from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded
-from lorrery.scheduler.core.exclusion import NotIn, Exclusion
+from lorrery.scheduler.core.exclusion import Exclusion, NotIn
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES

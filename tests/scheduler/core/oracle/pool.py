@@ -1,13 +1,12 @@
 """The oracle of a prefix cache with `share_within_plan`: each physical block by itself, as vLLM keeps them.
 
-A block that is full and scheduled has a key: its adapter, and all tokens up to its end. Look-ups find the block of a key
-that has had it for longest. A block that no sequence holds waits at the end of a line, and is evicted from its front.
+A block that is full and scheduled has a key: its adapter, and all tokens up to its end. Look-ups find the block that
+has had a key for longest. A block that no sequence holds waits at the end of a line, and is evicted from its front.
 """
 
 from collections.abc import Sequence as Tokens
 
 from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
-from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 Key = tuple[str | None, tuple[int, ...]]
@@ -33,8 +32,6 @@ class Pool(SharedBlocks):
         super().__init__(share_within_plan=True)
         self.block_size = block_size
         self.min_computed_tokens = min_computed_tokens
-        self.running: Running | None = None
-        self.unseen_tokens = 0
         self._by_key: dict[Key, list[Block]] = {}
         self._line: list[Block] = []
         self._held: dict[Sequence, list[Block]] = {}
