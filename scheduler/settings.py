@@ -315,8 +315,8 @@ class SchedulerSettings(Section):
         description="how KV memory bounds admission: peak: reserve the combined peak of all running requests; paged:"
         " allocate blocks on demand, and preempt when they run out; no_evict: admit a request only if there are blocks"
         " for its longest possible output; on_demand: blocks of scheduled tokens, as batching = 'vllm' takes them;"
-        " estimated: the same, and admission by what running requests are thought to need, as batching = 'sglang' has it;"
-        " none: bound only the number of requests",
+        " estimated: the same, and admission by what running requests are thought to need, as batching = 'sglang' has"
+        " it; none: bound only the number of requests",
     )
     block_size: Annotated[int, Field(ge=1, le=MAX_BLOCK_TOKENS)] = Field(
         default=16,
