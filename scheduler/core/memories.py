@@ -68,7 +68,7 @@ MEMORIES: dict[str, MemoryRule] = {
     ),
     "estimated": MemoryRule(
         lambda s, blocks: EstimatedMemory(
-            s.max_total_token_num - (s.max_loras or 0) * s.adapter_place_slots,
+            s.pool_beside_places,
             page_size=s.block_size,
             shared=blocks if isinstance(blocks, RadixCache) else None,
             rules=s.sglang,

@@ -90,6 +90,12 @@ class ReplicaSettings:
         return max(most - self.max_req_total_len, most // 8)
 
     @property
+    def pool_beside_places(self) -> int:
+        """The pool's tokens without those of the places for adapters, as far as the longest request still fits."""
+        longest = min(self.max_req_total_len + 2 * self.block_size, self.max_total_token_num)
+        return max(self.max_total_token_num - (self.max_loras or 0) * self.adapter_place_slots, longest)
+
+    @property
     def step_tokens(self) -> int:
         """The token budget of a step that computes prompts in chunks."""
         return self.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS

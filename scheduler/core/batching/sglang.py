@@ -28,12 +28,14 @@ from lorrery.scheduler.core.queues.rejoining import Rejoining
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.sglang_rules import DEFAULT, SglangRules
+from lorrery.vocabulary.compiling import mypyc_attr
 
 IDLE_PASS_PS: Final = 50_000_000
 """Time of a pass that runs nothing: 50 us, the order of magnitude of Python's loop. It only matters while nothing
 decodes although `prefill_decode_interval` requires it: the original counts passes."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sglang:
     """Choose as SGLang does.
 
