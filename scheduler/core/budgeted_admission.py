@@ -81,7 +81,7 @@ class BudgetedPass(AdmissionPass):
         self._chunked = rules.chunked
         self._free = memory.free_tokens(running)
         self._reserved_now = num_mixed
-        self._reserved: float = num_mixed
+        self._reserved = float(num_mixed)
         self._reserved += memory.expected_tokens(running, unseen)
         self._ends: list[tuple[float, int]] | None = None
         self._adapters = adapters
@@ -219,7 +219,7 @@ class BudgetedPass(AdmissionPass):
         """As `_try`, for a sequence that will use all its tokens, without a prefix cache."""
         new_tokens = sequence.input_tokens
         paged = self._ceil(new_tokens) + self._page
-        if paged > min(self._left_now(), self._left()):
+        if paged > self._left_now() or paged > self._left():
             return Blocked.MEMORY
         self._count_end(sequence)
         assert self._ends is not None

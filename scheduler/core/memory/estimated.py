@@ -159,7 +159,8 @@ class EstimatedMemory(PagedMemory):
                 min(one.base_step + one.budget_tokens - step + unseen.of(one), most)
                 * (1.0 if one.ignore_eos else ratio)
                 for one in running
-            ]
+            ],
+            0.0,
         )
 
     def trial(self, running: Running) -> Trial:
