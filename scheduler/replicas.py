@@ -173,6 +173,7 @@ class ReplicaFactory:
             max_num_active_seqs=own.max_num_active_seqs,
             scheduler_reserve_full_isl=own.scheduler_reserve_full_isl,
             async_scheduling=own.async_scheduling,
+            refuse_never_fits=own.refuse_never_fits,
             min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
         )
 

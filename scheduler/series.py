@@ -230,7 +230,7 @@ PREEMPTIONS = Series(
     "lorrery_scheduler_preemptions_total",
     "sequences",
     "Sequences preempted: their blocks were given to others and they wait again.",
-    more='Where `memory = "paged"`.',
+    more='Where `memory` is `"paged"` or `"on_demand"`.',
 )
 WORKER_RUNNING = Series(
     "lorrery_scheduler_worker_running_sequences", "sequences", "Sequences in this worker's batch.", ("worker",)
@@ -249,7 +249,7 @@ WORKER_KV_BLOCKS = Series(
     "blocks",
     "Blocks of this worker's paged KV pool, by state.",
     ("worker", "state"),
-    more='Where `memory = "paged"`: `used` by sequences and adapters (a shared block counts once; blocks of the next'
+    more="Where memory is in blocks: `used` by sequences and adapters (a shared block counts once; blocks of the next"
     " step included), `cached` (unused, reclaimed on demand), `free`.",
 )
 WORKER_RESIDENT = Series(

@@ -326,6 +326,11 @@ class SchedulerSettings(Section):
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.01, description="paged, on_demand: share of the blocks that admission leaves free"
     )
+    refuse_never_fits: bool = Field(
+        default=True,
+        description="refuse a request that an empty worker could not hold to its end; if false, it waits for ever, and"
+        " under most policies others behind it, as in vLLM",
+    )
     # S-LoRA's limits, and what belongs to its policies
     batch_max_tokens: Count | None = Field(
         default=None,

@@ -58,11 +58,40 @@ NOT_MODELLED = """
   order of arrival.
 * TensorRT-LLM computes prompts whole unless `enable_chunked_prefill` is set; here they are chunked at `max_num_tokens`,
   as if it were set, since longer prompts would not run at all.
-* The overlap of a step with the scheduling of the next one (vLLM from 0.14 on, `vllm-async`) is part of the host time,
-  not of the order of events: a request leaves the batch in its last step.
 * SGLang's largest CUDA graph is that of less than 4 GPUs per worker. From 4 on it is of 512 sequences, and of 160 below
   60 GB: `--set worker.lora.graph_sequences=512`.
 * MAX_UTILIZATION of TensorRT-LLM is `--set scheduler.memory=paged`.
+"""
+
+VLLM_RULES = f"""
+## vLLM's rules
+
+Which requests a step computes, and what becomes of their blocks, follows vLLM's own scheduler. The rules are recorded:
+what vLLM {RULES_OF} decides in hundreds of random cases, and in a minimal one for each rule, Lorrery's core decides too
+(`lorrery validate golden tests/golden/vllm_*.jsonl`). What is said of older versions was read in their sources.
+
+* **Order.** Running requests come before waiting ones, in order of admission. A prompt gets what is left of the step's
+  tokens, and of `long_prefill_token_threshold` unless its request is alone (0.24 and older: always).
+* **Admission.** A request enters when there are blocks for its first chunk. None is kept for the first token of its
+  output or for later chunks. With `scheduler_reserve_full_isl` its whole prompt must fit at that moment (0.18 and
+  older do not have this; nor `watermark`).
+* **Preemption.** A request that finds no block preempts the last of the batch by admission, which may be itself. The
+  victim waits before all others, and the step admits none. Under `policy = "priority"` the victim is the lowest
+  priority, and its tokens of this step are withdrawn; one that is its own victim ends the step for those behind it.
+* **Adapters.** A request whose adapter would be one more than `max_loras` in a step is skipped before memory is looked
+  at, without bound, and may starve. (0.18 to 0.24: those that were skipped wait in a queue of their own, ahead of the
+  others.)
+* **Prefix cache.** Blocks can be found from the moment they are scheduled, and output as it fills them. The last block
+  of a prompt that is cached whole is computed again; equal blocks are kept apart, and each is evicted in its turn.
+  Empty blocks are used before cached ones (0.18 and older: in their turn).
+* **Asynchronous scheduling** (the default from 0.14 on; the order of its loop was read). A step is decided when the one
+  before it begins: an arrival meanwhile waits for one step more. A request that a step ends keeps its place and its
+  blocks for one more, and takes part in it unless its length has ended it.
+
+Deviations: what a request computes after its end takes no device time, but a step of nothing else takes that of an
+empty step. What can never fit is refused at the door ([errors.md](errors.md)), where vLLM lets it wait;
+`scheduler.refuse_never_fits = false` does too. A request whose adapter cannot be loaded is skipped like one whose
+adapter finds no place.
 """
 
 NEXT_VLLM = f"""
@@ -103,7 +132,13 @@ The rules of vLLM's scheduler are compared with vLLM itself, {RULES_OF} at prese
 def engines_page() -> str:
     """Return the page."""
     newest = {engine: list(versions.values())[-1] for engine, versions in presets().items()}
-    return INTRODUCTION + "\n".join([*_settings(newest), *_gpus(newest), *_versions()]) + NOT_MODELLED + NEXT_VLLM
+    return (
+        INTRODUCTION
+        + "\n".join([*_settings(newest), *_gpus(newest), *_versions()])
+        + VLLM_RULES
+        + NOT_MODELLED
+        + NEXT_VLLM
+    )
 
 
 def _settings(newest: Mapping[str, EnginePreset]) -> Iterator[str]:

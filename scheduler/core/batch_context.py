@@ -45,7 +45,7 @@ class ReplicaBatchContext(BatchContext):
             value holds until a sequence enters.
         at_rest: the queue has said that it is, and nothing has arrived since.
         adapters_awaited: whether a sequence with an adapter has ever waited.
-        passed_over: see `AdmissionPass`; of the last pass.
+        passed_over: see `AdmissionPass`; of the last pass. A queue may try one sequence of an adapter for all of them.
         queue, memory: of the replica, for a way to batch with an admission pass of its own (`admit_by`).
         overlap: the last step's result, if that is known one decision late.
     """

@@ -64,6 +64,7 @@ def build_replica(
         adapters=adapters,
         options=ReplicaOptions(
             strict=settings.strict,
+            takes_all=not settings.refuse_never_fits,
             min_computed_tokens=settings.min_computed_tokens,
             max_overtakes=0 if settings.strict else max_overtakes,
             look_ahead=settings.look_ahead if looks_ahead else 0,

@@ -81,7 +81,7 @@ QUEUES: dict[str, Policy] = {
         lambda s: Fifo(strict=s.strict), "slora", "slora_loop", (_LLM_MOCK_IS_IN_ORDER,), looks_ahead=True
     ),
     "fcfs": Policy(
-        lambda s: Fifo(),
+        lambda s: Fifo(by_adapter=batching_name(s) == "vllm" and s.max_overtakes is None and s.max_loras is not None),
         "vllm",
         "continuous",
         (Exclusion({"strict": {True}}, "strict keeps an original's quirks; fcfs has no original"),),

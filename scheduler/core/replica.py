@@ -153,7 +153,7 @@ class Replica:
 
     @property
     def passed_over(self) -> list[Sequence]:
-        """Waiting sequences that the last admission pass left waiting for their adapters alone."""
+        """Waiting sequences that the last admission pass left waiting for their adapters alone, of those it tried."""
         return [sequence for sequence, _ in self._context.passed_over]
 
     def take_preempted_ended(self) -> list[Sequence]:
@@ -218,8 +218,8 @@ class Replica:
         return adapter is not None and self.num_waiting < self._look_ahead and not self.adapters.has_asked_for(adapter)
 
     def never_fits_reason(self, sequence: Sequence) -> str | None:
-        """Return None if an empty replica would take this sequence (strict: always), else why not."""
-        if self.options.strict:
+        """Return None if an empty replica would take this sequence (strict, `takes_all`: always), else why not."""
+        if self.options.strict or self.options.takes_all:
             return None
         try:
             limits = self.batching.limits
@@ -236,10 +236,10 @@ class Replica:
         A way to batch from outside the tree, whose limits may change or raise, makes a kind of its own.
         """
         if not is_ours(self.batching):
-            return (self.options.strict, id(self))
+            return (self.options.strict, self.options.takes_all, id(self))
         limits = self.batching.limits
         most = None if limits.partial else limits.max_prompt_tokens
-        return (self.options.strict, most, type(self.memory), *self.memory.capacity)
+        return (self.options.strict, self.options.takes_all, most, type(self.memory), *self.memory.capacity)
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
@@ -295,11 +295,12 @@ class Replica:
     def _effective_ps(self, at_ps: int) -> int:
         """Return up to which time events have effect on a decision at this boundary, with async scheduling.
 
-        It was taken when the step that ends here began, unless nothing ran.
+        It was taken when the step that ends here began, unless nothing ran. What comes at that very time, as does a
+        client's next request when its last one ends, comes after it.
         """
         if at_ps > self._seen_ps:
             self._seen_before_ps, self._seen_ps = self._seen_ps, at_ps
-        return self._seen_before_ps if self._steps_run and self.running.num > len(self._batch.ended) else at_ps
+        return self._seen_before_ps - 1 if self._steps_run and self.running.num > len(self._batch.ended) else at_ps
 
     def _apply_cancel(self, handle: int, at_ps: int, scheduled: int = 0, *, on_device: bool = True) -> None:
         sequence = self.running.get(handle)
@@ -407,7 +408,7 @@ class Replica:
         whose ends it did not know when it decided.
         """
         inbox, is_ahead = self._inbox, self.options.async_scheduling
-        before_ps = plan.at_ps + 1 if is_ahead else ran.end_ps
+        before_ps = plan.at_ps if is_ahead else ran.end_ps
         if inbox.next_ps is not None and inbox.next_ps < before_ps:
             cancels = inbox.take_cancels(before_ps)
             if cancels and ran.num_steps > 1:  # the cancels came after the others

@@ -9,6 +9,7 @@ class ReplicaOptions:
 
     Attributes:
         strict: S-LoRA's handling of a cancelled running request: one more step, then out.
+        takes_all: let a request that could never fit wait for ever, as vLLM does, instead of refusing it.
         no_lora: serve every request from the base model and move no adapter (S-LoRA's `--no-lora`).
         min_computed_tokens: prompt tokens that are computed even if the whole prompt is cached: 1, or 0 as in llm-mock.
         max_overtakes: how many sequences may overtake one that waits for its adapter, if the queue allows it; None: any
@@ -21,6 +22,7 @@ class ReplicaOptions:
     """
 
     strict: bool = False
+    takes_all: bool = False
     no_lora: bool = False
     min_computed_tokens: int = 1
     max_overtakes: int | None = 0

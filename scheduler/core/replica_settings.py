@@ -65,6 +65,7 @@ class ReplicaSettings:
     max_num_active_seqs: int | None = None
     scheduler_reserve_full_isl: bool = True
     async_scheduling: bool = False
+    refuse_never_fits: bool = True
 
     @property
     def adapter_options(self) -> AdapterOptions:

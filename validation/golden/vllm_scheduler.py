@@ -5,7 +5,8 @@ Here a scripted device gives one token to each scheduled sequence whose input is
 says. All else is the shipped core's: the replica, its queue, batching, memory and prefix cache, under the rules that
 the preset `vllm-0.32` has.
 
-The record is replayed twice: once with a plan for every step, and once with each plan kept for as long as it is valid.
+The record is replayed twice: once with a plan for every step and each waiting request tried in its turn, and once as
+the preset runs: each plan kept for as long as it is valid, one request tried for all that wait for an adapter.
 """
 
 from array import array
@@ -55,7 +56,7 @@ class VllmScheduler:
             for number, expected in _expected_steps(record):
                 got = run.step(number)
                 for name in _FIELDS:
-                    if expected[name] is None:  # the record has it for the last of equal steps
+                    if expected[name] is None or got[name] is None:
                         continue
                     found += compare(f"{how}, step {number}, {name}", expected[name], got[name])
                 if found:
@@ -93,7 +94,7 @@ def _expected_steps(record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
                     "deferred": entry.get("deferred", []),
                     "loras": entry.get("loras", []),
                     "tokens": entry.get("tokens", 0),
-                    "free": entry["free"] if last else None,
+                    "free": entry["free"] if last else None,  # of equal steps the record has that of the last
                 },
             )
 
@@ -181,7 +182,7 @@ class _Run:
             partial=config["enable_chunked_prefill"],
             max_active=config["max_num_active_seqs"],
         )
-        self._queue = Priority() if by_priority else Fifo()
+        self._queue = Priority() if by_priority else Fifo(by_adapter=holds)
         self._replica = Replica(
             self._queue,
             Vllm(
@@ -217,7 +218,7 @@ class _Run:
         """Run one step of the record; return what it has of it."""
         replica, at_ps = self._replica, number * STEP_PS
         # With async scheduling a step is decided when the one before it begins.
-        input_ps = self._input_ps if self._is_ahead else at_ps
+        input_ps = self._input_ps - 1 if self._is_ahead else at_ps
         self._input_ps = at_ps
         inputs = self._is_ahead and any(
             row["step"] == number + 1 or number in (row.get("abort_before", 0) - 1, row.get("abort_during"))
@@ -246,7 +247,7 @@ class _Run:
             self._sched(decision, got)
         for row in self._rows:
             if row.get("abort_during") == number and row["id"] in self._unfinished:
-                replica.cancel(row["id"], at_ps + (not self._is_ahead))
+                replica.cancel(row["id"], at_ps + (-1 if self._is_ahead else 1))
                 self._abort(row["id"], got)
                 inputs = True
         self._note(self._ended, got)
@@ -262,7 +263,7 @@ class _Run:
         if not self._unfinished:
             self._ended = []
         got["waiting"] = self.waiting()
-        got["deferred"] = sorted(self._deferred)
+        got["deferred"] = None if self._holds else sorted(self._deferred)
         got["free"] = self._memory.free_blocks(replica.running)
         return got
 

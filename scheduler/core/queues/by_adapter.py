@@ -26,6 +26,7 @@ class WaitingByAdapter(WaitingList):
         self._by_adapter: dict[str | None, WaitingList] = {}  # by key; adapters with any
         self._ordinals: dict[int, int] = {}  # by handle
         self._num_come = 0
+        self._put_first: dict[int, int] = {}  # by handle: a place before all arrivals
 
     def append(self, sequence: Sequence) -> None:
         """Add at the end, or, if a later arrival already waits (after a loss), at its place by arrival."""
@@ -37,6 +38,18 @@ class WaitingByAdapter(WaitingList):
         if of_adapter is None:
             of_adapter = self._by_adapter[key] = WaitingList()
         of_adapter.append(sequence)
+
+    def put_first(self, sequence: Sequence) -> None:
+        """Add before all others, whatever their arrival."""
+        super().put_first(sequence)
+        self._ordinals[sequence.handle] = self._num_come
+        self._num_come += 1
+        self._put_first[sequence.handle] = -self._num_come
+        key = adapter_key(sequence)
+        of_adapter = self._by_adapter.get(key)
+        if of_adapter is None:
+            of_adapter = self._by_adapter[key] = WaitingList()
+        of_adapter.put_first(sequence)
 
     def remove(self, handle: int) -> None:
         """Remove a sequence that is known to wait."""
@@ -53,6 +66,8 @@ class WaitingByAdapter(WaitingList):
         sequence = super().pop(handle)
         if sequence is not None:
             del self._ordinals[handle]
+            if self._put_first:
+                self._put_first.pop(handle, None)
             key = adapter_key(sequence)
             of_adapter = self._by_adapter[key]
             of_adapter.remove(handle)
@@ -64,6 +79,7 @@ class WaitingByAdapter(WaitingList):
         """Remove and return all, in order."""
         self._by_adapter.clear()
         self._ordinals.clear()
+        self._put_first.clear()
         return super().clear()
 
     def of(self, key: str | None) -> Iterator[Sequence]:
@@ -82,9 +98,10 @@ class WaitingByAdapter(WaitingList):
         for key in keys:
             rest = self.of(key)
             for sequence in rest:
-                heads.append((sequence.arrived_ps, self._ordinals[sequence.handle], sequence, rest))
+                place = self._put_first.get(sequence.handle, sequence.arrived_ps)
+                heads.append((place, self._ordinals[sequence.handle], sequence, rest))
                 break
-        return Merged(heads, self._ordinals)
+        return Merged(heads, self._ordinals, self._put_first)
 
 
 class Merged:
@@ -93,12 +110,14 @@ class Merged:
     Args:
         heads: the first sequence of each adapter, with the iterator over those that follow it.
         ordinals: of all, by handle.
+        put_first: places of those that are before all arrivals, by handle.
     """
 
-    def __init__(self, heads: list[_Head], ordinals: dict[int, int]) -> None:
+    def __init__(self, heads: list[_Head], ordinals: dict[int, int], put_first: dict[int, int]) -> None:
         heapify(heads)  # ordinals differ, so later fields are never compared
         self._heads = heads
         self._ordinals = ordinals
+        self._put_first = put_first
 
     @property
     def first(self) -> Sequence | None:
@@ -109,7 +128,8 @@ class Merged:
         """Go on to the next sequence."""
         rest = self._heads[0][3]
         for sequence in rest:
-            heapreplace(self._heads, (sequence.arrived_ps, self._ordinals[sequence.handle], sequence, rest))
+            place = self._put_first.get(sequence.handle, sequence.arrived_ps)
+            heapreplace(self._heads, (place, self._ordinals[sequence.handle], sequence, rest))
             return
         heappop(self._heads)
 

@@ -8,12 +8,14 @@ bound of `AdmissionPass`.
 skipped in the pass but stays listed until a batch forms, so a queue of cancelled requests only is never swept. Without
 it they leave at once.
 
-Cost of a pass: one test more than sequences enter or are passed over; it does not grow with the queue.
+Cost of a pass: one test more than sequences enter or are passed over; with `by_adapter`, than sequences enter or
+adapters are refused. It does not grow with the queue.
 """
 
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
+from lorrery.scheduler.core.queues.by_adapter import WaitingByAdapter
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
@@ -25,12 +27,22 @@ class Fifo(ListedQueue):
 
     Args:
         strict: keep S-LoRA's handling of cancelled requests.
+        by_adapter: any number of sequences may overtake one that waits for its adapter. Then a pass tries one sequence
+            of each adapter that is refused, instead of all.
     """
+
+    def __init__(self, *, strict: bool = False, by_adapter: bool = False) -> None:
+        super().__init__(strict=strict)
+        self._by_adapter = WaitingByAdapter() if by_adapter else None
+        if self._by_adapter is not None:
+            self._waiting = self._by_adapter
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         """Try from the head. Cost: one test more than sequences enter or are passed over."""
         cancelled: list[Sequence] = []
         self._blocked = None
+        if self._by_adapter is not None:
+            return self._admit_by_adapter(self._by_adapter, admission)
         for sequence in self._waiting:
             if sequence.aborted:
                 cancelled.append(sequence)
@@ -40,6 +52,21 @@ class Fifo(ListedQueue):
         if admission.admitted:
             # S-LoRA removes as many from the front as it has seen: admitted ones and cancelled ones among them.
             self._waiting.remove_all((*admission.admitted, *cancelled))
+        return []
+
+    def _admit_by_adapter(self, waiting: WaitingByAdapter, admission: AdmissionPass) -> list[Sequence]:
+        """Do the same. What one sequence lacks an adapter for, all others of that adapter lack it for too."""
+        turns = waiting.merged(list(waiting.adapters))
+        while (sequence := turns.first) is not None:
+            if admission.admit(sequence):
+                turns.take()
+            elif admission.pass_over():
+                turns.drop_adapter()
+            else:
+                self._blocked = admission.refused
+                break
+        if admission.admitted:
+            waiting.remove_all(admission.admitted)
         return []
 
     def put_first(self, sequence: Sequence, at_ps: int) -> None:
