@@ -57,7 +57,11 @@ WAYS = {
     ),
     "vllm": ("engine='vllm'", "adapters.max_loras=2", "scheduler.max_total_token_num=900"),
     "sglang": ("engine='sglang'", "scheduler.max_num_batched_tokens=64", "scheduler.max_total_token_num=900"),
-    "prefill_first": ("engine='sglang-0.5'", "scheduler.max_num_batched_tokens=64", "scheduler.max_total_token_num=900"),
+    "prefill_first": (
+        "engine='sglang-0.5'",
+        "scheduler.max_num_batched_tokens=64",
+        "scheduler.max_total_token_num=900",
+    ),
     "sglang preempts": (
         "engine='sglang'",
         "scheduler.max_total_token_num=500",
