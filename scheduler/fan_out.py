@@ -68,6 +68,7 @@ class FanOut:
         handles = u32.unpack(handles_u32)
         self._lives: list[LiveRequest | None] = []
         self._outputs: list[array[int] | None] = []
+        self._repeating: list[LiveRequest] = []
         places: dict[RouterLink, tuple[list[int], list[int]]] = {}
         for index, handle in enumerate(handles):
             live = lives.get(handle)
@@ -78,6 +79,10 @@ class FanOut:
             if running.get(handle) is None:
                 raise ProtocolError(f"the worker reports a token for sequence {handle}, which does not run there")
             self._outputs.append(live.token_ids)
+            if live.num_repeats:
+                live.num_repeats -= 1
+                self._repeating.append(live)
+                continue
             indices, router_handles = places.setdefault(live.router, ([], []))
             indices.append(index)
             router_handles.append(live.router_handle)
@@ -112,8 +117,15 @@ class FanOut:
             if output is not None:
                 output.append(token_id)
 
+    @property
+    def is_for_one_step(self) -> bool:
+        """Whether it must not be reused, since some of its tokens are repeated, and not sent."""
+        return bool(self._repeating)
+
     def take_back(self) -> None:
         """Remove the tokens appended last."""
+        for live in self._repeating:
+            live.num_repeats += 1
         for output in self._outputs:
             if output is not None:
                 output.pop()
@@ -148,7 +160,7 @@ class FanOuts:
             ProtocolError: they are not those of a step of this plan; no token is appended then.
         """
         fan_out, has_ends = self._last, bool(step.ran.finished)
-        others = fan_out is None or fan_out.handles_u32 != step.handles_u32
+        others = fan_out is None or fan_out.is_for_one_step or fan_out.handles_u32 != step.handles_u32
         if running.fresh or has_ends or others:
             _check_handles(step, running.plan, batch, first=running.fresh)
         if fan_out is None or others:

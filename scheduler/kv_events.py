@@ -179,7 +179,7 @@ class KvEvents:
         Raises:
             NoKvEvents: there are none; `what` names the reader.
         """
-        if self._kind != "blocks":
+        if self._kind not in ("blocks", "radix"):
             raise NoKvEvents(
                 f"{what}; a prefix cache of kind {self._kind!r} has no blocks to tell of: {CURE}",
                 field="scheduler.prefix_cache.kind",

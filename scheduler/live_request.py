@@ -28,6 +28,7 @@ class LiveRequest:
         router_handle: its handle on that router's stream.
         sampling: the wire's message, passed on unchanged to the worker, including the hidden true output length.
         token_ids: the output so far, for a resumption.
+        num_repeats: tokens that its worker makes again and its router has: those lost in a preemption.
         counted: how much of it was counted on an earlier, broken stream.
         orphaned: whether its router's stream has ended.
         refused: whether its router has been told of its end while its worker still has it.
@@ -42,6 +43,7 @@ class LiveRequest:
     prompt_token_ids_u32: bytes
     sampling: object
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
+    num_repeats: int = 0
     counted: Counted = Counted.NOTHING
     orphaned: bool = False
     refused: bool = False

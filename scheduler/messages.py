@@ -32,6 +32,7 @@ class Submit:
         quota: what its API key may use; None: no limits.
         time_left_ps: how long its client still waits; 0: for ever.
         trace: the span that it is part of; None: none.
+        ignore_eos: whether it goes on after an end-of-sequence token.
     """
 
     handle: int
@@ -48,6 +49,7 @@ class Submit:
     quota: Quota | None = None
     time_left_ps: int = 0
     trace: TraceContext | None = None
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,9 @@ class Outcomes:
             elif isinstance(event, Preempted):
                 self._metrics.preemptions.inc()
                 live = lives[event.sequence.handle]
+                if len(live.token_ids) > event.sequence.produced_tokens:  # `core.overlap`
+                    live.num_repeats += len(live.token_ids) - event.sequence.produced_tokens
+                    del live.token_ids[event.sequence.produced_tokens :]
                 if live.trace is not None:
                     live.trace.preempted(at_ps)
             elif isinstance(event, Cancelled):

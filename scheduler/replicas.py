@@ -163,6 +163,8 @@ class ReplicaFactory:
             max_concurrent_loads=adapters.max_concurrent_loads,
             blocking_loads=adapters.loading == "blocking",
             max_overtakes=adapters.max_overtakes,
+            adapter_place_slots=0 if own.max_total_token_num else self._largest_adapter_slots(),
+            sglang=own.sglang.rules,
             look_ahead=adapters.look_ahead,
             memory_tokens=hello.max_total_token_num,
             enable_chunked_prefill=own.enable_chunked_prefill,
@@ -174,6 +176,11 @@ class ReplicaFactory:
             refuse_never_fits=own.refuse_never_fits,
             min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
         )
+
+    def _largest_adapter_slots(self) -> int:
+        """Return the pool tokens of a place that holds any adapter; 0 without adapters."""
+        ranks = [spec.rank for spec in self._settings.adapters.registry]
+        return self.adapter("", max(ranks)).slots if ranks else 0
 
     def replica(self, settings: ReplicaSettings, load_rules: LoadRules | None = None) -> Replica:
         """Build a replica.

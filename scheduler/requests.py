@@ -126,6 +126,7 @@ class Requests:
         )
         if not submit.produced:
             sequence.content = of_u32(submit.prompt_token_ids_u32)  # the same bytes, for caches that compare them
+        sequence.ignore_eos = submit.ignore_eos
         if submit.time_left_ps:
             sequence.deadline_ps = at_ps + submit.time_left_ps
         trace = self._traces.begin(submit, sequence)

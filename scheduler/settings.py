@@ -29,6 +29,9 @@ from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES, limits_of
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.replica_settings import LIMITS, LOOK_AHEAD, MAX_NUM_BATCHED_TOKENS
+from lorrery.scheduler.core.sglang_rules import DEFAULT as RULES
+from lorrery.scheduler.core.sglang_rules import SglangRules
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 PolicyName = Annotated[str, named(*QUEUES, plug_ins=True)]
 BatchingName = Annotated[str, named(*BATCHINGS, plug_ins=True)]
@@ -186,7 +189,7 @@ class PrefixCacheSettings(Section):
     kind: CacheName = Field(
         default="none",
         description="blocks: dynamic, in KV blocks, as in vLLM; static_trie: built once from known prompts, as in"
-        " llm-mock",
+        " llm-mock; radix: dynamic, in the nodes of SGLang's tree",
     )
     corpus: PathOrNone = Field(
         default=None, description="static_trie: file of prompts, one JSON array of token ids per line"
@@ -206,6 +209,69 @@ class PrefixCacheSettings(Section):
         if self.kind == "static_trie" and (self.corpus is None) == (self.trie is None):
             raise ValueError("kind = 'static_trie' needs corpus, or trie, a file written by `lorrery cache`")
         return self
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class SglangSettings(Section):
+    """What only SGLang's scheduler has, by its names; for `batching = 'sglang'`."""
+
+    overlap: bool = Field(
+        default=True, description="plan each step while the one before it runs, so that its result is known a step late"
+    )
+    chunked: bool = Field(default=True, description="compute prompts in chunks of max_num_batched_tokens")
+    enable_mixed_chunk: bool = Field(default=False, description="let requests decode beside chunks")
+    max_prefill_tokens: Count = Field(
+        default=RULES.max_prefill_tokens, description="maximum prompt tokens of one prefill; the first may be longer"
+    )
+    prefill_max_requests: Count | None = Field(
+        default=None, description="maximum requests of one prefill; unset: no limit"
+    )
+    prefill_decode_interval: CountOrZero = Field(default=0, description="decode steps required after each prefill")
+    schedule_conservativeness: PositiveSeconds = Field(
+        default=RULES.schedule_conservativeness, description="factor on init_new_token_ratio"
+    )
+    init_new_token_ratio: Share = Field(
+        default=RULES.init_new_token_ratio,
+        description="share of its remaining tokens that a running request is first thought to use",
+    )
+    min_new_token_ratio_factor: Share = Field(
+        default=RULES.min_new_token_ratio_factor, description="to which part of that it falls"
+    )
+    new_token_ratio_decay_steps: Count = Field(
+        default=RULES.new_token_ratio_decay_steps, description="in how many decode steps it falls there"
+    )
+    retract_decode_steps: CountOrZero = Field(
+        default=RULES.retract_decode_steps, description="decode steps that a preemption makes room for"
+    )
+    clip_max_new_tokens: Count = Field(
+        default=RULES.clip_max_new_tokens, description="maximum tokens that one request counts as needing"
+    )
+    in_batch_check_threshold: CountOrZero = Field(
+        default=RULES.in_batch_check_threshold,
+        description="lpm: maximum cached tokens of a request that may be put behind others",
+    )
+    in_batch_deprioritize_threshold: Count = Field(
+        default=RULES.in_batch_deprioritize_threshold,
+        description="lpm: leading tokens that it then shares with one ahead of it",
+    )
+    lora_drain_wait_seconds: Seconds = Field(
+        default=0.0,
+        description="device seconds after which a waiting request makes another adapter drain"
+        " (lora_drain_wait_threshold); 0: never",
+    )
+    pinned_loras: tuple[Name, ...] = Field(default=(), description="adapters that are never evicted once loaded")
+
+    @property
+    def rules(self) -> SglangRules:
+        """The rules that a replica follows."""
+        own = self.model_dump(exclude={"lora_drain_wait_seconds", "pinned_loras"})
+        return SglangRules(
+            **own,
+            lora_drain_wait_threshold=round(self.lora_drain_wait_seconds * PS_PER_SECOND),
+            pinned_loras=frozenset(self.pinned_loras),
+        )
 
 
 class SchedulerSettings(Section):
@@ -249,10 +315,13 @@ class SchedulerSettings(Section):
         description="how KV memory bounds admission: peak: reserve the combined peak of all running requests; paged:"
         " allocate blocks on demand, and preempt when they run out; no_evict: admit a request only if there are blocks"
         " for its longest possible output; on_demand: blocks of scheduled tokens, as batching = 'vllm' takes them;"
-        " none: bound only the number of requests",
+        " estimated: the same, and admission by what running requests are thought to need, as batching = 'sglang' has"
+        " it; none: bound only the number of requests",
     )
     block_size: Annotated[int, Field(ge=1, le=MAX_BLOCK_TOKENS)] = Field(
-        default=16, description="paged, on_demand, no_evict, and prefix_cache.kind = 'blocks': tokens per KV block"
+        default=16,
+        description="paged, on_demand, no_evict, estimated, and prefix_cache.kind = 'blocks' or 'radix': tokens per KV"
+        " block",
     )
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.01, description="paged, on_demand: share of the blocks that admission leaves free"
@@ -331,6 +400,7 @@ class SchedulerSettings(Section):
     )
 
     prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
+    sglang: SglangSettings = SglangSettings()
 
     placement: PlacementName = Field(
         default="least_loaded",
@@ -454,7 +524,7 @@ class SchedulerSettings(Section):
             )
         if self.start_within_seconds is not None and not self.deadline_admission:
             raise ValueError("start_within_seconds needs deadline_admission = true")
-        chosen = dict(self)
+        chosen = {**dict(self), "prefix_cache_kind": self.prefix_cache.kind}
         why = why_excluded(chosen) or why_too_few_tokens(
             self.policy, self.batching, self.limits, self.max_req_total_len, chosen
         )

@@ -142,9 +142,19 @@ class Settings(FileSettings):
         return self
 
     @model_validator(mode="after")
+    def _places_are_left(self) -> Self:
+        pinned, places = len(set(self.scheduler.sglang.pinned_loras)), self.adapters.max_loras
+        if places is not None and pinned >= places:
+            raise ValueError(
+                f"scheduler.sglang.pinned_loras has {pinned} adapters, and adapters.max_loras is {places}: leave at"
+                " least one place for the base model and the others"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _kv_events_have_blocks(self) -> Self:
         kind = self.scheduler.prefix_cache.kind
-        if self.worker.kv_events.endpoint is not None and kind != "blocks":
+        if self.worker.kv_events.endpoint is not None and kind not in ("blocks", "radix"):
             raise ValueError(
                 f"worker.kv_events.endpoint is set; a prefix cache of kind {kind!r} has no blocks to report: set"
                 " scheduler.prefix_cache.kind = 'blocks', or leave the endpoint unset"

@@ -92,7 +92,8 @@ def preset(name: str) -> EnginePreset:
         )
     if "-" not in name:
         return versions[list(versions)[-1]]
-    line = next((known for known in versions if version == known or version.startswith(f"{known}.")), None)
+    lines = [known for known in versions if version == known or version.startswith(f"{known}.")]
+    line = max(lines, key=len, default=None)  # of 0.5 and 0.5.23, the latter
     if line is None:
         raise SettingsError(f"engine: {name!r} is not known in that version; known: {_versions(engine)}")
     return versions[line]

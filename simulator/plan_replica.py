@@ -26,13 +26,18 @@ TURNS: dict[str, Row] = {
     "chunked": lambda s, limits: PromptTurns(Turns.BESIDE, s.step_tokens, in_pieces=True),
     "prefill_first": lambda s, limits: PromptTurns(Turns.FIRST, s.step_tokens, in_pieces=True),
     "vllm": lambda s, limits: PromptTurns(Turns.BESIDE, s.step_tokens, in_pieces=True),
+    "sglang": lambda s, limits: PromptTurns(
+        Turns.BESIDE if s.sglang.chunked and s.sglang.enable_mixed_chunk else Turns.FIRST,
+        s.step_tokens if s.sglang.chunked else s.sglang.max_prefill_tokens,
+        in_pieces=s.sglang.chunked,
+    ),
     "static": lambda s, limits: PromptTurns(Turns.ROUNDS, limits.max_prompt_tokens),
     "llm_mock": lambda s, limits: PromptTurns(Turns.BESIDE, NEVER),
 }
 """Ways to batch, by their names in `scheduler.core.batchings`; one from a plug-in counts as `continuous`."""
 
 _NO_LOADS = Loads()
-_PAGED = {"paged", "on_demand", "no_evict"}
+_PAGED = {"paged", "on_demand", "no_evict", "estimated"}
 
 
 def replica_of(settings: Settings, kv_pool_tokens: int) -> ReplicaSettings:
@@ -51,6 +56,7 @@ def replica_of(settings: Settings, kv_pool_tokens: int) -> ReplicaSettings:
         max_num_seqs=own.max_num_seqs,
         max_num_batched_tokens=own.max_num_batched_tokens,
         max_num_active_seqs=own.max_num_active_seqs,
+        sglang=own.sglang.rules,
     )
 
 

@@ -30,7 +30,7 @@ def ids_suffice(prefix_cache: str, block_size: int) -> bool:
     Prompts with different ids differ in their tokens wherever a block holds at least four drawn words of the part in
     which they diverge.
     """
-    return prefix_cache == "blocks" and block_size % LEAST_WORDS == 0
+    return prefix_cache in ("blocks", "radix") and block_size % LEAST_WORDS == 0
 
 
 def has_ids(request: WorkloadRequest) -> bool:

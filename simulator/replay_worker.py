@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lorrery.chassis.fault_rules import RuleBook
 from lorrery.chassis.faults import Fault
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import Event, Idle, Plan, Ran, Recalled
+from lorrery.scheduler.core.plan import Event, Idle, Plan, Preempted, Ran, Recalled
 from lorrery.scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
 from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, Late, Line, WorkerLines
 from lorrery.simulator.replay_parts import ReplayParts
@@ -219,6 +219,9 @@ class ReplayWorker:
         for event in decision.events:
             if isinstance(event, Recalled):
                 self.member.let_go(event)
+            elif isinstance(event, Preempted):  # with `core.overlap` its last token is lost
+                sequence = event.sequence
+                del self._requests[sequence.handle].token_ids[sequence.produced_tokens :]
         for sequence in decision.leaves:
             self._gpu.leave(sequence.handle)
         if isinstance(decision, Idle):

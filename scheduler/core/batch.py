@@ -99,11 +99,11 @@ class Batch:
         self.aborted.pop(sequence.handle, None)
         self._finished.forget(sequence.handle)
 
-    def finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
-        """Remove a sequence that has ended."""
+    def finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event], *, ahead: int = 0) -> None:
+        """Remove a sequence that has ended; see `remove`."""
         sequence = self.running.get(handle)
         assert sequence is not None, f"the device ended sequence {handle}, which does not run"
-        events.append(self._finished.finished(sequence, reason, self.remove(sequence), at_ps))
+        events.append(self._finished.finished(sequence, reason, self.remove(sequence, ahead), at_ps))
 
     def end_late(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
         """Report the end of a sequence that stays until `drop_ended`; it grows no more if its length has ended it."""
@@ -182,9 +182,7 @@ class Batch:
                 continue
             if self._given is not None:
                 self._given.settle(sequence)
-            if sequence.first_token_ps is None and not sequence.produced_tokens:
-                sequence.first_token_ps = ran.end_ps
-                events.append(FirstToken(sequence, ran.end_ps))
+            self.note_first_token(sequence, ran.end_ps, events)
             reason = ended.get(sequence.handle)
             if reason is None or plan.hold:
                 self.running.join(sequence)
@@ -196,6 +194,12 @@ class Batch:
             else:
                 self._release(sequence, 1)
                 events.append(self._finished.finished(sequence, reason, 1, ran.end_ps))
+
+    def note_first_token(self, sequence: Sequence, at_ps: int, events: list[Event]) -> None:
+        """Note that a sequence has got a token, which may be its first."""
+        if sequence.first_token_ps is None and not sequence.produced_tokens:
+            sequence.first_token_ps = at_ps
+            events.append(FirstToken(sequence, at_ps))
 
     def advance_chunks(self, plan: Plan, num_steps: int) -> None:
         """Count what steps computed of the one long prompt; call it before they count as decode steps.

@@ -4,17 +4,20 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import NoReturn
 
+from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, StepPass, taken_out
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batching.base import BatchContext
 from lorrery.scheduler.core.given import Given, changed_fields
-from lorrery.scheduler.core.memory.base import Check, Memory
+from lorrery.scheduler.core.memory.base import Check
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
+from lorrery.scheduler.core.overlap import NOTHING, Overlap, Unseen
 from lorrery.scheduler.core.plan import Admitted, Chunk, Dropped, Event, Preempted
 from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_held
 from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
+from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.sequence import Sequence
 
@@ -43,6 +46,8 @@ class ReplicaBatchContext(BatchContext):
         at_rest: the queue has said that it is, and nothing has arrived since.
         adapters_awaited: whether a sequence with an adapter has ever waited.
         passed_over: see `AdmissionPass`; of the last pass. A queue may try one sequence of an adapter for all of them.
+        queue, memory: of the replica, for a way to batch with an admission pass of its own (`admit_by`).
+        overlap: the last step's result, if that is known one decision late.
     """
 
     def __init__(
@@ -68,7 +73,8 @@ class ReplicaBatchContext(BatchContext):
         self._queue = queue
         self._queue_is_ours = is_ours(queue)
         self.given = given
-        self._memory: Memory = batch.memory
+        self.queue = queue
+        self.memory = self._memory = batch.memory
         self._on_demand = batch.memory if isinstance(batch.memory, OnDemandMemory) else None
         self._prefix_cache: PrefixCache | None = batch.prefix_cache
         self._min_computed_tokens = min_computed_tokens
@@ -80,6 +86,7 @@ class ReplicaBatchContext(BatchContext):
         self._on_check = on_check
         self._max_overtakes = max_overtakes
         self._at_ps = 0
+        self.overlap: Overlap | None = None
         self.blocked = False
         self._tried = False
         self.passed_over: list[tuple[Sequence, int]] = []
@@ -198,8 +205,10 @@ class ReplicaBatchContext(BatchContext):
             batch.cancel(sequence, ahead)
             self.preempted_ended.append(sequence)
             return
-        sequence.requeue(batch.remove(sequence, ahead), at_ps)
-        batch.leaves.append(sequence)
+        unseen_tokens, had_ended = (0, False) if self.overlap is None else self.overlap.take_back(sequence)
+        sequence.requeue(batch.remove(sequence, ahead) - unseen_tokens, at_ps)
+        if not had_ended:
+            batch.leaves.append(sequence)
         self.events.append(Preempted(sequence))
         self.enqueue(sequence, at_ps, preempted=self._on_demand is not None)
 
@@ -241,14 +250,18 @@ class ReplicaBatchContext(BatchContext):
         )
         return self._admit(admission, at_ps)
 
+    def admit_by(self, admission: AdmissionPass, at_ps: int) -> list[Sequence]:
+        """Let the queue try its sequences in a pass that a way to batch has made; those admitted are in prefill."""
+        return self._admit(admission, at_ps) if len(self._queue) else []
+
     def _admit(self, admission: AdmissionPass, at_ps: int) -> list[Sequence]:
         running = self.running
         self._at_ps = at_ps
         try:
             if self._queue_is_ours:
-                dropped = self._queue.admit(admission, running, at_ps)
+                dropped = self._queue.admit(admission, self.running, at_ps)
             else:
-                dropped = dropped_by(self._queue, admission, running, at_ps)
+                dropped = dropped_by(self._queue, admission, self.running, at_ps)
             if self.given is not None:
                 self.given.check(admission.admitted, at_ps)
                 for sequence in dropped:
@@ -281,6 +294,23 @@ class ReplicaBatchContext(BatchContext):
             self.events.append(Admitted(sequence, first))
         self.admitted += admitted
         return admitted
+
+    @property
+    def unseen(self) -> Unseen:
+        """What a decision does not know of the last step's result."""
+        return NOTHING if self.overlap is None else self.overlap.unseen
+
+    @property
+    def radix_cache(self) -> RadixCache | None:
+        """The prefix cache, if it is SGLang's."""
+        cache = self._prefix_cache
+        return cache if isinstance(cache, RadixCache) else None
+
+    @property
+    def adapter_slots(self) -> AdapterSlots | None:
+        """The adapters on the GPU, if they are kept as in SGLang and used at all."""
+        adapters = self._adapters
+        return adapters if isinstance(adapters, AdapterSlots) else None
 
     def steps_blocked(self, limit: int) -> int:
         """Return for how many decode steps `admit`, which has just admitted nothing, would still admit nothing.

@@ -9,6 +9,7 @@ from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.batching.llm_mock import LlmMock
 from lorrery.scheduler.core.batching.mixed import Mixed
 from lorrery.scheduler.core.batching.prefill_first import PrefillFirst
+from lorrery.scheduler.core.batching.sglang import Sglang
 from lorrery.scheduler.core.batching.slora_loop import SloraLoop
 from lorrery.scheduler.core.batching.static import Static
 from lorrery.scheduler.core.batching.vllm import Vllm
@@ -30,12 +31,16 @@ class WayToBatch:
         prompt_bound: whether a whole prompt must be within the limit of one prefill. A resumed or preempted sequence
             is prefilled again with the output it had, so the limit must allow the longest sequence.
         excludes: combinations with other settings that are refused.
+        adapter_slots: whether it gives the adapters of each batch their places (`core.adapter_slots`).
+        may_overlap: whether it can do without the last step's result (`core.overlap`).
     """
 
     build: Callable[[ReplicaSettings], Batching] | None
     prompt_bound: bool = True
     excludes: tuple[Exclusion, ...] = ()
     max_overtakes: int | None = MAX_OVERTAKES
+    adapter_slots: bool = False
+    may_overlap: bool = False
 
 
 _DOES_NOT_WAIT = Exclusion(
@@ -57,6 +62,32 @@ BATCHINGS: dict[str, WayToBatch] = {
         lambda s: PrefillFirst(BatchLimits(batch_limits(s).max_sequences, s.step_tokens, cached_count=False)),
         prompt_bound=False,
         excludes=(_DOES_NOT_WAIT,),
+    ),
+    "sglang": WayToBatch(
+        lambda s: Sglang(
+            BatchLimits(batch_limits(s).max_sequences, s.step_tokens, cached_count=False),
+            s.sglang,
+            max_loras=s.max_loras,
+        ),
+        prompt_bound=False,
+        excludes=(
+            _DOES_NOT_WAIT,
+            Exclusion(
+                {"policy": NotIn(frozenset({"fcfs_tail", "lpm"}))},
+                "batching = 'sglang' is that engine's whole loop: give it policy = 'fcfs_tail' or 'lpm', or take"
+                " batching = 'prefill_first'",
+            ),
+            Exclusion(
+                {"memory": NotIn(frozenset({"estimated"}))},
+                "batching = 'sglang' admits by what running requests are thought to need: give it memory = 'estimated'",
+            ),
+            Exclusion(
+                {"prefix_cache_kind": NotIn(frozenset({"none", "radix"}))},
+                "batching = 'sglang' has that engine's prefix cache: give it prefix_cache.kind = 'radix' or 'none'",
+            ),
+        ),
+        adapter_slots=True,
+        may_overlap=True,
     ),
     "vllm": WayToBatch(
         lambda s: Vllm(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from lorrery.scheduler.core.adapter_loads import WELL, LoadFaults, LoadTime
+from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batchings import BATCHINGS, way_of
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
@@ -47,6 +48,11 @@ def build_replica(
     looks_ahead = policy_of(settings.policy).looks_ahead and not settings.strict and not settings.blocking_loads
     way = way_of(batching_name(settings))
     max_overtakes = way.max_overtakes if settings.max_overtakes is None else settings.max_overtakes
+    if way.adapter_slots:
+        pinned = settings.sglang.pinned_loras
+        adapters: Residency = AdapterSlots(settings.adapter_options, load_ps, load_faults, pinned)
+    else:
+        adapters = Residency(settings.adapter_options, load_ps, load_faults)
     blocks = None
     if make_cache is not None:
         prefix_cache = blocks = make_cache(settings)
@@ -55,13 +61,14 @@ def build_replica(
         make_batching(settings),
         MEMORIES[settings.memory].build(settings, blocks),
         prefix_cache=prefix_cache,
-        adapters=Residency(settings.adapter_options, load_ps, load_faults),
+        adapters=adapters,
         options=ReplicaOptions(
             strict=settings.strict,
             takes_all=not settings.refuse_never_fits,
             min_computed_tokens=settings.min_computed_tokens,
             max_overtakes=0 if settings.strict else max_overtakes,
             look_ahead=settings.look_ahead if looks_ahead else 0,
+            overlap=way.may_overlap and settings.sglang.overlap,
             async_scheduling=settings.async_scheduling and settings.memory == "on_demand",
         ),
     )

@@ -19,7 +19,8 @@ class Exclusion:
 
     Attributes:
         settings: excluded values by setting, which must all match at once; `None` stands for "unset", `SET` for
-            "anything but unset or empty", `NotIn` for all others.
+            "anything but unset or empty", `NotIn` for all others. A setting that is not among the chosen ones matches
+            nothing.
         why: the reason, and what to do instead.
     """
 
@@ -28,7 +29,7 @@ class Exclusion:
 
     def applies(self, chosen: Mapping[str, object]) -> bool:
         """Return whether the chosen settings match this exclusion."""
-        return all(is_among(chosen[name], values) for name, values in self.settings.items())
+        return all(name in chosen and is_among(chosen[name], values) for name, values in self.settings.items())
 
 
 def is_among(value: object, values: Collection[object] | NotIn) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lorrery.scheduler.core.exclusion import Exclusion, NotIn
 from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.memory.estimated import EstimatedMemory
 from lorrery.scheduler.core.memory.no_evict import NoEvictMemory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.memory.paged import PagedMemory
@@ -12,6 +13,7 @@ from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.policies import batch_limits, batching_name, limits_family, policy_of
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 
 
@@ -64,6 +66,21 @@ MEMORIES: dict[str, MemoryRule] = {
             ),
         ),
     ),
+    "estimated": MemoryRule(
+        lambda s, blocks: EstimatedMemory(
+            s.pool_beside_places,
+            page_size=s.block_size,
+            shared=blocks if isinstance(blocks, RadixCache) else None,
+            rules=s.sglang,
+        ),
+        (
+            Exclusion(
+                {"batching": NotIn(frozenset({"sglang"}))},
+                "memory = 'estimated' needs the way to batch that retracts: give it batching = 'sglang', or take"
+                " memory = 'paged'",
+            ),
+        ),
+    ),
     "on_demand": MemoryRule(
         lambda s, blocks: OnDemandMemory(
             s.max_total_token_num,
@@ -100,4 +117,5 @@ PREFIX_CACHES: dict[str, CacheKind] = {
             s.block_size, share_within_plan=s.share_within_plan, min_computed_tokens=s.min_computed_tokens
         )
     ),
+    "radix": CacheKind(lambda s: RadixCache(s.block_size, min_computed_tokens=s.min_computed_tokens)),
 }

@@ -22,7 +22,7 @@ from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.base import goes_by_arrival, is_asked_every_step
 from lorrery.scheduler.core.replica_options import ReplicaOptions
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.waits import Waits
 
 
@@ -209,12 +209,19 @@ class Planner:
                     if adapters.options.blocking:
                         self._await_adapters(plan.joins, at_ps)
                     plan.wait_ps = adapters.wait_ps(plan.adapter_loads, at_ps)
+        if step.loads:
+            self._load_for_step(plan, step.loads, at_ps)
         if step.prefetch and self._uses_adapters:
             plan.adapter_prefetches = step.prefetch
             for adapter in step.prefetch:
                 adapters.prefetch(adapter, at_ps)
         plan.until_ps = self._next_event_ps(at_ps)
         return plan
+
+    def _load_for_step(self, plan: Plan, loads: tuple[Adapter, ...], at_ps: int) -> None:
+        """Let a plan's first step wait for adapters, of joining sequences or not, whose load has begun."""
+        plan.adapter_loads = tuple(sorted({*plan.adapter_loads, *loads}))
+        plan.wait_ps = max(plan.wait_ps, self._adapters.wait_ps(loads, at_ps))
 
     def _may_stretch(self, at_ps: int) -> bool:
         """Return whether consecutive chunks of one long prompt may run without a new decision."""

@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.exclusion import SET, Exclusion
+from lorrery.scheduler.core.exclusion import SET, Exclusion, NotIn
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.early_drop import EarlyDrop
 from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.queues.longest_prefix import LongestPrefix
 from lorrery.scheduler.core.queues.peft import Peft
 from lorrery.scheduler.core.queues.pets import Pets
 from lorrery.scheduler.core.queues.priority import Priority
 from lorrery.scheduler.core.queues.profile import MeasuredProfile, Profile
+from lorrery.scheduler.core.queues.rejoining import Rejoining
 from lorrery.scheduler.core.queues.vtc_fair import VtcFair
 from lorrery.scheduler.core.replica_settings import LIMITS, LimitsFamily, ReplicaSettings
 
@@ -55,6 +57,15 @@ _LLM_MOCK_IS_IN_ORDER = Exclusion(
     " 'fcfs', or take batching = 'mixed'",
 )
 
+_IS_OF_SGLANG = (
+    Exclusion(
+        {"batching": NotIn(frozenset({"sglang"}))},
+        "policies fcfs_tail and lpm are SGLang's, whose pass they need: give them batching = 'sglang', or take policy ="
+        " 'fcfs'",
+    ),
+    Exclusion({"strict": {True}}, "strict keeps S-LoRA's quirks; SGLang's policies have none of them"),
+)
+
 
 def _profile(settings: ReplicaSettings) -> Profile:
     profile = settings.profile
@@ -87,6 +98,8 @@ QUEUES: dict[str, Policy] = {
         ),
         looks_ahead=True,
     ),
+    "fcfs_tail": Policy(lambda s: Rejoining(), "vllm", "sglang", _IS_OF_SGLANG),
+    "lpm": Policy(lambda s: LongestPrefix(), "vllm", "sglang", _IS_OF_SGLANG),
     "vtc_fair": Policy(
         lambda s: VtcFair(
             s.fair_weights, strict=s.strict, by_tenant=s.fair_by == "tenant", max_running=s.fair_max_running

@@ -29,7 +29,11 @@ HAS_ENDED = f"the queue still has requests that have ended; {CHECK_IT}"
 DROPPED_UNKNOWN = f"`admit` dropped a request that it does not have; {CHECK_IT}"
 
 
-_OURS: Final = ("lorrery.scheduler.core.", "lorrery.validation.padded_fifo")
+_OURS: Final = (
+    "lorrery.scheduler.core.",
+    "lorrery.validation.padded_fifo",
+    "lorrery.validation.golden.sglang_scheduler",
+)
 
 
 def is_ours(policy: object) -> bool:

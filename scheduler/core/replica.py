@@ -19,6 +19,7 @@ from lorrery.scheduler.core.inbox import Inbox, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.offload import Offload
+from lorrery.scheduler.core.overlap import Overlap
 from lorrery.scheduler.core.plan import (
     Cancelled,
     Chunk,
@@ -104,6 +105,7 @@ class Replica:
             max_overtakes=options.max_overtakes,
             async_scheduling=options.async_scheduling,
         )
+        self._overlap = self._context.overlap = Overlap(self._batch) if options.overlap else None
         self._offload = Offload(self.running, None if options.no_lora else self.adapters, batching, self._errors)
         self._planner = Planner(
             self._batch, self._context, queue, batching, self.adapters, self._inbox, options, self._errors
@@ -275,6 +277,8 @@ class Replica:
         plan = self._planner.decide(at_ps)
         if self.prefix_cache is not None and not self._by_step:
             batch.shrink_cache(0)
+        if self._overlap is not None:
+            self._settle(self._overlap, plan, at_ps)
         if self.options.async_scheduling:
             self._steps_run = isinstance(plan, Plan)
             if batch.ended and not self._steps_run:
@@ -304,6 +308,8 @@ class Replica:
             sequence = self._withdrawn(handle)
             if sequence is not None:
                 self._context.events.append(Cancelled(sequence))
+        elif self._overlap is not None and handle in self._overlap.unseen.ended:
+            return  # it has ended, and leaves after the decision
         elif self.options.strict:
             sequence.aborted = True
             self._batch.aborted[handle] = sequence
@@ -340,6 +346,13 @@ class Replica:
         if self._context.given is not None:
             self._context.given.forget(handle)
 
+    def _settle(self, overlap: Overlap, plan: Plan | Idle | None, at_ps: int) -> None:
+        """Apply the last step's result; its events come before those of the decision that did not know it."""
+        events = overlap.settle(plan)
+        if events and not self.running.num:
+            events += self._offload.emptied(at_ps)
+        self._context.events[:0] = events
+
     def output_tokens(self, sequence: Sequence) -> int:
         """Return the tokens that a sequence has produced since it joined the batch, committed steps included."""
         return self._batch.output_tokens(sequence)
@@ -368,6 +381,9 @@ class Replica:
             if self.prefix_cache is not None and not plan.prefills:
                 batch.shrink_cache(ran.num_steps - 1)
             self._decode(ran.num_steps, decoded_ended)
+        if self._overlap is not None:
+            self._overlap.commit(plan, ran, ended)
+            return events
         if plan.prefills and plan.chunk_steps == 1:
             batch.advance_prefills(plan, ran, _NO_ENDS if self._by_step else ended, events)
         if self._by_step and ended:
@@ -514,13 +530,14 @@ class Replica:
         batching) counts as ended.
         """
         unfinished = self._clear_queue(at_ps)
+        settled = [] if self._overlap is None else self._overlap.settle(None)
         from_batch, ended = self._batch.lose(at_ps)
         unfinished.update((sequence.handle, sequence) for sequence in from_batch)
         self.adapters.clear()
         self._context.admitted.clear()
         self._offload.emptied(at_ps)
         left, cancelled = self._inbox.give_back(unfinished)
-        return left, [*ended, *cancelled]
+        return left, [*settled, *ended, *cancelled]
 
     def _clear_queue(self, at_ps: int) -> dict[int, Sequence]:
         """Empty the queue; sequences it dropped but kept, or strict S-LoRA has not swept, were reported before."""

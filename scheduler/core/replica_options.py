@@ -18,6 +18,7 @@ class ReplicaOptions:
         async_scheduling: whether a step is decided while the one before it runs (vLLM, with `memory.on_demand`): events
             during that step have effect one step later. A sequence that it ends keeps what it holds meanwhile, and
             takes part once more unless its length is what ended it.
+        overlap: whether a step's result is known one decision late, see `core.overlap`.
     """
 
     strict: bool = False
@@ -27,6 +28,7 @@ class ReplicaOptions:
     max_overtakes: int | None = 0
     look_ahead: int = 0
     async_scheduling: bool = False
+    overlap: bool = False
 
 
 PLAIN = ReplicaOptions()

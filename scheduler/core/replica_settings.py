@@ -8,6 +8,7 @@ from lorrery.scheduler.core.adapter_options import AdapterOptions
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.queues.early_drop import FIRST_TOKEN_SLO_PS
 from lorrery.scheduler.core.queues.profile import Profile
+from lorrery.scheduler.core.sglang_rules import DEFAULT, SglangRules
 
 MAX_NUM_BATCHED_TOKENS = 8192
 """Default token budget of a step; a way to batch that computes whole prompts may need more."""
@@ -22,6 +23,8 @@ class ReplicaSettings:
     Attributes:
         max_overtakes: None: as the way to batch has it.
         memory_tokens: tokens of KV that fit into the memory beside the weights, if the pool takes less of it.
+        adapter_place_slots: pool tokens that each place of an adapter takes beforehand, in use or not.
+        sglang: for batching = 'sglang'.
     """
 
     policy: str
@@ -54,6 +57,8 @@ class ReplicaSettings:
     max_overtakes: int | None = None
     look_ahead: int = LOOK_AHEAD
     memory_tokens: int = 0
+    adapter_place_slots: int = 0
+    sglang: SglangRules = DEFAULT
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     long_prefill_token_threshold_adaptive: bool = False
@@ -84,6 +89,12 @@ class ReplicaSettings:
         """
         most = max(self.memory_tokens, self.max_total_token_num)
         return max(most - self.max_req_total_len, most // 8)
+
+    @property
+    def pool_beside_places(self) -> int:
+        """The pool's tokens without those of the places for adapters, as far as the longest request still fits."""
+        longest = min(self.max_req_total_len + 2 * self.block_size, self.max_total_token_num)
+        return max(self.max_total_token_num - (self.max_loras or 0) * self.adapter_place_slots, longest)
 
     @property
     def step_tokens(self) -> int:

@@ -4,7 +4,7 @@ Every decoding sequence gets one token per decode step, so one counter (`decode_
 costs O(1) whatever the batch size. The arrays that admission rules read are rebuilt only when a sequence comes or goes.
 """
 
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterable, Iterator, KeysView
 from typing import TYPE_CHECKING
 
 from lorrery.scheduler.core.adapter_use import AdapterUse
@@ -103,6 +103,10 @@ class Running:
     def get(self, handle: int) -> Sequence | None:
         """Return the sequence of that handle."""
         return self._decoding.get(handle) or self.prefilling.get(handle) or self.held.get(handle)
+
+    def is_prefilling(self, sequence: Sequence) -> bool:
+        """Return whether a sequence is in prefill."""
+        return sequence.handle in self.prefilling
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
@@ -204,6 +208,13 @@ class Running:
         steps = self._finish_steps
         del steps[bisect_left(steps, sequence.base_step + sequence.budget_tokens)]
         self._first_finish_step = steps[0] if steps else 0
+
+    def put_first(self, sequences: Iterable[Sequence]) -> None:
+        """Put decoding sequences, in this order, before all others. Cost: O(batch)."""
+        first = {one.handle: one for one in sequences if one.handle in self._decoding}
+        if first:
+            self._decoding = first | self._decoding
+            self.version += 1
 
     def hold(self, sequence: Sequence) -> None:
         """Let a decoding sequence that has ended keep its memory without growing further."""

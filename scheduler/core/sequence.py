@@ -120,6 +120,7 @@ class Sequence:
         weight: its tenant's weight under a policy that is fair between tenants; None: that of the settings.
         deadline_ps: it is refused if it still waits for its first admission at this time; None: no deadline.
         num_overtaken: sequences that have overtaken it while it waited for its adapter.
+        ignore_eos: whether it goes on after an end-of-sequence token, so that it will use up its budget.
         worker: name of the worker that got it last, which may be lost since; empty: none so far.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
         dropped: its queue has dropped it, which ends it; a queue that still has it is wrong.
@@ -156,6 +157,7 @@ class Sequence:
     weight: Fraction | None
     deadline_ps: int | None
     num_overtaken: int
+    ignore_eos: bool
     worker: str
     aborted: bool
     dropped: bool
@@ -192,7 +194,7 @@ class Sequence:
         self.weight = None
         self.deadline_ps = None
         self.worker = ""
-        self.aborted = self.dropped = False
+        self.aborted = self.dropped = self.ignore_eos = False
 
     @property
     def finish_step(self) -> int:

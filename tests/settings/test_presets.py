@@ -49,7 +49,7 @@ def test_every_preset_sets_the_same_keys_whatever_the_gpu():
 @pytest.mark.parametrize("gpu", ["L40S", "A100-80-SXM", "B200"])
 def test_every_preset_makes_a_cluster_of_the_shipped_settings(name: str, gpu: str):
     settings = load(DEFAULT_SETTINGS, [f"engine={name}", f"worker.gpu={gpu}"])
-    assert settings.scheduler.policy == "fcfs"
+    assert settings.scheduler.policy == ("fcfs_tail" if name == "sglang" else "fcfs")
     assert settings.scheduler.max_req_input_len == settings.scheduler.max_req_total_len - 1 == 8_191
     assert device_of(settings).pool_tokens > 0
 
@@ -64,6 +64,11 @@ def test_bare_name_is_the_newest_version_and_a_patch_its_release_line():
         newest = changed({}, {"engine": f"{engine}-{list(versions)[-1]}"})
         assert changed({}, {"engine": engine}).worker == newest.worker
     assert changed({}, {"engine": "vllm-0.12.0"}).worker == changed({}, {"engine": "vllm-0.12"}).worker
+
+
+def test_the_longest_release_line_that_fits_a_version_is_taken():
+    of = {version: changed({}, {"engine": f"sglang-{version}"}).scheduler.batching for version in ("0.5.9", "0.5.23")}
+    assert of == {"0.5.9": "prefill_first", "0.5.23": "sglang"}
 
 
 def test_vllm_hides_the_hosts_time_from_0_15_on_and_computes_adapters_at_all_projections():
@@ -110,7 +115,7 @@ def test_each_layer_wins_over_the_presets_of_those_before(tmp_path: Path, monkey
     monkeypatch.setenv("LORRERY_ENGINE", "sglang")
     monkeypatch.setenv("LORRERY_SCHEDULER__BLOCK_SIZE", "8")
     own = load(path, H100).scheduler
-    assert (own.batching, own.max_num_seqs, own.block_size) == ("prefill_first", 2048, 8)
+    assert (own.batching, own.max_num_seqs, own.block_size) == ("sglang", 2048, 8)
     own = load(path, [*H100, "engine=vllm", "scheduler.max_num_seqs=9"]).scheduler
     assert (own.batching, own.max_num_seqs, own.block_size) == ("vllm", 9, 16)
     assert own.max_waiting_requests == 5, "no preset's matter"
@@ -191,10 +196,11 @@ def test_model_that_does_not_say_needs_lengths(tmp_path: Path):
         (["engine=vllm", "worker.gpu=abacus"], "GPU 'abacus' is not known"),
         (["engine=vllm", "scheduler.strict=true"], "strict keeps.*engine = 'vllm' sets scheduler.policy = 'fcfs'"),
         (["engine=vllm", "scheduler.batching=static"], "engine = 'vllm' sets scheduler.memory = 'on_demand'"),
-        (["engine=sglang", "scheduler.policy=pets"], "engine = 'sglang' sets scheduler.batching = 'prefill_first'"),
+        (["engine=sglang-0.5", "scheduler.policy=pets"], "'sglang-0.5' sets scheduler.batching = 'prefill_first'"),
+        (["engine=sglang", "scheduler.policy=fcfs"], "engine = 'sglang' sets scheduler.batching = 'sglang'"),
         (
-            ["engine=sglang", "scheduler.batching=continuous"],
-            "engine = 'sglang' sets scheduler.max_num_batched_tokens = 8192; engine = 'sglang' sets scheduler.max_req_",
+            ["engine=sglang-0.5", "scheduler.batching=continuous"],
+            "'sglang-0.5' sets scheduler.max_num_batched_tokens = 8192; engine = 'sglang-0.5' sets scheduler.max_req_",
         ),
     ],
 )

@@ -130,7 +130,7 @@ def play_case(case: Case, simulation: Simulation) -> Iterable[SimulatedRequest]:
         MODEL,
         ADAPTERS,
         natural_length=LlmMockLength() if case.model == "llm-mock" and case.number % 2 else None,
-        with_prompts=case.replica.prefix_cache == "blocks" or case.trie,
+        with_prompts=case.replica.prefix_cache in ("blocks", "radix") or case.trie,
         by_ids=case.number % 2 == 1 and ids_suffice(case.replica.prefix_cache, case.replica.block_size),
     )
     return _play(simulation, requests, case)

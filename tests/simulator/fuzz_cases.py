@@ -25,6 +25,7 @@ from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
 from lorrery.scheduler.core.queues.profile import DeviceProfile
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.sglang_rules import SglangRules
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.profile import ProfileRow, read_profile
 from lorrery.worker.device.steps import read_steps
@@ -32,7 +33,8 @@ from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 from tests.worker.device.known import deployment
 
 PS = 10**12
-IN_PIECES = ("chunked", "prefill_first")
+IN_PIECES = ("chunked", "prefill_first", "sglang")
+OF_SGLANG = ("fcfs_tail", "lpm")
 LAST_PS = 500 * PS
 """No case lasts so long."""
 MANY_SHARE = 0.05
@@ -103,7 +105,7 @@ class Case:
         """What it is about."""
         own = self.replica
         words = [own.policy, batching_name(own), own.memory, self.model, self.placement]
-        words += ["strict"] * own.strict + ["blocks"] * (own.prefix_cache == "blocks") + ["trie"] * self.trie
+        words += ["strict"] * own.strict + [own.prefix_cache] * (own.prefix_cache != "none") + ["trie"] * self.trie
         words += ["prefetch"] * own.prefetch + ["loads"] * self.loads + [fault.kind for fault in self.faults]
         words += ["deadlines"] * self.rules.deadline_admission
         return f"case {self.number}: {' '.join(words)}"
@@ -121,6 +123,8 @@ def draw_case(number: int) -> Case:
         policy, batching = policies[number % len(policies)], batchings[number // len(policies) % len(batchings)]
         if policy != "fcfs" and batching == "llm_mock":
             policy = "fcfs"
+        if policy in OF_SGLANG or batching == "sglang":  # these go together only
+            policy, batching = policy if policy in OF_SGLANG else one_of(*OF_SGLANG), "sglang"
         if policy == "pets" and batching in IN_PIECES:
             batching = "mixed"
         strict = policy != "fcfs" and batching == "slora_loop" and rng.random() < 0.3
@@ -128,7 +132,7 @@ def draw_case(number: int) -> Case:
             "policy": policy,
             "batching": batching,
             "strict": strict,
-            "memory": "peak" if strict else one_of(*MEMORIES),
+            "memory": "peak" if strict else "estimated" if batching == "sglang" else one_of(*MEMORIES),
             "prefetch": bool(rng.random() < 0.2),
             "batch_num_adapters": 2 if policy == "cluster" else None,
             "fair_weights": {"a1": 1.5} if policy == "vtc_fair" else {},
@@ -138,6 +142,8 @@ def draw_case(number: int) -> Case:
         if why_excluded(settings) is None:
             break
     cached = one_of("none", "blocks", "trie") if settings["memory"] != "none" else one_of("none", "trie")
+    if batching == "sglang":
+        cached = "none" if cached == "none" else "radix"
     loads = bool(rng.random() < 0.5)
     num_shards = int(one_of(1, 1, 1, 2))
     num_workers = num_shards * int(one_of(1, 1, 2, 3))
@@ -145,7 +151,7 @@ def draw_case(number: int) -> Case:
         num_shards, num_workers = 1, int(own.integers(FEW + 1, FEW + 6))
     model = MODELS[number % len(MODELS)]
     seqs = int(rng.integers(2, 9))
-    paged = settings["memory"] in ("paged", "no_evict")
+    paged = settings["memory"] in ("paged", "no_evict", "estimated")
     # Strict S-LoRA takes in what never fits, and then waits for good; with 450 everything fits.
     pool = int(rng.integers(300, 500) if paged else rng.integers(450 if strict else 330, 900))
     replica = ReplicaSettings(
@@ -156,9 +162,9 @@ def draw_case(number: int) -> Case:
         prefetch=bool(settings["prefetch"]),
         max_total_token_num=pool,
         max_req_total_len=240,
-        block_size=int(one_of(4, 16)),
+        block_size=int(one_of(4, 16)) if batching != "sglang" else int(one_of(1, 4)),
         watermark=float(one_of(0.0, 0.05)),
-        prefix_cache="blocks" if cached == "blocks" else "none",
+        prefix_cache=cached if cached in ("blocks", "radix") else "none",
         share_within_plan=bool(rng.random() < 0.5),
         running_max_req_size=seqs,
         batch_max_tokens=int(rng.integers(240, 500)),
@@ -178,7 +184,26 @@ def draw_case(number: int) -> Case:
         blocking_loads=bool(rng.random() < 0.3),
         min_computed_tokens=0 if model == "llm-mock" else 1,
     )
+    may_pin = replica.max_loras is None or replica.max_loras > 1  # with one place only, no other would have any
+    replica = replace(replica, sglang=_sglang_rules(number, may_pin=may_pin))
     return _with_load(number, rng, replica, model, num_workers, num_shards, loads, cached == "trie")
+
+
+def _sglang_rules(number: int, *, may_pin: bool) -> SglangRules:
+    rng = np.random.default_rng([2028, number])
+    return SglangRules(
+        max_prefill_tokens=int(rng.choice([100, 16384])),
+        chunked=bool(rng.random() < 0.7),
+        enable_mixed_chunk=bool(rng.random() < 0.4),
+        schedule_conservativeness=float(rng.choice([0.05, 0.3, 1.0])),
+        new_token_ratio_decay_steps=int(rng.choice([10, 600])),
+        retract_decode_steps=int(rng.choice([1, 20])),
+        prefill_max_requests=2 if rng.random() < 0.2 else None,
+        prefill_decode_interval=int(rng.choice([0, 0, 0, 1, 8])),
+        lora_drain_wait_threshold=int(rng.choice([0, 0, PS // 20, PS])),
+        pinned_loras=frozenset({"a2"}) if rng.random() < 0.2 and may_pin else frozenset(),
+        overlap=bool(rng.random() < 0.6),
+    )
 
 
 @cache

@@ -57,6 +57,17 @@ WAYS = {
     ),
     "vllm": ("engine='vllm'", "adapters.max_loras=2", "scheduler.max_total_token_num=900"),
     "sglang": ("engine='sglang'", "scheduler.max_num_batched_tokens=64", "scheduler.max_total_token_num=900"),
+    "prefill_first": (
+        "engine='sglang-0.5'",
+        "scheduler.max_num_batched_tokens=64",
+        "scheduler.max_total_token_num=900",
+    ),
+    "sglang preempts": (
+        "engine='sglang'",
+        "scheduler.max_total_token_num=500",
+        "scheduler.sglang={schedule_conservativeness=0.01, enable_mixed_chunk=true, retract_decode_steps=1}",
+        "adapters.max_loras=3",
+    ),
     "trtllm": ("engine='trtllm'", "scheduler.max_num_batched_tokens=64", "scheduler.max_total_token_num=900"),
     "vtc_fair": ("scheduler.policy='vtc_fair'", "scheduler.running_max_req_size=4"),
     "abort": ("scheduler.policy='abort'", "scheduler.first_token_slo_seconds=0.8", "scheduler.running_max_req_size=3"),

@@ -16,7 +16,7 @@ from tests.simulator.fuzz_cases import draw_case
 
 def test_they_add_up_to_the_time_from_first_to_last_token() -> None:
     num_checked = num_requeued = 0
-    for number in range(300):
+    for number in range(450):
         case = draw_case(number)
         ended, gaps = simulate(case)
         if any(request.outcome != "finished" for request in ended):

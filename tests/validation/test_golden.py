@@ -26,6 +26,7 @@ CASES = {
     "router_loop": 90,
     "run_exp_metrics": 30,
     "sampling_params": 100,
+    "sglang_scheduler": 150,
     "trace_generate_requests": 9,
     "vllm_rules": 21,
     "vllm_scheduler": 300,

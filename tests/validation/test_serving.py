@@ -93,7 +93,7 @@ def test_a_row_runs_as_its_source_ran_it(tmp_path):
     assert (settings.scheduler.max_num_seqs, settings.scheduler.max_num_batched_tokens) == (48, 8192)
     load = load_options(vllm, Options())
     assert (load.prompt_lengths, load.output_lengths, load.most_requests) == ((819, 1024), (51, 64), 480)
-    assert settings_of(sglang, Options()).scheduler.batching == "prefill_first"
+    assert settings_of(sglang, Options()).scheduler.batching == "sglang"
     assert load_options(sglang, Options()).prompt_lengths == (972, 1024)
     assert settings_of(sglang, Options(overrides=("scheduler.max_num_seqs=3",))).scheduler.max_num_seqs == 3
 

@@ -9,6 +9,7 @@ from lorrery.validation.golden.llmmock_trie import LlmMockTrie
 from lorrery.validation.golden.router_loop import QUEUES, SloraRouterLoop
 from lorrery.validation.golden.run_exp_metrics import RunExpMetrics
 from lorrery.validation.golden.sampling_params import SamplingParameters
+from lorrery.validation.golden.sglang_scheduler import SglangScheduler
 from lorrery.validation.golden.slora_queues import SLORA_QUEUES
 from lorrery.validation.golden.trace_generate_requests import TraceGenerateRequests
 from lorrery.validation.golden.vllm_scheduler import VllmScheduler
@@ -24,5 +25,6 @@ KINDS: tuple[Kind, ...] = (
     LlmMockStepTime(),
     LlmMockDecodeLength(),
     LlmMockScheduler(),
+    SglangScheduler(),
     VllmScheduler(),
 )

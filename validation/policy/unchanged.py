@@ -30,6 +30,11 @@ _BY_CONTEXT = frozenset(
 )
 """Fields that `context.admit` may change, and a queue's pass or drop within it, which are compared by themselves."""
 
+_BY_PREEMPTION = frozenset(
+    {"produced_tokens", "input_tokens", "budget_tokens", "num_requeues", "cached_tokens", "computed_tokens"}
+)
+"""Fields that `context.preempt` may change, too."""
+
 Values = dict[str, Any]
 Allowed = Callable[[Sequence, Values, tuple[Any, ...]], Collection[str]]
 """Fields of a request that may differ after a call, given their values before it, and its arguments."""
@@ -118,8 +123,16 @@ def _by_cancel(sequence: Sequence, was: Values, arguments: tuple[Any, ...]) -> C
     return ("aborted",) if arguments == (was["handle"],) and sequence.aborted else ()
 
 
-def _by_context(_sequence: Sequence, _was: Values, _arguments: tuple[Any, ...]) -> Collection[str]:
-    return _BY_CONTEXT
+def _by_context(sequence: Sequence, was: Values, arguments: tuple[Any, ...]) -> Collection[str]:
+    context = arguments[0]
+    allowed = set(_BY_CONTEXT)
+    if sequence.num_requeues == was["num_requeues"] + 1:
+        allowed |= _BY_PREEMPTION
+    if sequence.handle in context.running.held:
+        allowed.add("held_output_tokens")
+    if sequence.handle in context.running.prefilling and sequence.cached_tokens == sequence.computed_tokens:
+        allowed |= {"cached_tokens", "computed_tokens"}
+    return allowed
 
 
 _ALLOWED: dict[str, Allowed] = {"admit": _by_pass, "cancel": _by_cancel, "choose": _by_context}

@@ -25,6 +25,7 @@ class Step:
         chunk_steps: see `Plan`; number of steps without events that continue the one chunk's prompt.
         prefetch: adapters to load meanwhile.
         hold: whether sequences that end stay in the batch until all have ended (static batching).
+        loads: adapters whose load the way to batch has begun, and that the first step waits for.
     """
 
     chunks: Many[Chunk]
@@ -33,6 +34,7 @@ class Step:
     chunk_steps: int
     prefetch: tuple[Adapter, ...]
     hold: bool
+    loads: tuple[Adapter, ...]
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Step:
         chunk_steps: int = 1,
         prefetch: tuple[Adapter, ...] = (),
         hold: bool = False,
+        loads: tuple[Adapter, ...] = (),
     ) -> None:
         self.chunks = chunks
         self.decode = decode
@@ -50,6 +53,7 @@ class Step:
         self.chunk_steps = chunk_steps
         self.prefetch = prefetch
         self.hold = hold
+        self.loads = loads
 
 
 @dataclass(slots=True, init=False)

@@ -131,7 +131,7 @@ class BlockCache(SharedBlocks):
                 found.version = version
                 return found
         content = content_of(sequence)
-        root = self._roots.get((_adapter_key(sequence), content.unit_tokens))
+        root = self._roots.get((adapter_key_of(sequence), content.unit_tokens))
         way: list[Extent] = []
         end = 0 if root is None else self._follow(root, content, way)
         version = self._version
@@ -401,7 +401,7 @@ class BlockCache(SharedBlocks):
 
     def _root(self, sequence: Sequence) -> Root:
         content = content_of(sequence)
-        root = self._roots.get((_adapter_key(sequence), content.unit_tokens))
+        root = self._roots.get((adapter_key_of(sequence), content.unit_tokens))
         if root is None:
             root = Root(sequence.adapter, self.block_size, content.unit_tokens, content.unit_bytes)
             self._roots[root.place] = root
@@ -616,5 +616,6 @@ def _run(extent: Extent) -> Run:
     return extent.run
 
 
-def _adapter_key(sequence: Sequence) -> str | None:
+def adapter_key_of(sequence: Sequence) -> str | None:
+    """Return the key of the adapter of a sequence; None: the base model."""
     return sequence.adapter.key if sequence.adapter is not None else None

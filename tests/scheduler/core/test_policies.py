@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Collection
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from bench import core as bench_core
 from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded
-from lorrery.scheduler.core.exclusion import Exclusion
+from lorrery.scheduler.core.exclusion import Exclusion, NotIn
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
@@ -41,6 +42,10 @@ def test_the_settings_take_every_row_and_name_them_all_where_they_take_none(key:
             "cluster": ["scheduler.batch_num_adapters=2"],
             "llm_mock": ["scheduler.policy=fcfs"],
             "static_trie": ["scheduler.prefix_cache.trie=t"],
+            "fcfs_tail": ["scheduler.memory=estimated"],
+            "lpm": ["scheduler.memory=estimated"],
+            "sglang": ["scheduler.policy=lpm", "scheduler.memory=estimated"],
+            "estimated": ["scheduler.policy=lpm"],
         }
         assert load(overrides=[f"scheduler.{key}={name}", *more.get(name, [])])
     with pytest.raises(SettingsError, match=re.escape(f"'lifo' is none of {', '.join(TABLES[key][0])}")):
@@ -133,6 +138,11 @@ def refused(*overrides: str) -> bool:
         (("memory=paged", "strict=true"), "memory = 'peak'"),
         (("memory=none", "strict=true"), "memory = 'peak'"),
         (("memory=paged", "batching=static"), "before its end"),
+        (("policy=lpm", "batching=chunked"), "whose pass they need"),
+        (("policy=fcfs", "batching=sglang", "memory=estimated"), "that engine's whole loop"),
+        (("policy=lpm",), "what running requests are thought to need"),
+        (("policy=fcfs", "memory=estimated"), "the way to batch that retracts"),
+        (("policy=lpm", "memory=estimated", "prefix_cache={kind='blocks'}"), "that engine's prefix cache"),
     ],
 )
 def test_a_senseless_pair_is_refused_with_the_reason(overrides: tuple[str, ...], reason: str) -> None:
@@ -148,11 +158,15 @@ def test_every_queue_goes_with_every_way_to_batch_but_those_in_the_table() -> No
             f"scheduler.policy={policy}",
             f"scheduler.batching={batching}",
             *(["scheduler.batch_num_adapters=2"] if policy == "cluster" else []),
+            *(["scheduler.memory=estimated"] if batching == "sglang" else []),
         )
     }
-    assert senseless == {("pets", "chunked"), ("pets", "prefill_first")} | {
-        (policy, "llm_mock") for policy in set(QUEUES) - {"fcfs"}
-    }
+    of_sglang = {"fcfs_tail", "lpm"}
+    expected = {("pets", "chunked"), ("pets", "prefill_first")}
+    expected |= {(policy, "llm_mock") for policy in set(QUEUES) - {"fcfs"}}
+    expected |= {(policy, batching) for policy in of_sglang for batching in set(BATCHINGS) - {"sglang"}}
+    expected |= {(policy, "sglang") for policy in set(QUEUES) - of_sglang}
+    assert senseless == expected
 
 
 def exclusions() -> list[tuple[dict[str, object], Exclusion]]:
@@ -161,11 +175,17 @@ def exclusions() -> list[tuple[dict[str, object], Exclusion]]:
     return found + [({"memory": name}, one) for name, rule in MEMORIES.items() for one in rule.excludes]
 
 
+def excluded_value(name: str, values: Collection[object] | NotIn) -> object:
+    if not isinstance(values, NotIn):
+        return next(iter(values))
+    return {"policy": "fcfs", "batching": "continuous", "memory": "peak", "prefix_cache_kind": "blocks"}[name]
+
+
 def test_every_exclusion_can_apply() -> None:
     for row, exclusion in exclusions():
         settings = {"policy": "req_queue", "batching": None, "memory": "peak", "strict": False, "prefetch": False}
         settings |= {"batch_num_adapters": None, "fair_weights": (), "fair_by": None, "fair_max_running": None}
-        settings |= {name: next(iter(values)) for name, values in exclusion.settings.items()} | row
+        settings |= {name: excluded_value(name, values) for name, values in exclusion.settings.items()} | row
         assert why_excluded(settings) is not None
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lorrery.scheduler.core.adapter_loads import LoadFault, Tier
 from lorrery.scheduler.core.adapter_options import AdapterOptions
+from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.continuous import Continuous
@@ -25,11 +26,12 @@ from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.sglang_rules import SglangRules
 from lorrery.validation.policy.drive import Device, Log, World, jump, step_by_step
 
 QUEUES = ["req_queue", "fcfs"]
 BATCHINGS = ["slora_loop", "continuous", "mixed", "chunked", "static"]
-IN_PIECES = ("chunked", "prefill_first")
+IN_PIECES = ("chunked", "prefill_first", "sglang")
 POLICIES = [f"{queue} {batching}" for queue in QUEUES for batching in BATCHINGS]
 POLICIES += ["req_queue slora_loop strict", "req_queue slora_loop prefetch"]
 POLICIES += [f"{queue} {batching} loads" for queue in QUEUES for batching in BATCHINGS]
@@ -56,6 +58,17 @@ POLICIES += [f"{queue} mixed paged loads" for queue in PREFERENCES]
 POLICIES += [f"vtc_fair {batching} tenants" for batching in ("slora_loop", "continuous", "mixed", "chunked")]
 POLICIES += [f"vtc_fair {batching} places" for batching in ("slora_loop", "continuous")]
 POLICIES += [f"vtc_fair {batching} tenants places" for batching in ("mixed", "chunked")]
+SGLANG = [
+    "fcfs_tail sglang estimated",
+    "fcfs_tail sglang estimated radix beside",
+    "fcfs_tail sglang estimated radix loads drain overlap",
+    "fcfs_tail sglang estimated whole interval overlap",
+    "fcfs_tail sglang estimated radix beside loads overlap",
+    "lpm sglang estimated radix",
+    "lpm sglang estimated radix beside overlap",
+    "lpm sglang estimated radix whole loads",
+]
+POLICIES += SGLANG
 POLICIES += ["vtc_fair slora_loop prefetch", "cluster slora_loop prefetch", "fcfs llm_mock unlimited"]
 
 
@@ -69,7 +82,7 @@ class LinearProfile(Profile):
 
 def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
     name, batching, *variant = policy.split()
-    if {"paged", "no_evict"} & set(variant):
+    if {"paged", "no_evict", "estimated"} & set(variant):
         pool = 56 + pool % 13  # little more than one sequence may take, so that blocks run out
     unblocked = "none" if "unlimited" in variant else "peak"
     settings = ReplicaSettings(
@@ -95,11 +108,24 @@ def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
         batch_num_adapters=1 + pool % 2,
         first_token_slo_ps=PREFILL_ALLOWANCE_PS + 20_000,
         profile=LinearProfile(),
-        memory=next((memory for memory in ("no_evict", "paged") if memory in variant), unblocked),
+        memory=next((memory for memory in ("no_evict", "paged", "estimated") if memory in variant), unblocked),
         block_size=4,
         watermark=0.1 if pool % 3 else 0.0,
-        prefix_cache="blocks" if "blocks" in variant else "none",
+        prefix_cache="blocks" if "blocks" in variant else "radix" if "radix" in variant else "none",
         share_within_plan="share" in variant,
+        sglang=SglangRules(
+            max_prefill_tokens=30,
+            chunked="whole" not in variant,
+            enable_mixed_chunk="beside" in variant,
+            schedule_conservativeness=(0.1, 0.5, 1.0)[pool % 3],
+            new_token_ratio_decay_steps=10,
+            retract_decode_steps=1 + pool % 3,
+            prefill_max_requests=2 if pool % 4 == 0 else None,
+            prefill_decode_interval=2 if "interval" in variant else 0,
+            lora_drain_wait_threshold=5_000 if "drain" in variant else 0,
+            pinned_loras=frozenset({"a0"}) if pool % 7 == 0 and pool % 2 else frozenset(),
+            overlap="overlap" in variant,
+        ),
     )
     cache = StaticTrie.build([[0, 1, 2, 3, 4], [0, 1, 9]]) if "cached" in variant else None
     if not {"loads", "blocking"} & set(variant):
@@ -168,6 +194,8 @@ def nothing_is_negative_or_over(replica: Replica, pool: int, most: int) -> None:
     assert running.adapter_pins == sum(s.adapter is not None for s in sequences)
     if any(s.handle in running.prefilling for s in replica._context.admitted):
         return  # admitted, not planned yet
+    if isinstance(replica.adapters, AdapterSlots):
+        return  # a prefill may evict an adapter of sequences that decode
     for adapter in adapters:
         assert replica.resident_adapters[adapter.key] == adapter
 
@@ -261,7 +289,7 @@ def test_lose_gives_back_every_unfinished_sequence_with_what_it_produced(
         finished |= {event.sequence.handle for event in replica.commit(decision, ran) if isinstance(event, Finished)}
         decision = replica.plan(at_ps)
         device.forget(decision.leaves)
-        finished |= {event.sequence.handle for event in decision.events if isinstance(event, Dropped)}
+        finished |= {event.sequence.handle for event in decision.events if isinstance(event, Dropped | Finished)}
         preempted = [event.sequence for event in decision.events if isinstance(event, Preempted)]
         produced |= {sequence.handle: sequence.produced_tokens for sequence in preempted}
     produced |= device.produced

@@ -17,7 +17,11 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.policy import returns
 from tests.sweeps.faulty_queues import Exits, GeneratorExits
 
-NEEDS = {"cluster": ["--set", "scheduler.batch_num_adapters=2"]}
+NEEDS = {
+    "cluster": ["--set", "scheduler.batch_num_adapters=2"],
+    "fcfs_tail": ["--set", "scheduler.memory=estimated"],
+    "lpm": ["--set", "scheduler.memory=estimated", "--set", "scheduler.prefix_cache.kind=radix"],
+}
 
 
 def check(name: str, *arguments: str, seconds: float = 30.0, exit_code: int = 1) -> str:

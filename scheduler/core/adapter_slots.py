@@ -1,0 +1,113 @@
+"""SGLang's places for adapters: a fixed number, of which the base model takes one too.
+
+Each batch has the adapters of its own sequences in place before it runs, and waits for those that are not. So a prefill
+may evict an adapter with which others decode; the next decode step loads it again. Least recently used goes first, the
+base model last, a pinned adapter never; adapters of one batch count as used in order of their keys.
+
+sgl-project/sglang (0.5.23), srt/lora/lora_manager.py (`validate_lora_batch`, `fetch_new_loras`), mem_pool.py
+(`prepare_lora_batch`) and eviction_policy.py. There the keys are random ids; here they are names.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from lorrery.scheduler.core.adapter_loads import WELL, LoadFaults, LoadTime
+from lorrery.scheduler.core.adapter_options import AdapterOptions
+from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.sequence import Adapter
+
+
+class AdapterSlots(Residency):
+    """The adapters of one worker.
+
+    Args:
+        options: the rules; loads are blocking. `max_loras` is the number of places; None: unlimited.
+        load_ps: how long a load takes.
+        load_faults: which loads fail or are slow.
+        pinned: keys of adapters that keep their place once they have one; places for all of them are kept free.
+
+    Attributes:
+        has_base: whether the base model has a place.
+        last_loads: what the last `place` brought in, in order: key, and key of what was evicted for it. A None key is
+            the base model; no second key: the place was free.
+    """
+
+    def __init__(
+        self,
+        options: AdapterOptions,
+        load_ps: LoadTime = lambda adapter, tier: 0,
+        load_faults: LoadFaults = lambda adapter, attempt, at_ps: WELL,
+        pinned: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__(replace(options, blocking=True), load_ps, load_faults)
+        self.pinned = pinned
+        self.has_base = True
+        self.last_loads: list[tuple[str | None, ...]] = []
+        self._in_place: dict[str, None] = {}
+        """Adapters with a place, least recently used first."""
+
+    def fit(self, keys: Collection[str | None]) -> bool:
+        """Return whether the adapters of one batch can have places at once; None is the base model."""
+        most = self.options.max_loras
+        if most is None:
+            return True
+        if len(keys) > most:
+            return False
+        if not self.pinned:
+            return True
+        num_unpinned = sum([key not in self.pinned for key in keys])
+        return num_unpinned <= most - len(self.pinned)
+
+    def place(self, batch: Mapping[str, Adapter], at_ps: int, *, with_base: bool) -> tuple[Adapter, ...]:
+        """Begin the loads that a batch needs; return the adapters that it has to wait for.
+
+        Doing it again for the same batch changes nothing.
+
+        Args:
+            batch: its adapters by key.
+            at_ps: now.
+            with_base: whether a sequence of it has no adapter.
+        """
+        self.last_loads.clear()
+        in_place, keys = self._in_place, sorted(batch)
+        missing = [key for key in keys if key not in in_place]
+        for key in keys:  # those without a place yet are the most recently used ones, too
+            in_place.pop(key, None)
+            in_place[key] = None
+        num_free = len(missing)
+        if self.options.max_loras is not None:
+            num_free = self.options.max_loras - (len(in_place) - len(missing)) - self.has_base
+        if with_base and not self.has_base:
+            self._make_free(None, batch, num_free, at_ps)
+            self.has_base = True
+            num_free -= 1
+        waits_for: list[Adapter] = []
+        for key in missing:
+            self._make_free(key, batch, num_free, at_ps)
+            num_free -= 1
+            self._begin(batch[key], at_ps)
+            waits_for.append(batch[key])
+        return tuple(waits_for)
+
+    def _make_free(self, key: str | None, batch: Mapping[str, Adapter], num_free: int, at_ps: int) -> None:
+        """Evict something for a key, unless a place is free."""
+        if num_free > 0:
+            self.last_loads.append((key,))
+            return
+        for other in self._in_place:
+            if other not in batch and other not in self.pinned:
+                self._evict(other, at_ps)
+                self.last_loads.append((key, other))
+                return
+        self.has_base = False
+        self.last_loads.append((key, None))
+
+    def _evict(self, name: str, at_ps: int) -> None:
+        super()._evict(name, at_ps)
+        self._in_place.pop(name, None)
+
+    def clear(self) -> None:
+        """Forget all adapters that the worker held."""
+        super().clear()
+        self._in_place.clear()
+        self.has_base = True
