@@ -32,6 +32,7 @@ class Submit:
         quota: what its API key may use; None: no limits.
         time_left_ps: how long its client still waits; 0: for ever.
         trace: the span that it is part of; None: none.
+        priority: a lower one is earlier, if the policy reads it.
     """
 
     handle: int
@@ -48,6 +49,7 @@ class Submit:
     quota: Quota | None = None
     time_left_ps: int = 0
     trace: TraceContext | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

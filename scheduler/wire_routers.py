@@ -87,6 +87,7 @@ def read_submit(message: pb.Submit) -> Submit:
         quota=_read_quota(message.quota) if message.HasField("quota") else None,
         time_left_ps=message.time_left_ps,
         trace=trace_context.read(message.traceparent, message.tracestate) if message.traceparent else None,
+        priority=message.priority,
     )
 
 

@@ -59,6 +59,7 @@ class ReplayedRequest:
             output_token_ids=token_ids,
             produced_tokens=len(token_ids),
         )
+        sequence.priority = line.get("priority", 0)
         if "weight" in line:
             sequence.weight = Fraction(line["weight"])
         return cls(sequence, sampling, token_ids)
