@@ -86,6 +86,7 @@ class RequestBuilder:
         most, end = self._most_tokens(request), self._end(request)
         adapter = None if request.adapter_id is None else self.adapters[request.adapter_id]
         built = SimulatedRequest(request.index, request.prompt_tokens, most, at_ps, end, adapter, request.tenant_id, ())
+        built.sequence.priority = request.priority
         if self.with_prompts:
             self._add_prompt(built.sequence, request, said)
         return built
