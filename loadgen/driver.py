@@ -243,6 +243,7 @@ class Driver:
             prefill_seconds=finish.prefill_seconds if finish else None,
             decode_seconds=finish.decode_seconds if finish else None,
             token_ids_crc32=reception.crc32,
+            priority=request.priority,
         )
         self._into.append(outcome)
         self.tally.num_completed += status == OK

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 
-__all__ = ["CSV_COLUMNS", "write_requests"]
+__all__ = ["CSV_COLUMNS", "PRIORITY", "write_requests"]
 
 CSV_COLUMNS = (
     "index",
@@ -42,6 +42,8 @@ CSV_COLUMNS = (
     "token_ids_crc32",
     "detail",
 )
+PRIORITY = "priority"
+"""A further column, if a request has a priority other than 0."""
 
 _ROWS_AT_ONCE = 10_000
 
@@ -54,7 +56,11 @@ def write_requests(table: OutcomeTable, file: TextIO) -> None:
     columns = _columns(table)
     assert len(columns) == len(CSV_COLUMNS)
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    if table.priority.any():
+        columns = (*columns, _whole(table.priority))
+        writer.writerow((*CSV_COLUMNS, PRIORITY))
+    else:
+        writer.writerow(CSV_COLUMNS)
     for begin in range(0, len(table), _ROWS_AT_ONCE):
         rows = slice(begin, min(begin + _ROWS_AT_ONCE, len(table)))
         writer.writerows(zip(*(cells(rows) for cells in columns), strict=True))

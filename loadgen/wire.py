@@ -38,6 +38,7 @@ def generate_request(ask: Ask) -> GenerateRequest:
         sampling=types_pb2.SamplingParams(ignore_eos=ask.ignore_eos, max_new_tokens=ask.max_new_tokens),
         seed=output_seed(request, seed),
         true_output_tokens=request.output_tokens,
+        priority=request.priority,
     )
 
 

@@ -87,6 +87,7 @@ class RequestReader:
             stop_token_sequences=await self._stop_token_sequences(sampling),
             seed=seed,
             true_output_tokens=message.true_output_tokens,
+            priority=message.priority,
             output_token_ids_u32=b"" if output is None else u32.pack(output),
             eos_id=self._tokenizer.eos_id,
             key=caller if self._access.counts else None,

@@ -46,6 +46,7 @@ class Request:
         stop_token_sequences: the stop strings in the tokenizer's own tokenisation, for the worker.
         seed: 64 bits; equal seeds give equal tokens.
         true_output_tokens: a trace's true output length, hidden from all scheduling decisions; 0: unknown.
+        priority: 32 bits, signed; a lower one is earlier under `scheduler.policy = "priority"`.
         output_token_ids_u32: the whole output with its end, if the request says what it is; empty: the model's own.
         eos_id: the token that ends a sequence.
         key: the API key whose quotas it counts against; None: no quotas.
@@ -60,6 +61,7 @@ class Request:
     stop_token_sequences: tuple[tuple[int, ...], ...]
     seed: int
     true_output_tokens: int = 0
+    priority: int = 0
     output_token_ids_u32: bytes = b""
     eos_id: int = EOS_ID
     key: ApiKey | None = None

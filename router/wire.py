@@ -254,6 +254,7 @@ def submit(
             time_left_ps=time_left_ps,
             traceparent="" if trace is None else trace.traceparent,
             tracestate="" if trace is None else trace.state,
+            priority=request.priority,
             sampling=scheduler_pb2.Sampling(
                 sampler=_sampler(request.sampling),
                 seed=request.seed,

@@ -83,6 +83,8 @@ class Journal:
             line["tenant_id"] = sequence.tenant_id
         if sequence.weight is not None:
             line["weight"] = str(sequence.weight)
+        if sequence.priority:
+            line["priority"] = sequence.priority
         if sequence.produced_tokens:
             line["produced_token_ids"] = list(sequence.output_token_ids)
         if resumed:

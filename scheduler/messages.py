@@ -33,6 +33,7 @@ class Submit:
         time_left_ps: how long its client still waits; 0: for ever.
         trace: the span that it is part of; None: none.
         ignore_eos: whether it goes on after an end-of-sequence token.
+        priority: a lower one is earlier, if the policy reads it.
     """
 
     handle: int
@@ -50,6 +51,7 @@ class Submit:
     time_left_ps: int = 0
     trace: TraceContext | None = None
     ignore_eos: bool = False
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ class Requests:
             output_token_ids=submit.produced,
             produced_tokens=len(submit.produced),
         )
+        sequence.priority = submit.priority
         if not submit.produced:
             sequence.content = of_u32(submit.prompt_token_ids_u32)  # the same bytes, for caches that compare them
         sequence.ignore_eos = submit.ignore_eos

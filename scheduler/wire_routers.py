@@ -88,6 +88,7 @@ def read_submit(message: pb.Submit) -> Submit:
         time_left_ps=message.time_left_ps,
         trace=trace_context.read(message.traceparent, message.tracestate) if message.traceparent else None,
         ignore_eos=message.sampling.ignore_eos,
+        priority=message.priority,
     )
 
 

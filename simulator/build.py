@@ -87,6 +87,7 @@ class RequestBuilder:
         adapter = None if request.adapter_id is None else self.adapters[request.adapter_id]
         built = SimulatedRequest(request.index, request.prompt_tokens, most, at_ps, end, adapter, request.tenant_id, ())
         built.sequence.ignore_eos = self.ignore_eos and self.natural_length is None
+        built.sequence.priority = request.priority
         if self.with_prompts:
             self._add_prompt(built.sequence, request, said)
         return built

@@ -22,8 +22,9 @@ _NUMBERS = ("index", "prompt", "output", "cached", "requeues")
 _TIMES = ("sent", "first", "last", "end")
 _SPANS = ("queue", "load", "prefill", "decode")
 _LABELS = ("status", "adapter", "tenant", "worker", "reason")
+_PRIORITY = "priority"
 _KINDS: dict[str, type[np.int64] | type[np.int32]] = {}
-_KINDS |= dict.fromkeys((*_NUMBERS, *_TIMES, *_SPANS), np.int64) | dict.fromkeys(_LABELS, np.int32)
+_KINDS |= dict.fromkeys((*_NUMBERS, *_TIMES, *_SPANS), np.int64) | dict.fromkeys((*_LABELS, _PRIORITY), np.int32)
 T = TypeVar("T", bound=Hashable)
 _NO_PHASES = Phases(_NONE, _NONE, _NONE, _NONE)
 
@@ -90,6 +91,7 @@ class OutcomeRecorder:
             self._tenant_id[sequence.tenant_id],
             self._worker[request.worker],
             self._reason[request.reason],
+            sequence.priority,
         ))  # fmt: skip
 
     def table(self, itl_ms: Distribution) -> OutcomeTable:
@@ -126,6 +128,7 @@ class OutcomeRecorder:
             token_ids_crc32=Labels(np.broadcast_to(np.int32(0), len(index)), [None]),
             detail=detail,
             itl_ms=itl_ms,
+            priority=column[_PRIORITY],
         )
 
 

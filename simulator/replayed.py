@@ -60,6 +60,7 @@ class ReplayedRequest:
             produced_tokens=len(token_ids),
         )
         sequence.ignore_eos = sampling.ignore_eos
+        sequence.priority = line.get("priority", 0)
         if "weight" in line:
             sequence.weight = Fraction(line["weight"])
         return cls(sequence, sampling, token_ids)

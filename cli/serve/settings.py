@@ -19,6 +19,8 @@ from lorrery.cli.serve.adapters import read_adapters, wide
 from lorrery.cli.serve.arguments import values_of
 from lorrery.cli.serve.faults import refusals
 from lorrery.cli.serve.flags import FLAGS
+from lorrery.scheduler.core.batchings import way_of
+from lorrery.scheduler.core.policies import batching_of
 from lorrery.settings import Settings, changed
 from lorrery.worker.build import deployment_of, read_catalogue
 from lorrery.worker.device.errors import CatalogueError
@@ -198,8 +200,6 @@ def _formats(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
 
 
 def _ways(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
-    if not flags.get("enable_chunked_prefill", True):
-        values["scheduler.batching"] = "continuous"
     if not flags.get("enable_prefix_caching", True):
         values["scheduler.prefix_cache.kind"] = "none"
     block = values.get("scheduler.block_size", _BLOCK)
@@ -380,10 +380,19 @@ def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[s
         )
     if longest < 2:
         raise SettingsError(f"--max-model-len {longest}: a prompt and its output have at least 2 tokens")
+    threshold = values.get("scheduler.long_prefill_token_threshold", 0)
+    if threshold > longest:
+        raise SettingsError(
+            f"--long-prefill-token-threshold {threshold}: it must be at most --max-model-len, {longest}"
+        )
     values |= {"scheduler.max_req_total_len": longest, "scheduler.max_req_input_len": longest - 1}
-    if settings.scheduler.batching != "chunked" and "scheduler.max_num_batched_tokens" not in values:
-        # As in vLLM: a prompt that is not computed in chunks has to fit in one step.
+    # As in vLLM: a prompt that is not computed in chunks has to fit in one step.
+    in_chunks = flags.get("enable_chunked_prefill", settings.scheduler.enable_chunked_prefill)
+    way = way_of(batching_of(settings.scheduler.policy, settings.scheduler.batching))
+    if (way.prompt_bound or not in_chunks) and "scheduler.max_num_batched_tokens" not in values:
         values["scheduler.max_num_batched_tokens"] = max(settings.scheduler.step_tokens, longest)
+    if not in_chunks:
+        values["scheduler.enable_chunked_prefill"] = False
 
 
 def _share(value: float) -> Fraction:

@@ -154,6 +154,8 @@ def _common(ask: Ask, model: str) -> dict[str, Any]:
         body["ignore_eos"] = True
     if ask.request.tenant_id:
         body["user"] = ask.request.tenant_id
+    if ask.request.priority:
+        body["priority"] = ask.request.priority
     return body
 
 

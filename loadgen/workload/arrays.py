@@ -30,6 +30,7 @@ class Requests:
         adapter_id: one adapter for all, or one per request; None: the base model.
         tenant_id: one tenant for all, or one per request.
         hash_ids: per request, the ids of its prompt's blocks of 512 tokens: equal leading ids are an equal prefix.
+        priority: one for all, or one per request, 32 bits, signed; `scheduler.policy = "priority"` reads it.
     """
 
     at_seconds: ArrayLike
@@ -38,6 +39,7 @@ class Requests:
     adapter_id: str | Sequence[str | None] | None = None
     tenant_id: str | Sequence[str] = ""
     hash_ids: Sequence[Sequence[int] | None] | None = None
+    priority: ArrayLike = 0
 
     def rows(self) -> list[WorkloadRequest]:
         """Return the requests in order of time; `index` is the row here.
@@ -58,24 +60,30 @@ class Requests:
         adapter_ids = _names("adapter_id", self.adapter_id, num_requests, optional=True)
         tenant_ids = [name or "" for name in _names("tenant_id", self.tenant_id, num_requests, optional=False)]
         hash_ids = [None] * num_requests if self.hash_ids is None else _listed("hash_ids", self.hash_ids)
-        columns: tuple[Sized, ...] = (at_seconds, prompts, outputs, adapter_ids, tenant_ids, hash_ids)
+        priority = self.priority if np.ndim(self.priority) else np.full(num_requests, self.priority)
+        priorities = _column("priority", priority, np.int64)
+        columns: tuple[Sized, ...] = (at_seconds, prompts, outputs, adapter_ids, tenant_ids, hash_ids, priorities)
         for field, column in zip(fields(self), columns, strict=True):
             if len(column) != num_requests:
                 raise ValueError(f"{field.name} has {len(column)} rows; at_seconds has {num_requests}")
         for name, tokens in (("prompt_tokens", prompts), ("output_tokens", outputs)):
             if tokens.min() < 1:
                 raise ValueError(f"{name}: every request needs at least 1")
+        if (priorities != priorities.astype(np.int32)).any():
+            raise ValueError(f"priority: expected whole numbers from {-(2**31)} to {2**31 - 1}")
         for row, (ids, prompt) in enumerate(zip(hash_ids, prompts.tolist(), strict=True)):
             if ids is not None and not _are_ids(ids):
                 raise ValueError(f"hash_ids[{row}] is {ids!r}; expected whole numbers from 0 to 2**64 - 1")
             if ids is not None and len(ids) != (wanted := -(-prompt // BLOCK_TOKENS)):
                 raise ValueError(f"hash_ids[{row}] has {len(ids)} ids; a prompt of {prompt} tokens has {wanted} blocks")
-        columns_in_order = zip(
-            at_seconds.tolist(), prompts.tolist(), outputs.tolist(), adapter_ids, tenant_ids, hash_ids, strict=True
-        )
+        numbers = (column.tolist() for column in (at_seconds, prompts, outputs, priorities))
+        columns_in_order = zip(*numbers, adapter_ids, tenant_ids, hash_ids, strict=True)
         rows = [
-            WorkloadRequest(index, at, prompt, output, adapter_id, tenant_id, None if ids is None else array("Q", ids))
-            for index, (at, prompt, output, adapter_id, tenant_id, ids) in enumerate(columns_in_order)
+            WorkloadRequest(
+                *(index, at, prompt, output, adapter_id, tenant_id, None if ids is None else array("Q", ids)),
+                priority=priority,
+            )
+            for index, (at, prompt, output, priority, adapter_id, tenant_id, ids) in enumerate(columns_in_order)
         ]
         return [rows[row] for row in np.argsort(at_seconds, kind="stable").tolist()]
 

@@ -3,6 +3,7 @@
 Source: github.com/kvcache-ai/Mooncake, `FAST25-release/traces` (Apache-2.0); Qin et al., "Mooncake: Trading More
 Storage for Less Computation", FAST 2025. Fields: `timestamp` (milliseconds from the start), `input_length`,
 `output_length` (tokens), `hash_ids` (ids of consecutive 512-token blocks of the prompt; the last is usually partial).
+Rows may have a `priority` as well, which theirs have not.
 
 Stamps step by about 3,000 ms: requests that share one arrived somewhere in that window, in the file's order. Replayed
 unchanged they come in bursts of about ten; `spread` moves them apart. A report must say which was used.
@@ -49,8 +50,10 @@ def read_mooncake(lines: Iterable[str], limit: int | None = None) -> list[Worklo
         raise TraceError("there is no row in it")
     rows.sort(key=lambda row: row[0])
     return [
-        WorkloadRequest(index, (stamp - rows[0][0]) / 1e3, prompt_tokens, output_tokens, hash_ids=hash_ids)
-        for index, (stamp, prompt_tokens, output_tokens, hash_ids) in enumerate(rows)
+        WorkloadRequest(
+            index, (stamp - rows[0][0]) / 1e3, prompt_tokens, output_tokens, hash_ids=hash_ids, priority=priority
+        )
+        for index, (stamp, prompt_tokens, output_tokens, hash_ids, priority) in enumerate(rows)
     ]
 
 
@@ -75,7 +78,7 @@ def spread(
     return [replace(request, index=index) for index, request in enumerate(placed)]
 
 
-def _read_row(number: int, line: str) -> tuple[float, int, int, "array[int] | None"]:
+def _read_row(number: int, line: str) -> tuple[float, int, int, "array[int] | None", int]:
     try:
         row: Any = json.loads(line.removeprefix("\ufeff") if number == 1 else line)
     except (ValueError, RecursionError) as error:
@@ -86,7 +89,9 @@ def _read_row(number: int, line: str) -> tuple[float, int, int, "array[int] | No
         stamp, prompt_tokens, output_tokens = row["timestamp"], row["input_length"], row["output_length"]
     except KeyError as error:
         raise TraceError(f"line {number}: no field {error}") from None
-    hash_ids = row.get("hash_ids")
+    hash_ids, priority = row.get("hash_ids"), row.get("priority", 0)
+    if type(priority) is not int or not -(2**31) <= priority < 2**31:
+        raise TraceError(f"line {number}: priority is {priority!r}; expected a whole number of 32 bits, signed")
     for name, value in (("timestamp", stamp), ("input_length", prompt_tokens), ("output_length", output_tokens)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise TraceError(f"line {number}: {name} is {value!r}; expected a number, 0 or more")
@@ -96,10 +101,10 @@ def _read_row(number: int, line: str) -> tuple[float, int, int, "array[int] | No
             raise TraceError(f"line {number}: {name} is {value!r}; at most {MOST_TOKENS} tokens can be")
     prompt_tokens, output_tokens = max(int(prompt_tokens), 1), max(int(output_tokens), 1)
     if hash_ids is None:
-        return float(stamp), prompt_tokens, output_tokens, None
+        return float(stamp), prompt_tokens, output_tokens, None, priority
     if not isinstance(hash_ids, list) or not all(type(block) is int and 0 <= block < 2**64 for block in hash_ids):
         raise TraceError(f"line {number}: hash_ids must be a list of whole numbers from 0 to 2**64 - 1")
     num_blocks = -(-prompt_tokens // BLOCK_TOKENS)
     if len(hash_ids) != num_blocks:
         raise TraceError(f"line {number}: {len(hash_ids)} hash_ids for {prompt_tokens} tokens; expected {num_blocks}")
-    return float(stamp), prompt_tokens, output_tokens, array("Q", hash_ids)
+    return float(stamp), prompt_tokens, output_tokens, array("Q", hash_ids), priority

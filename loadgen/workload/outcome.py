@@ -52,6 +52,7 @@ class RequestOutcome:
         num_requeues: how often it was queued again, as reported.
         token_ids_crc32: of the token ids in order, as little-endian u32. Equal seeds give equal values, so it reveals a
             lost, repeated or exchanged token between two runs. None if no ids were seen.
+        priority: as sent.
     """
 
     index: int
@@ -74,6 +75,7 @@ class RequestOutcome:
     worker_id: str = ""
     num_requeues: int = 0
     token_ids_crc32: int | None = None
+    priority: int = 0
 
     @property
     def output_tokens(self) -> int:

@@ -54,6 +54,7 @@ class OutcomeTable:
     token_ids_crc32: Sequence[int | None]
     detail: dict[int, str]
     itl_ms: Distribution
+    priority: Ints
 
     def __len__(self) -> int:
         return len(self.index)
@@ -112,6 +113,7 @@ class OutcomeTable:
             token_ids_crc32=[row.token_ids_crc32 for row in rows],
             detail={position: row.detail for position, row in enumerate(rows) if row.detail},
             itl_ms=distribution(pooled * 1e3),
+            priority=_ints(row.priority for row in rows),
         )
 
 

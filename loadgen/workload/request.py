@@ -64,6 +64,7 @@ class WorkloadRequest:
             tuple's size, whose bytes prefix caches compare.
         turn: parts of the prompt; None: it consists of its own words, or follows `hash_ids`. The turns of a session are
             adjacent in a workload.
+        priority: 32 bits, signed; a lower one is earlier under `scheduler.policy = "priority"`.
     """
 
     index: int
@@ -74,6 +75,7 @@ class WorkloadRequest:
     tenant_id: str
     hash_ids: Sequence[int] | None
     turn: Turn | None
+    priority: int
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class WorkloadRequest:
         tenant_id: str = "",
         hash_ids: Sequence[int] | None = None,
         turn: Turn | None = None,
+        priority: int = 0,
     ) -> None:
         self.index = index
         self.at_seconds = at_seconds
@@ -94,6 +97,7 @@ class WorkloadRequest:
         self.tenant_id = tenant_id
         self.hash_ids = hash_ids
         self.turn = turn
+        self.priority = priority
 
 
 def of_columns(

@@ -63,6 +63,7 @@ def generate_request(
     seed: int | None,
     top_logprobs: int | None,
     truncate: int = 0,
+    priority: int = 0,
     constraint: router_pb2.Constraint | None = None,
 ) -> router_pb2.GenerateRequest:
     """Return the message of a request.
@@ -77,6 +78,7 @@ def generate_request(
         seed: 64 bits, signed or unsigned; None: drawn by the router.
         top_logprobs: alternatives to each token; None: no log-probabilities.
         truncate: number of last prompt tokens to keep; 0: all.
+        priority: a lower one is earlier.
         constraint: form of the output; None: none.
 
     Raises:
@@ -93,7 +95,11 @@ def generate_request(
     if max_tokens:
         sampling.max_new_tokens = min(max_tokens, 2**31 - 1)
     message = router_pb2.GenerateRequest(
-        request_id=request_id, adapter_id=adapter_id, sampling=sampling, fill_context=not max_tokens
+        request_id=request_id,
+        adapter_id=adapter_id,
+        sampling=sampling,
+        fill_context=not max_tokens,
+        priority=priority,
     )
     message.token_ids.ids.extend(prompt)
     if seed is not None:

@@ -112,6 +112,7 @@ async def _read(
         seed=request.sampling.seed if request.sampling.HasField("seed") else None,
         top_logprobs=response.output_candidates.top_n if response.output_logprobs else None,
         truncate=request.truncate_prompt_tokens,
+        priority=request.priority,
         constraint=read_constraint(decoding, "structured_output", "decoding"),
     )
 

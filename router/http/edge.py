@@ -28,6 +28,9 @@ ROLES, REQUEST_ID = "roles", "request_id"
 The writer of the response's body is there too, see answer.py.
 """
 
+PRIORITY = "x-vllm-priority"
+"""Header of vLLM with a request's priority, which takes precedence over the one in the body."""
+
 EITHER: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
 """OpenAPI description of a response that is a stream if requested."""
 
@@ -141,6 +144,9 @@ class Edge:
             form: of the outputs; None: their own.
         """
         constraint = None if form is None else SharedConstraint(form.constraint)
+        if (priority := _header_priority(http)) is not None:
+            for message in messages:
+                message.priority = priority
 
         async def generate(message: router_pb2.GenerateRequest, its_names: Names, call: Call) -> None:
             with named(its_names if form is None else form.names(its_names)):
@@ -162,3 +168,12 @@ class Edge:
         if await self.handler.find_adapter(self.caller(http), model) is None:
             with named(COMPLETION):
                 raise self.handler.unknown_model(model)
+
+
+def _header_priority(http: Request) -> int | None:
+    """Return the priority in the header; None: it has none, or as in vLLM one that is not a number."""
+    try:
+        priority = int(http.headers.get(PRIORITY, ""))
+    except ValueError:
+        return None
+    return priority if -(2**31) <= priority < 2**31 else None

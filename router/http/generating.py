@@ -50,7 +50,6 @@ _REFUSED = {
     "functions": "it is the older name of tools; give those",
     "audio": "output is text",
     "kv_transfer_params": "KV caches of two engines do not meet here",
-    "priority": "requests have no priorities here; leave it out, or 0",
     "cache_salt": "prefix caches are shared by those who share an adapter; give a tenant an adapter of its own",
 }
 """Fields that must be left out, null, or without effect (false, 0, empty), and the reason."""
@@ -104,6 +103,9 @@ class GeneratingRequest(BaseModel):
     )
     request_id: RequestId | None = Field(default=None, description="the request's id, without a header x-request-id")
     add_special_tokens: Switch | None = Field(default=None, description="whether a text begins with the token for that")
+    priority: Annotated[Whole, Field(ge=-(2**31), lt=2**31)] | None = Field(
+        default=None, description="a lower one is earlier, if scheduler.policy is priority"
+    )
     user: str | None = Field(default=None, description="the tenant, where no API keys are asked for")
     response_format: dict[str, Any] | None = Field(
         default=None, description="type json_schema with json_schema.schema, json_object, or text"
@@ -125,7 +127,6 @@ class GeneratingRequest(BaseModel):
     functions: Any = None
     audio: Any = None
     kv_transfer_params: Any = None
-    priority: Whole | None = None
     cache_salt: str | None = None
 
     most_tokens_name: ClassVar[str] = "max_tokens"
@@ -234,6 +235,7 @@ class GeneratingRequest(BaseModel):
             top_logprobs=self.top_logprobs,
             fill_context=self.fills_context,
             without_special_tokens=self.add_special_tokens is False,
+            priority=self.priority or 0,
         )
         if isinstance(prompt, str):
             message.text = prompt

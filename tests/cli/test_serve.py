@@ -65,8 +65,9 @@ def test_issue_s_own_command_line_amounts_to_vllms_way_with_four_adapters_at_onc
     assert list(settings.adapters.expand()) == [("a", 8), ("b", 16)]
     assert (settings.adapters.max_loras, settings.adapters.max_cpu_loras) == (4, 4)
     scheduler = settings.scheduler
-    assert (scheduler.max_num_seqs, scheduler.policy, scheduler.batching) == (128, "fcfs", "chunked")
-    assert (scheduler.memory, scheduler.prefix_cache.kind) == ("paged", "blocks")
+    assert (scheduler.max_num_seqs, scheduler.policy, scheduler.batching) == (128, "fcfs", "vllm")
+    assert (scheduler.memory, scheduler.prefix_cache.kind) == ("on_demand", "blocks")
+    assert scheduler.max_num_batched_tokens == 8192
     assert settings.router.http == "127.0.0.1:8123"
 
 
@@ -75,7 +76,16 @@ def test_issue_s_own_command_line_amounts_to_vllms_way_with_four_adapters_at_onc
     [
         ("--max_num_batched_tokens 4096", "scheduler.max_num_batched_tokens", 4096),
         ("--max-num-batched-tokens 8k", "scheduler.max_num_batched_tokens", 8000),
-        ("--no-enable-chunked-prefill", "scheduler.batching", "continuous"),
+        ("--no-enable-chunked-prefill", "scheduler.enable_chunked_prefill", False),
+        ("--no-enable-chunked-prefill --gpu L4 --max-model-len 4k", "scheduler.max_num_batched_tokens", 4000),
+        ("--max-num-batched-tokens 2048 --max-model-len 4k", "scheduler.max_num_batched_tokens", 2048),
+        ("--scheduling-policy priority", "scheduler.policy", "priority"),
+        ("--no-async-scheduling", "scheduler.async_scheduling", False),
+        ("--long-prefill-token-threshold 512", "scheduler.long_prefill_token_threshold", 512),
+        ("--long-prefill-token-threshold-adaptive", "scheduler.long_prefill_token_threshold_adaptive", True),
+        ("--max-num-seqs 64 --max-num-active-seqs 16", "scheduler.max_num_active_seqs", 16),
+        ("--no-scheduler-reserve-full-isl", "scheduler.scheduler_reserve_full_isl", False),
+        ("--watermark 0.25", "scheduler.watermark", 0.25),
         ("--enable-prefix-caching=false", "scheduler.prefix_cache.kind", "none"),
         ("--enable-kvcache --block-size 32", "scheduler.block_size", 32),
         ("--max-num-batched-tokens 100", "scheduler.max_num_seqs", 100),
@@ -228,6 +238,11 @@ def test_only_a_regular_file_is_read_for_an_adapter(tmp_path: Path):
         ("Llama-3-8B --engine-type sglang", "--engine-type sglang: it must be vllm"),
         ("Llama-3-8B -O3", "--optimization-level is not for this command: kernels are modelled"),
         ("Llama-3-8B -O 3", "--optimization-level is not for this command: kernels are modelled"),
+        (
+            "Llama-3-8B --max-model-len 1k --long-prefill-token-threshold 1001",
+            "--long-prefill-token-threshold 1001: it must be at most --max-model-len, 1000",
+        ),
+        ("Llama-3-8B --max-num-seqs 8 --max-num-active-seqs 9", "max_num_active_seqs (9) must be at most max_num_seqs"),
         ("Llama-3-8B --max-num-batched-tokens many", "--max-num-batched-tokens many: a number expected"),
         ("Llama-3-8B --enforce-eager", "--enforce-eager is not for this command: kernels are modelled"),
         ("Llama-3-8B --compilation-config.mode 3", "--compilation-config.mode is not for this command"),

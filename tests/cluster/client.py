@@ -47,6 +47,7 @@ class Ask:
     true_output_tokens: int | None = None
     model: str = ""
     output: str | None = None
+    priority: int = 0
 
     def message(self) -> router_pb2.GenerateRequest:
         return router_pb2.GenerateRequest(
@@ -57,6 +58,7 @@ class Ask:
             sampling=types_pb2.SamplingParams(max_new_tokens=self.max_new_tokens, ignore_eos=self.ignore_eos),
             true_output_tokens=self.true_output_tokens,
             constraint=None if self.output is None else router_pb2.Constraint(text=self.output),
+            priority=self.priority,
         )
 
     def expected(self, settings: Settings) -> tuple[list[int], int]:

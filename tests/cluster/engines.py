@@ -84,6 +84,7 @@ def native(ask: Ask, **stopping: Any) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(
         token_ids=inference_pb2.TokenIds(ids=[PROMPT_TOKEN_ID] * ask.prompt_tokens),
         lora_name=ask.adapter_id,
+        priority=ask.priority,
         sampling=inference_pb2.RandomSampling(seed=ask.seed),
         stopping=inference_pb2.StoppingCriteria(
             max_new_tokens=ask.max_new_tokens, ignore_eos=ask.ignore_eos, **stopping

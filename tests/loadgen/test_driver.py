@@ -70,9 +70,10 @@ async def test_every_stream_brings_what_was_asked_for(start_router):
 
 async def test_a_request_carries_prompt_adapter_lengths_and_seed(start_router):
     router = await start_router()
-    requests = [WorkloadRequest(0, 0.0, 7, 3, "lora-2", tenant_id="t")]
-    await drive(router, requests, seed=11)
+    requests = [WorkloadRequest(0, 0.0, 7, 3, "lora-2", tenant_id="t", priority=-4)]
+    driver = await drive(router, requests, seed=11)
     (sent,) = router.requests
+    assert (sent.priority, driver.outcomes[0].priority) == (-4, -4)
     assert list(sent.token_ids.ids) == prompt_token_ids(requests[0], 11).tolist()
     assert (sent.adapter_id, sent.tenant_id, sent.true_output_tokens) == ("lora-2", "t", 3)
     assert (sent.sampling.max_new_tokens, sent.sampling.ignore_eos) == (3, True)

@@ -1,6 +1,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -98,6 +99,14 @@ def test_the_csv_has_a_line_per_request_in_workload_order(tmp_path):
     assert first["tpot_ms"] == "100.000"
     assert first["output_tokens"] == "4"
     assert first["token_ids_crc32"] == "000000ff"
+
+
+def test_the_csv_has_priorities_if_a_request_has_one(tmp_path):
+    _, requests = write_report(report([outcome(0), replace(outcome(1), priority=-2)]), tmp_path)
+    with requests.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == (*CSV_COLUMNS, "priority")
+    assert [row["priority"] for row in rows] == ["0", "-2"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import lorrery
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.report import app
-from lorrery.loadgen.requests_csv import CSV_COLUMNS
+from lorrery.loadgen.requests_csv import CSV_COLUMNS, PRIORITY
 from lorrery.reports.facts import differing
 from lorrery.reports.read import read_folders
 from lorrery.reports.report import report
@@ -308,7 +308,7 @@ def test_python_has_the_same(tmp_path):
 def test_every_column_is_documented():
     text = (Path(__file__).parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z0-9_]+)`", text))
-    assert set(CSV_COLUMNS) | set(STEP_COLUMNS) <= named
+    assert {*CSV_COLUMNS, PRIORITY, *STEP_COLUMNS} <= named
 
 
 def scaled(folder: Path, *groups: str) -> Path:

@@ -27,9 +27,11 @@ async def test_a_prompt_travels_down_and_its_tokens_come_back_in_order(start_rou
         request_id="r1",
         seed=7,
         true_output_tokens=5,
+        priority=-3,
         sampling=types_pb2.SamplingParams(max_new_tokens=3, ignore_eos=True),
     )
     submit = await next_submit(route)
+    assert submit.priority == -3
     assert (submit.request_id, submit.adapter_id, submit.tenant_id) == ("r1", "lora-0", "t1")
     assert from_u32(submit.prompt_token_ids_u32) == [1, 5, 6]
     assert submit.produced_token_ids_u32 == b""

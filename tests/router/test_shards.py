@@ -78,7 +78,8 @@ async def test_a_refusal_after_tokens_ends_the_stream(start_router: StartRouter)
 async def test_a_broken_stream_is_resumed_with_the_tokens_received(start_router: StartRouter) -> None:
     router = await start_router()
     route = await router.route()
-    call = router.generate(" about above", seed=11, sampling=types_pb2.SamplingParams(max_new_tokens=6))
+    sampling = types_pb2.SamplingParams(max_new_tokens=6)
+    call = router.generate(" about above", seed=11, priority=2, sampling=sampling)
     first = await next_submit(route)
     route.send([(first.handle, 3)])
     route.send([(first.handle, 4)])
@@ -91,6 +92,7 @@ async def test_a_broken_stream_is_resumed_with_the_tokens_received(start_router:
     assert second.prompt_token_ids_u32 == first.prompt_token_ids_u32
     assert second.sampling == first.sampling
     assert second.request_id == first.request_id
+    assert (first.priority, second.priority) == (2, 2)
     again.send([(second.handle, 5)])
     again.send([(second.handle, 6)], [(second.handle, LENGTH)])
     token_ids, text, _ = await everything(call)

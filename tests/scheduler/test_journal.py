@@ -89,6 +89,15 @@ def test_prompts_are_noted_only_where_a_replay_needs_them(tmp_path: Path) -> Non
         assert lines_of(path)[1].get("prompt_token_ids") == ([4, 5, 6] if name == "with" else None)
 
 
+def test_a_priority_is_noted_unless_it_is_0(path: Path, journal: Journal) -> None:
+    for handle, priority in ((1, -2), (2, 0)):
+        sequence = Sequence(handle, 3, 5)
+        sequence.priority = priority
+        journal.request(sequence, "r", {"seed": 1, "max_new_tokens": 5}, resumed=False)
+    journal.close()
+    assert [line.get("priority") for line in lines_of(path)[1:3]] == [-2, None]
+
+
 def test_an_earlier_journal_is_kept_under_another_name(path: Path) -> None:
     for _ in range(3):
         Journal(path, settings_with(path)).close()

@@ -47,6 +47,11 @@ def test_an_adapters_version_arrives_and_0_is_that_of_the_settings() -> None:
     assert (read.adapter_rank, read.adapter_version) == (0, 0)
 
 
+def test_a_priority_arrives_and_is_0_if_unset() -> None:
+    assert wire_routers.read_submit(submit(priority=-(2**31))).priority == -(2**31)
+    assert wire_routers.read_submit(submit()).priority == 0
+
+
 def test_a_worker_tells_versions_of_an_adapter_apart() -> None:
     plan = Plan(5, 1)
     plan.adapter_loads = Adapter("a", 8), Adapter("a", 16, version=7)

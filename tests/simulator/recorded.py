@@ -56,6 +56,7 @@ WAYS = {
         "worker.output.length_model='llm-mock'",
     ),
     "vllm": ("engine='vllm'", "adapters.max_loras=2", "scheduler.max_total_token_num=900"),
+    "priority": ("scheduler.policy='priority'", "scheduler.max_num_seqs=3", "adapters.max_loras=2"),
     "sglang": ("engine='sglang'", "scheduler.max_num_batched_tokens=64", "scheduler.max_total_token_num=900"),
     "prefill_first": (
         "engine='sglang-0.5'",

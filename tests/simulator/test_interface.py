@@ -118,6 +118,22 @@ def test_requests_of_ones_own_keep_their_rows():
     assert columns.tenant_id.tolist() == ["t"] * 3
 
 
+def test_one_seat_goes_to_the_lowest_priority_and_the_csv_says_whose(tmp_path: Path):
+    columns = {"at_seconds": [0.0, 0.1, 0.2, 0.3], "prompt_tokens": [8] * 4, "output_tokens": [64] * 4}
+    requests = lorrery.Requests(**columns, priority=[0, 7, -1, 7])
+    ends: dict[str, list[int]] = {}
+    for policy in ("fcfs", "priority"):
+        result = lorrery.simulate(
+            CLUSTER, requests, workers=1, overrides={"scheduler.policy": policy, "scheduler.max_num_seqs": 1}
+        )
+        ends[policy] = np.argsort(result.columns.end_seconds).tolist()
+    assert ends == {"fcfs": [0, 1, 2, 3], "priority": [0, 2, 1, 3]}
+    result.write(tmp_path)
+    header, *rows = (tmp_path / REQUESTS_FILE).read_text().splitlines()
+    assert header.endswith(",priority")
+    assert [row.rpartition(",")[2] for row in rows] == ["0", "7", "-1", "7"]
+
+
 def test_options_go_for_requests_of_ones_own():
     requests = lorrery.Requests(np.arange(100) / 10, np.full(100, 16), np.full(100, 4))
     result = lorrery.simulate(CLUSTER, {"duration": 8, "speed_up": 2, "adapters": "a"}, requests=requests)

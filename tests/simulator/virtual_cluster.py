@@ -53,7 +53,12 @@ class VirtualCluster:
         self.router = RouterLink("router", self.cluster.clock, 10**9)
 
     def submit(
-        self, sampling: pb.Sampling, prompt: list[int], adapter_id: str = "", produced: tuple[int, ...] = ()
+        self,
+        sampling: pb.Sampling,
+        prompt: list[int],
+        adapter_id: str = "",
+        produced: tuple[int, ...] = (),
+        priority: int = 0,
     ) -> int:
         """Send a request; return the router's handle."""
         self._num_handles += 1
@@ -65,6 +70,7 @@ class VirtualCluster:
             prompt_token_ids_u32=u32.pack(prompt),
             produced_token_ids_u32=u32.pack(produced),
             sampling=sampling,
+            priority=priority,
         )
         self.cluster.requests.submit(wire_routers.read_submit(message), self.router)
         return self._num_handles
@@ -197,7 +203,8 @@ async def play(settings: Settings, rng: random.Random, *, num_requests: int, num
             sampling.sampler.CopyFrom(pb.Sampler(temperature=rng.uniform(0.1, 2), frequency_penalty=rng.random()))
         prompt = shared[: rng.randint(1, 200)] + [rng.randint(3, 900) for _ in range(rng.randint(0, 40))]
         produced = (7,) * rng.randint(1, 3) if rng.random() < 0.05 and most > 3 else ()
-        handle = virtual.submit(sampling, prompt, rng.choice(adapters), produced)
+        priority = rng.randint(-2, 2) if settings.scheduler.policy == "priority" else 0
+        handle = virtual.submit(sampling, prompt, rng.choice(adapters), produced, priority)
         _chance(rng, 0.2, virtual.cancel, handle, within_seconds=rng.choice([0.0, 0.05, 1.0]))
     for worker in list(virtual.workers):
         _chance(rng, 0.3, worker.die, within_seconds=1.0)

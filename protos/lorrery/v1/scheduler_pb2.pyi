@@ -322,6 +322,7 @@ class Submit(message.Message):
     TIME_LEFT_PS_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     TRACESTATE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """Chosen by the router, never reused on this stream."""
     request_id: builtins.str
@@ -350,6 +351,8 @@ class Submit(message.Message):
     """Trace state that tracing systems pass along with it, in the format of its
     header.
     """
+    priority: builtins.int
+    """As in GenerateRequest."""
     @builtins.property
     def sampling(self) -> Sampling:
         """What the worker needs to produce its tokens."""
@@ -381,10 +384,11 @@ class Submit(message.Message):
         time_left_ps: builtins.int = ...,
         traceparent: builtins.str = ...,
         tracestate: builtins.str = ...,
+        priority: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "handle", b"handle", "priority", b"priority", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

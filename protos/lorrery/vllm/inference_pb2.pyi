@@ -91,7 +91,7 @@ class GenerateRequest(message.Message):
     truncate_prompt_tokens: builtins.int
     """The last so many tokens of the prompt count; 0: all."""
     priority: builtins.int
-    """Passed over: the scheduler's policy decides."""
+    """As in lorrery.v1.GenerateRequest."""
     session_id: builtins.str
     """Passed over."""
     lora_name: builtins.str

@@ -73,6 +73,13 @@ async def test_what_only_some_servers_know_is_left_out_where_it_is_not_needed(se
     ((_, _, body),) = server.requests
     assert "ignore_eos" not in body
     assert "user" not in body
+    assert "priority" not in body
+
+
+async def test_a_priority_is_in_the_body(server):
+    await drive(server, [WorkloadRequest(0, 0.0, 5, 2, priority=-4)])
+    ((_, _, body),) = server.requests
+    assert body["priority"] == -4
 
 
 async def test_text_has_a_word_a_token(server):

@@ -21,6 +21,12 @@ def test_one_adapter_and_one_tenant_stand_for_all():
     assert [(row.adapter_id, row.tenant_id) for row in rows] == [("a", "t")] * 2
 
 
+def test_a_priority_is_given_to_each_or_to_all():
+    assert [row.priority for row in Requests([1, 0], [5, 5], [1, 1], priority=[3, -(2**31)]).rows()] == [-(2**31), 3]
+    assert [row.priority for row in Requests([0, 1], [5, 5], [1, 1], priority=2).rows()] == [2, 2]
+    assert [row.priority for row in Requests([0, 1], [5, 5], [1, 1]).rows()] == [0, 0]
+
+
 def test_blocks_make_prefixes():
     rows = Requests([0, 1], [600, 5], [1, 1], hash_ids=[np.array([7, 8]), None]).rows()
     assert [row.hash_ids for row in rows] == [array("Q", [7, 8]), None]
@@ -57,6 +63,12 @@ def test_blocks_make_prefixes():
         (Requests([0.0], [2**70], [1]), "prompt_tokens: a number is too large; at most 9223372036854775807"),
         (Requests([0.0], [1], [1], ["a", "b"]), "adapter_id has 2 rows"),
         (Requests([0.0], [1], [1], tenant_id=[]), "tenant_id has 0 rows"),
+        (Requests([0.0], [1], [1], priority=[1, 2]), "priority has 2 rows"),
+        (Requests([0.0], [1], [1], priority=[0.5]), "priority: expected whole numbers"),
+        (
+            Requests([0.0], [1], [1], priority=[2**31]),
+            "priority: expected whole numbers from -2147483648 to 2147483647",
+        ),
         (Requests([0], [1], [1], hash_ids=[[-1]]), r"hash_ids\[0\] is \[-1\]; expected whole numbers from 0 to"),
         (Requests([0], [1], [1], hash_ids=[[2**64]]), r"expected whole numbers from 0 to 2\*\*64 - 1"),
         (Requests([0.0], [513], [1], hash_ids=[(1,)]), r"hash_ids\[0\] has 1 ids; a prompt of 513 tokens has 2 blocks"),

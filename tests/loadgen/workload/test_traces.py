@@ -138,12 +138,20 @@ def test_mooncake_reads_milliseconds_and_block_ids():
         ('{"timestamp": NaN, "input_length": 3, "output_length": 1}', "line 1: timestamp is nan"),
         ('{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}', "1 hash_ids for 513 tokens"),
         ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}', "hash_ids must be"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1, "priority": 2147483648}', "priority is 2147483648"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1, "priority": true}', "priority is True"),
         ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [18446744073709551616]}', "from 0 to 2"),
     ],
 )
 def test_mooncake_names_the_line_that_does_not_parse(line, message):
     with pytest.raises(TraceError, match=message):
         read_mooncake([line])
+
+
+def test_mooncakes_rows_may_have_a_priority():
+    line = '{{"timestamp": 0, "input_length": 1, "output_length": 1{}}}'
+    rows = read_mooncake([line.format(', "priority": -3'), line.format("")])
+    assert [row.priority for row in rows] == [-3, 0]
 
 
 def test_mooncake_takes_whole_numbers_in_any_spelling_and_stamps_between_milliseconds():

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.anthropic_requests import MessagesRequest
+from lorrery.router.http.generating import GeneratingRequest
 from lorrery.router.http.openai_requests import ChatRequest, CompletionRequest, turns
 from lorrery.router.http.responses_requests import ResponsesRequest
 from lorrery.router.http.slora import SloraParameters, SloraRequest
@@ -68,6 +69,32 @@ def test_numbers_and_booleans_are_read_as_vllm_reads_them(
 ) -> None:
     read = kind.model_validate({**prompt, **laxly, "min_tokens": "1"})
     assert read == kind.model_validate({**prompt, **GIVEN})
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt"),
+    [
+        (CompletionRequest, {"prompt": "x"}),
+        (ChatRequest, {"messages": [{"role": "user", "content": "x"}]}),
+        (ResponsesRequest, {"input": "x"}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("given", "read"), [({}, 0), ({"priority": None}, 0), ({"priority": -5}, -5), ({"priority": "3"}, 3)]
+)
+def test_a_priority_is_in_the_message_and_0_if_none_is_given(
+    kind: type[GeneratingRequest], prompt: dict[str, Any], given: dict[str, Any], read: int
+) -> None:
+    request = kind.model_validate({**prompt, **given})
+    request.check()
+    (message,) = request.messages(["x"], "r", "t")
+    assert message.priority == read
+
+
+@pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, "x"])
+def test_a_priority_is_a_whole_number_of_32_bits(priority: object) -> None:
+    with pytest.raises(ValidationError):
+        CompletionRequest.model_validate({"prompt": "x", "priority": priority})
 
 
 @pytest.mark.parametrize("prompt", [3, True, [3.0], ["3", 4], [["5"]], [True]])
