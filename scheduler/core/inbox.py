@@ -66,11 +66,18 @@ class Inbox:
         return what
 
     def take_cancels(self, before_ps: int) -> list[int]:
-        """Remove and return the cancels before a time, in order."""
-        taken = [what for at_ps, what in self._events if at_ps < before_ps and isinstance(what, int)]
+        """Remove and return the cancels before a time, in order, of sequences whose arrival has taken effect."""
+        arriving = self.arrivals() if self.num_arrivals else set()
+        taken: list[int] = []
+        kept: deque[tuple[int, Input]] = deque()
+        for event in self._events:
+            what = event[1]
+            if isinstance(what, int) and event[0] < before_ps and what not in arriving:
+                taken.append(what)
+            else:
+                kept.append(event)
         if taken:
-            kept = [event for event in self._events if event[0] >= before_ps or not isinstance(event[1], int)]
-            self._events = deque(kept)
+            self._events = kept
             self.next_ps = kept[0][0] if kept else None
         return taken
 

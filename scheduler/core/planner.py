@@ -113,12 +113,8 @@ class Planner:
         return Idle(_earlier(until_ps, next_ps))
 
     def _may_decode_on(self, memory: OnDemandMemory) -> bool:
-        """Return whether the coming step needs no pass of vLLM's: all have their blocks.
-
-        Those that have ended late leave when the first step is committed; nothing waits for what they hold.
-        """
-        ended = self._batch.ended
-        return memory.steps_before_full(self._running, 1) == 1 and not (ended and self._running.num == len(ended))
+        """Return whether the coming step needs no pass of vLLM's: all have their blocks, and others than ended ones run."""
+        return memory.steps_before_full(self._running, 1) == 1 and self._running.num > len(self._batch.ended)
 
     def all_ended(self) -> None:
         """Note that an error of a policy has ended all sequences."""
@@ -150,7 +146,7 @@ class Planner:
         self.holds = False
         max_steps = running.steps_to_length()
         if max_steps > 1:
-            if self._batch.aborted or self._one_step or self._inbox.due(at_ps):
+            if self._batch.aborted or self._one_step or self._inbox.due(at_ps) or self._batch.ended:
                 max_steps = 1
             elif self._may_preempt:
                 max_steps = self._memory.steps_before_full(running, max_steps)

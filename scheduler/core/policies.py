@@ -174,9 +174,9 @@ QUEUES: dict[str, Policy] = {
         (
             _LLM_MOCK_IS_IN_ORDER,
             Exclusion(
-                {"batching": {"chunked", "prefill_first"}},
-                "pets chooses prompts by the cost of computing them whole and together; batching = 'chunked' and"
-                " 'prefill_first' compute them in pieces",
+                {"batching": {"chunked", "prefill_first", "vllm"}},
+                "pets chooses prompts by the cost of computing them whole and together; batching = 'chunked',"
+                " 'prefill_first' and 'vllm' compute them in pieces",
             ),
             Exclusion({"prefetch": {True}}, "whom pets takes next is only known when it forms the batch"),
         ),

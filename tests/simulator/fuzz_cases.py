@@ -33,7 +33,8 @@ from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 from tests.worker.device.known import deployment
 
 PS = 10**12
-IN_PIECES = ("chunked", "prefill_first", "sglang")
+_OF_ENGINE = {"sglang": "estimated", "vllm": "on_demand"}
+IN_PIECES = ("chunked", "prefill_first", "sglang", "vllm")
 OF_SGLANG = ("fcfs_tail", "lpm")
 LAST_PS = 500 * PS
 """No case lasts so long."""
@@ -132,7 +133,7 @@ def draw_case(number: int) -> Case:
             "policy": policy,
             "batching": batching,
             "strict": strict,
-            "memory": "peak" if strict else "estimated" if batching == "sglang" else one_of(*MEMORIES),
+            "memory": "peak" if strict else _OF_ENGINE.get(batching) or one_of(*MEMORIES),
             "prefetch": bool(rng.random() < 0.2),
             "batch_num_adapters": 2 if policy == "cluster" else None,
             "fair_weights": {"a1": 1.5} if policy == "vtc_fair" else {},
@@ -151,7 +152,7 @@ def draw_case(number: int) -> Case:
         num_shards, num_workers = 1, int(own.integers(FEW + 1, FEW + 6))
     model = MODELS[number % len(MODELS)]
     seqs = int(rng.integers(2, 9))
-    paged = settings["memory"] in ("paged", "no_evict", "estimated")
+    paged = settings["memory"] in ("paged", "no_evict", "estimated", "on_demand")
     # Strict S-LoRA takes in what never fits, and then waits for good; with 450 everything fits.
     pool = int(rng.integers(300, 500) if paged else rng.integers(450 if strict else 330, 900))
     replica = ReplicaSettings(
@@ -177,12 +178,16 @@ def draw_case(number: int) -> Case:
         first_token_slo_ps=PREFILL_ALLOWANCE_PS + int(rng.integers(1, 20)) * PS // 10,
         profile=_profile() if policy == "pets" else None,
         max_loras=(int(rng.integers(1, 4)) if loads and not strict else None, None)[number % 4 == 3],
-        max_overtakes=(30, 2, 0)[number % 3],
+        max_overtakes=(None if batching == "vllm" else 30, 2, 0)[number % 3],
         look_ahead=(16, 3, 0)[number // 3 % 3],
         max_cpu_loras=int(rng.integers(1, 4)) if loads else None,
         max_concurrent_loads=int(rng.integers(1, 3)),
         blocking_loads=bool(rng.random() < 0.3),
         min_computed_tokens=0 if model == "llm-mock" else 1,
+        async_scheduling=bool(number & 1),
+        long_prefill_token_threshold=(0, 16)[number // 2 & 1],
+        max_num_active_seqs=(None, seqs - 1)[number // 4 & 1],
+        scheduler_reserve_full_isl=bool(number // 8 & 1),
     )
     may_pin = replica.max_loras is None or replica.max_loras > 1  # with one place only, no other would have any
     replica = replace(replica, sglang=_sglang_rules(number, may_pin=may_pin))

@@ -28,7 +28,8 @@ from lorrery.simulator.result import SimulationResult
 from tests.seeds import check_all
 
 ENGINES = ("vllm", "vllm-0.11", "sglang", "trtllm")
-BATCHINGS = ("slora_loop", "continuous", "mixed", "chunked", "prefill_first", "static")
+BATCHINGS = ("slora_loop", "continuous", "mixed", "chunked", "prefill_first", "static", "vllm", "sglang")
+_WITH_ANY_BATCHING = [memory for memory in MEMORIES if memory not in ("on_demand", "estimated")]
 NUM_REQUESTS = 70
 STEP_MS = 10.0
 
@@ -130,10 +131,16 @@ def _requests(rng: Random, rate: float, *, with_adapters: bool) -> lorrery.Reque
 
 def _parts(rng: Random, own: dict[str, object]) -> None:
     policy, batching = rng.choice([*QUEUES]), rng.choice(BATCHINGS)
-    if policy in ("pets", "peft") and batching in ("chunked", "prefill_first"):
+    if policy in ("fcfs_tail", "lpm") or batching == "sglang":  # these go together only
+        policy, batching = policy if policy in ("fcfs_tail", "lpm") else "lpm", "sglang"
+    if policy in ("pets", "peft") and batching in ("chunked", "prefill_first", "vllm"):
         batching = "continuous"
     own |= {"scheduler.policy": policy, "scheduler.batching": batching}
-    own["scheduler.memory"] = "peak" if batching == "static" else rng.choice([*MEMORIES])
+    own["scheduler.memory"] = "peak" if batching == "static" else rng.choice(_WITH_ANY_BATCHING)
+    if batching == "vllm":
+        own |= {"scheduler.memory": "on_demand", "scheduler.async_scheduling": rng.random() < 0.5}
+    if batching == "sglang":
+        own["scheduler.memory"] = "estimated"
     own["scheduler.limits"] = rng.choice(["slora", "vllm"])
     own["worker.step_time"] = rng.choice(["roofline", "naive-roofline", "constant", "constant"])
     own["worker.constant.step_ms"] = STEP_MS
@@ -142,7 +149,7 @@ def _parts(rng: Random, own: dict[str, object]) -> None:
     if batching == "slora_loop" and policy not in ("pets", "peft", "abort") and rng.random() < 0.5:
         own["scheduler.prefetch"] = True
     if rng.random() < 0.5:
-        own["scheduler.prefix_cache.kind"] = "blocks"
+        own["scheduler.prefix_cache.kind"] = "radix" if batching == "sglang" else "blocks"
         own["scheduler.prefix_cache.share_within_plan"] = rng.random() < 0.3
         own["scheduler.block_size"] = rng.choice([1, 16])
 
