@@ -113,7 +113,7 @@ class Planner:
         return Idle(_earlier(until_ps, next_ps))
 
     def _may_decode_on(self, memory: OnDemandMemory) -> bool:
-        """Return whether the coming step needs no pass of vLLM's: all have their blocks, and others than ended ones run."""
+        """Return whether the coming step needs no pass of vLLM's: all have blocks, and some have not ended."""
         return memory.steps_before_full(self._running, 1) == 1 and self._running.num > len(self._batch.ended)
 
     def all_ended(self) -> None:
