@@ -1,6 +1,7 @@
 """Distribution of one step's tokens to the routers of its requests."""
 
 from array import array
+from collections.abc import Collection
 
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.plan import Plan
@@ -12,13 +13,16 @@ from lorrery.scheduler.running_plan import RunningPlan
 from lorrery.vocabulary import u32
 
 
-def _check_handles(step: StepReport, plan: Plan, running: Running, *, first: bool) -> None:
+def _check_handles(
+    step: StepReport, plan: Plan, running: Running, ended: Collection[int], *, first: bool
+) -> None:
     """Check that a step has one token for each sequence that should get one.
 
     Args:
         step: as reported by the worker.
         plan: that it belongs to.
         running: the worker's batch before it.
+        ended: see `Replica.ended`.
         first: whether it is the plan's first step.
 
     Raises:
@@ -28,7 +32,7 @@ def _check_handles(step: StepReport, plan: Plan, running: Running, *, first: boo
     expected = {sequence.handle for sequence in running} if plan.decode else set[int]()
     if first:
         expected.update(chunk.sequence.handle for chunk in plan.prefills if chunk.samples)
-    expected -= step.ran.silent
+    expected.difference_update(step.ran.silent, ended)
     if len(handles) != len(expected) or expected.difference(handles):
         other = next(iter(expected.symmetric_difference(handles)), handles[0] if handles else 0)
         raise ProtocolError(
@@ -148,13 +152,14 @@ class FanOuts:
         self._lives = lives
         self._last: FanOut | None = None
 
-    def note(self, step: StepReport, running: RunningPlan, batch: Running) -> FanOut:
+    def note(self, step: StepReport, running: RunningPlan, batch: Running, ended: Collection[int]) -> FanOut:
         """Check a step's tokens and ends, append the tokens, and return where they go.
 
         Args:
             step: as reported by the worker.
             running: the plan that it belongs to, before the step.
             batch: of the worker, before the step.
+            ended: see `Replica.ended`.
 
         Raises:
             ProtocolError: they are not those of a step of this plan; no token is appended then.
@@ -162,7 +167,7 @@ class FanOuts:
         fan_out, has_ends = self._last, bool(step.ran.finished)
         others = fan_out is None or fan_out.is_for_one_step or fan_out.handles_u32 != step.handles_u32
         if running.fresh or has_ends or others:
-            _check_handles(step, running.plan, batch, first=running.fresh)
+            _check_handles(step, running.plan, batch, ended, first=running.fresh)
         if fan_out is None or others:
             fan_out = self._last = FanOut(step.handles_u32, self._lives, batch)
         if has_ends:

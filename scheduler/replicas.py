@@ -41,7 +41,7 @@ def cluster_rules(settings: Settings) -> ClusterRules:
     return ClusterRules(
         max_req_input_len=own.max_req_input_len,
         max_req_total_len=own.max_req_total_len,
-        max_total_token_num=own.max_total_token_num,
+        max_total_token_num=own.max_total_token_num if own.refuse_never_fits else NEVER,
         max_waiting_requests=own.max_waiting_requests,
         max_waiting_requests_per_tenant=(
             NEVER if own.max_waiting_requests_per_tenant is None else own.max_waiting_requests_per_tenant

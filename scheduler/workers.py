@@ -322,7 +322,7 @@ class Dispatcher:
         plan, ran, num_tokens = running.plan, step.ran, len(step.handles_u32) // u32.ITEM_BYTES
         step_ps, gap_ps = ran.end_ps - step.start_ps, step.start_ps - running.expected_start_ps(self._boundary_ps)
         replica = self.member.replica
-        fan_out = self._fan_outs.note(step, running, replica.running)
+        fan_out = self._fan_outs.note(step, running, replica.running, replica.ended)
         running.steps_left -= 1
         self.num_tokens += num_tokens
         self.busy_ps += step_ps

@@ -8,7 +8,7 @@ sequences of a worker that is gone.
 No clock here: every time comes in as an argument, in device picoseconds.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batch import Batch
@@ -160,6 +160,11 @@ class Replica:
         """Return, once, sequences that were preempted though they had ended (async scheduling)."""
         taken, self._context.preempted_ended = self._context.preempted_ended, []
         return taken
+
+    @property
+    def ended(self) -> Collection[int]:
+        """Handles of sequences that have ended, and keep their places for a step without taking part (async)."""
+        return self._batch.ended
 
     @property
     def is_blocked(self) -> bool:
