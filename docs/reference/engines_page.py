@@ -52,10 +52,6 @@ finished, `--requests-per-client` (10) each; lengths are drawn uniformly from `-
 NOT_MODELLED = """
 ## What is left out
 
-* SGLang admits a request by an estimate of what the running ones will still produce (`new_token_ratio`, which decays
-  from 0.7 and rises when a request is retracted); here a request is admitted if there are blocks for its prompt, and
-  the last to arrive is preempted when blocks run out. Its default order, longest cached prefix first, is replaced by
-  order of arrival.
 * TensorRT-LLM computes prompts whole unless `enable_chunked_prefill` is set; here they are chunked at `max_num_tokens`,
   as if it were set, since longer prompts would not run at all.
 * SGLang's largest CUDA graph is that of less than 4 GPUs per worker. From 4 on it is of 512 sequences, and of 160 below
@@ -92,6 +88,30 @@ Deviations: what a request computes after its end takes no device time, but a st
 empty step. What can never fit is refused at the door ([errors.md](errors.md)), where vLLM lets it wait;
 `scheduler.refuse_never_fits = false` does too. A request whose adapter cannot be loaded is skipped like one whose
 adapter finds no place.
+"""
+
+SGLANG_RULES = """
+## SGLang's rules
+
+`sglang-0.5.23` decides as that version's own scheduler does in 150 recorded runs (`lorrery validate golden
+tests/golden/sglang_scheduler.jsonl`); `sglang-0.5` is what this engine was before, a loop with limits on sequences and
+tokens alone.
+
+* **Prefill before decode**, within `max_prefill_tokens` and chunks of `max_num_batched_tokens`. A request enters if its
+  prompt and what it may still produce (at most `clip_max_new_tokens`) are less than what is free, minus what running
+  requests are thought to need: their remaining tokens times a ratio, which falls from 0.7 with each decode step, rises
+  with each retraction, and is 1 where EOS is ignored. After a refusal no prompt is computed until a request leaves.
+* **Retraction** when a decode step does not fit: fewest output tokens first, then the longest prompt. The victim joins
+  the end of the queue; its KV is not kept.
+* **Radix cache** with nodes as the original splits them: leaves are evicted whole, least recently used first.
+* **`lpm`** orders by cached prefix, up to 128 waiting requests; of those with one new beginning, the others wait.
+* **Adapters.** The base model takes one of the `max_loras` places. A request whose adapter has none is passed over,
+  without bound unless `sglang.lora_drain_wait_seconds` lets another adapter drain. A prefill may evict the adapter of
+  requests that decode; the next decode step loads it again, and takes that time.
+* **Overlap** (`sglang.overlap`, on): the result of a step is known one decision late.
+
+Deviations: a request that can never fit is refused, where SGLang cuts its `max_new_tokens`; the step that an ended
+request takes part in for nothing costs no device time; an arrival is seen at the next decision, overlap or not.
 """
 
 NEXT_VLLM = f"""
