@@ -13,9 +13,7 @@ from lorrery.scheduler.running_plan import RunningPlan
 from lorrery.vocabulary import u32
 
 
-def _check_handles(
-    step: StepReport, plan: Plan, running: Running, ended: Collection[int], *, first: bool
-) -> None:
+def _check_handles(step: StepReport, plan: Plan, running: Running, ended: Collection[int], *, first: bool) -> None:
     """Check that a step has one token for each sequence that should get one.
 
     Args:

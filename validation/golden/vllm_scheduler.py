@@ -53,7 +53,7 @@ class VllmScheduler:
         found: list[Mismatch] = []
         for holds, how in ((False, "plan every step"), (True, "hold plans")):
             run = _Run(record, holds=holds)
-            for number, expected in _expected_steps(record):
+            for number, expected in expected_steps(record):
                 got = run.step(number)
                 for name in _FIELDS:
                     if expected[name] is None or got[name] is None:
@@ -66,7 +66,7 @@ class VllmScheduler:
         return found
 
 
-def _expected_steps(record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
+def expected_steps(record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the record's steps one by one, with their numbers and all fields."""
     number = -1
     waiting: list[int] = []

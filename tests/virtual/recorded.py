@@ -1,0 +1,95 @@
+"""One router, scheduler and worker in virtual time that are asked for what a record of vLLM's scheduler has.
+
+Nothing goes wrong on these hosts, and messages take a small part of a step, so that every request comes in its step.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lorrery.settings import load
+from lorrery.v1 import router_pb2_grpc
+from tests.cluster.client import Ask, Stream
+from tests.cluster.vllm_record import VllmRecord, send
+from tests.virtual.clock import Host, virtual_time
+from tests.virtual.network import Channel, Network
+from tests.virtual.processes import Process, read_disk_once
+
+STEP_SECONDS = 0.5
+LATENCY_SECONDS = 0.0001
+COMMON = (
+    "worker.gpu='H100-SXM'",
+    f"worker.constant.step_ms={1000 * STEP_SECONDS}",
+    "scheduler.worker_timeout_seconds=30",
+    "router.http=",
+)
+
+
+@contextlib.contextmanager
+def without_slots() -> Iterator[None]:
+    """Let adapters take nothing of the KV pool: vLLM sets aside their memory beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lorrery.scheduler.core.adapter_costs.AdapterCosts.exact_slots", lambda _costs, _rank: 0)
+        yield
+
+
+def run_record(record: VllmRecord, journal: Path) -> list[str]:
+    """Ask for a record's requests; return what is wrong with their streams. The scheduler writes `journal`."""
+    rng = random.Random(record.name)
+    overrides = [*COMMON, *record.overrides(), f"scheduler.journal='{journal}'"]
+    with virtual_time(rng) as loop, pytest.MonkeyPatch.context() as patch, without_slots():
+        read_disk_once(patch)
+        network = Network(loop, rng, LATENCY_SECONDS)
+        patch.setattr("grpc.aio.insecure_channel", network.channel)
+        settings = load(None, overrides)
+        own = {
+            "scheduler": [],
+            "router": ["router.schedulers=['scheduler:1']"],
+            "worker": ["worker.name='worker'", "worker.scheduler='scheduler:1'"],
+        }
+        scheduler, router, worker = (
+            Process(kind, name, load(None, [*overrides, *own[kind]]), network, loop, 0.0)
+            for kind, name in (("scheduler", "scheduler:1"), ("router", "router:1"), ("worker", "worker"))
+        )
+        client = Host(loop, "client")
+        stub = router_pb2_grpc.RouterServiceStub(Channel(network, router.name))
+
+        def ask(what: Ask) -> Stream:
+            return Stream(what, stub.Generate(what.message(), wait_for_ready=True))
+
+        async def begin_worker() -> None:
+            await asyncio.sleep(STEP_SECONDS)
+            worker.begin()
+            async with asyncio.timeout(STEP_SECONDS):
+                while not any(one._running for one in scheduler.service._cluster.attached):  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+
+        async def play() -> list[Stream]:
+            scheduler.begin()
+            router.begin()
+            task = client.run(send(record, STEP_SECONDS, ask, begin_worker))
+            streams = await task
+            await asyncio.sleep(2 * STEP_SECONDS)
+            return streams
+
+        streams = loop.run_until_complete(play())
+        scheduler.service._cluster.close_journal()
+        wrong = []
+        for stream in streams:
+            try:
+                stream.check(settings)
+            except AssertionError as error:
+                wrong.append(str(error))
+        for process in (scheduler, router, worker):
+            process.kill()
+            process.look()
+            wrong += process.escaped
+        while tasks := asyncio.all_tasks(loop):
+            for one in tasks:
+                one.cancel()
+            loop.run_until_complete(asyncio.wait(tasks))
+        return wrong
