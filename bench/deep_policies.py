@@ -146,19 +146,21 @@ def combinations() -> Iterator[ReplicaSettings]:
     for batching in BATCHINGS:
         for memory in MEMORIES:
             settings = replace(base, batching=batching, memory=memory)
-            if settings == base or (memory != "peak" and batching not in _WITH_EVERY_MEMORY):
+            if settings == base or (memory not in ("peak", "on_demand") and batching not in _WITH_EVERY_MEMORY):
                 continue
             if why_excluded(_by_name(settings)) is None:
                 yield settings
 
 
 def _of_policy(policy: str) -> ReplicaSettings:
+    of_sglang = QUEUES[policy].batching == "sglang"
     settings = ReplicaSettings(
         policy,
         1,
         1,
         batching=QUEUES[policy].batching,
-        prefix_cache="blocks",
+        memory="estimated" if of_sglang else "peak",
+        prefix_cache="radix" if of_sglang else "blocks",
         batch_num_adapters=8,
     )
     return replace(settings, profile=core.profile()) if QUEUES[policy].needs_profile else settings

@@ -25,7 +25,9 @@ TURNS: dict[str, Row] = {
     "mixed": lambda s, limits: PromptTurns(Turns.BESIDE, limits.max_prompt_tokens),
     "chunked": lambda s, limits: PromptTurns(Turns.BESIDE, s.step_tokens, in_pieces=True),
     "prefill_first": lambda s, limits: PromptTurns(Turns.FIRST, s.step_tokens, in_pieces=True),
-    "vllm": lambda s, limits: PromptTurns(Turns.BESIDE, s.step_tokens, in_pieces=True),
+    "vllm": lambda s, limits: PromptTurns(
+        Turns.BESIDE, s.step_tokens, in_pieces=s.enable_chunked_prefill, ahead=s.async_scheduling
+    ),
     "sglang": lambda s, limits: PromptTurns(
         Turns.BESIDE if s.sglang.chunked and s.sglang.enable_mixed_chunk else Turns.FIRST,
         s.step_tokens if s.sglang.chunked else s.sglang.max_prefill_tokens,
@@ -56,6 +58,8 @@ def replica_of(settings: Settings, kv_pool_tokens: int) -> ReplicaSettings:
         max_num_seqs=own.max_num_seqs,
         max_num_batched_tokens=own.max_num_batched_tokens,
         max_num_active_seqs=own.max_num_active_seqs,
+        enable_chunked_prefill=own.enable_chunked_prefill,
+        async_scheduling=own.async_scheduling,
         sglang=own.sglang.rules,
     )
 

@@ -241,6 +241,7 @@ class StepPass(AdmissionPass):
         self._most = most
         self._max_loras = max_loras
         self._new_adapters: set[str] = set()
+        self._adapter_slots = running.adapter_slots
         self._min_computed_tokens = min_computed_tokens
         self._seats = limits.max_sequences if limits.max_active is None else limits.max_active
 
@@ -270,7 +271,8 @@ class StepPass(AdmissionPass):
                 new_tokens = budget
             end = cached_tokens + new_tokens
             beside = running.num + num_new > 0
-            if blocked is None and not self._memory.can_enter(running, sequence, cached_tokens, end, beside):
+            slots = self._slots_with(sequence)
+            if blocked is None and not self._memory.can_enter(running, sequence, cached_tokens, end, slots, beside):
                 blocked = Blocked.MEMORY
         if blocked is not None:
             self.refused = (sequence, blocked)
@@ -283,9 +285,17 @@ class StepPass(AdmissionPass):
             if not self._has_adapter(sequence, self.admitted):
                 self.refused = (sequence, Blocked.ADAPTER)
                 return False
+            self._adapter_slots = self._slots_with(sequence)
             self._new_adapters.add(sequence.adapter.key)
         self._take(sequence, end, new_tokens)
         return True
+
+    def _slots_with(self, sequence: Sequence) -> int:
+        """Return the pool slots of adapters as they would be if a sequence entered."""
+        adapter = sequence.adapter
+        if adapter is None or adapter.key in self._new_adapters or self._running.uses(adapter.key):
+            return self._adapter_slots
+        return self._adapter_slots + adapter.slots
 
     def _may_use(self, sequence: Sequence) -> bool:
         """Return whether the step may use a sequence's adapter beside those that it uses already."""

@@ -12,6 +12,14 @@ from lorrery.scheduler.core.policies import QUEUES
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "cluster.toml"
 NEEDS = {"cluster": "scheduler.batch_num_adapters=4"}
+OF_SGLANG = ["scheduler.policy=lpm", "scheduler.memory=estimated", "scheduler.batching=sglang"]
+GO_WITH = {
+    "policy=fcfs_tail": OF_SGLANG[1:],
+    "policy=lpm": OF_SGLANG[1:],
+    "policy=fcfs batching=sglang": OF_SGLANG,
+    "policy=fcfs batching=vllm": ["scheduler.memory=on_demand"],
+}
+"""What an engine's own rules go together with."""
 CHOICES = [f"policy={name}" for name in QUEUES] + [f"placement={name}" for name in PLACEMENTS]
 
 
@@ -27,6 +35,7 @@ def simulate(*overrides: str) -> tuple[int, str]:
 def test_every_choice_alone_simulates_with_the_shipped_settings(choice: str) -> None:
     overrides = [f"scheduler.{one}" for one in choice.split()]
     overrides += [NEEDS[name] for name in NEEDS if f"policy={name}" in choice]
+    overrides += GO_WITH.get(choice, [])
     exit_code, output = simulate(*overrides)
     assert exit_code == 0, output
     assert "100" in output

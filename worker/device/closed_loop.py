@@ -17,6 +17,7 @@ is used:
     TPOT = E step(n, N)                   TTFT = E step(a n, 1 + N) + W TPOT
     z > 1: TPOT = step(n, 0) + k a sum over pieces of (step(n, piece) - step(n, 0)), and TTFT has the sum over pieces
 
+If a step is decided when the one before it begins (`ahead`), W is one step more.
 The part of N beyond the budget goes into other steps, at the same time per token. W is longer if b prompts in full
 steps, and one step, would otherwise take the GPU more time than a stream's E2E.
 
@@ -80,12 +81,14 @@ class PromptTurns:
         step_tokens: token budget of a step with prompts; decodes count only if they are in the same step.
         in_pieces: whether a prompt may be cut where the budget ends.
         decode_steps: minimum between two prefills, for `SPACED`.
+        ahead: whether a step is decided when the one before it begins, for `BESIDE`.
     """
 
     turns: Turns
     step_tokens: int
     in_pieces: bool = False
     decode_steps: int = 0
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +147,7 @@ class ClosedLoop:
 
         def life(rate: float) -> float:
             line = _line(self._budget_steps(rate, others), rate, others)
-            return self._decodes + self._own_steps(rate, others) + (streams > 1) + line
+            return self._decodes + self._own_steps(rate, others) + (streams > 1) * (1 + self._turns.ahead) + line
 
         rate = _rate(streams, self._decodes, life)
         decoding = rate * self._decodes

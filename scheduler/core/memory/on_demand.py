@@ -163,7 +163,13 @@ class OnDemandMemory(Memory):
     # --- admission --------------------------------------------------------------------------------------------------
 
     def can_enter(
-        self, running: Running, sequence: Sequence, cached_tokens: int, num_tokens: int, beside: bool
+        self,
+        running: Running,
+        sequence: Sequence,
+        cached_tokens: int,
+        num_tokens: int,
+        adapter_slots: int,
+        beside: bool,
     ) -> bool:
         """Return whether a waiting sequence has its blocks.
 
@@ -172,12 +178,12 @@ class OnDemandMemory(Memory):
             sequence: whose first `cached_tokens` a prefix cache holds.
             cached_tokens: see there.
             num_tokens: how far the coming step computes it.
+            adapter_slots: pool slots of the adapters of the batch, of those that have entered, and of this one.
             beside: whether anything else runs, or has entered in this pass.
         """
         free = self.free_blocks(running) - (self.watermark_blocks if beside else 0)
-        if sequence.adapter is not None and sequence.adapter.slots:
-            slots = running.adapter_slots
-            free -= self.blocks_for(running.adapter_slots_with(sequence.adapter)) - self.blocks_for(slots)
+        if adapter_slots:
+            free -= self.blocks_for(adapter_slots) - self.blocks_for(running.adapter_slots)
         if self.reserve_full_input:
             num_tokens = sequence.input_tokens
         found = 0 if self.shared is None or not cached_tokens else self.shared.num_shareable(sequence)

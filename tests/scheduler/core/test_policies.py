@@ -46,6 +46,8 @@ def test_the_settings_take_every_row_and_name_them_all_where_they_take_none(key:
             "lpm": ["scheduler.memory=estimated"],
             "sglang": ["scheduler.policy=lpm", "scheduler.memory=estimated"],
             "estimated": ["scheduler.policy=lpm"],
+            "vllm": ["scheduler.memory=on_demand"],
+            "on_demand": ["scheduler.batching=vllm"],
         }
         assert load(overrides=[f"scheduler.{key}={name}", *more.get(name, [])])
     with pytest.raises(SettingsError, match=re.escape(f"'lifo' is none of {', '.join(TABLES[key][0])}")):
@@ -159,10 +161,11 @@ def test_every_queue_goes_with_every_way_to_batch_but_those_in_the_table() -> No
             f"scheduler.batching={batching}",
             *(["scheduler.batch_num_adapters=2"] if policy == "cluster" else []),
             *(["scheduler.memory=estimated"] if batching == "sglang" else []),
+            *(["scheduler.memory=on_demand"] if batching == "vllm" else []),
         )
     }
     of_sglang = {"fcfs_tail", "lpm"}
-    expected = {("pets", "chunked"), ("pets", "prefill_first")}
+    expected = {("pets", "chunked"), ("pets", "prefill_first"), ("pets", "vllm")}
     expected |= {(policy, "llm_mock") for policy in set(QUEUES) - {"fcfs"}}
     expected |= {(policy, batching) for policy in of_sglang for batching in set(BATCHINGS) - {"sglang"}}
     expected |= {(policy, "sglang") for policy in set(QUEUES) - of_sglang}

@@ -14,6 +14,7 @@ from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.phases import Phases
@@ -69,6 +70,16 @@ SGLANG = [
     "lpm sglang estimated radix whole loads",
 ]
 POLICIES += SGLANG
+POLICIES += [
+    "fcfs vllm on_demand",
+    "fcfs vllm on_demand ahead",
+    "fcfs vllm on_demand blocks share",
+    "fcfs vllm on_demand blocks share ahead loads",
+    "fcfs vllm on_demand blocks blocking",
+    "vtc_fair vllm on_demand blocks share ahead",
+    "priority vllm on_demand blocks share ahead loads",
+    "priority continuous paged",
+]
 POLICIES += ["vtc_fair slora_loop prefetch", "cluster slora_loop prefetch", "fcfs llm_mock unlimited"]
 
 
@@ -82,7 +93,7 @@ class LinearProfile(Profile):
 
 def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
     name, batching, *variant = policy.split()
-    if {"paged", "no_evict", "estimated"} & set(variant):
+    if {"paged", "no_evict", "estimated", "on_demand"} & set(variant):
         pool = 56 + pool % 13  # little more than one sequence may take, so that blocks run out
     unblocked = "none" if "unlimited" in variant else "peak"
     settings = ReplicaSettings(
@@ -108,11 +119,16 @@ def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
         batch_num_adapters=1 + pool % 2,
         first_token_slo_ps=PREFILL_ALLOWANCE_PS + 20_000,
         profile=LinearProfile(),
-        memory=next((memory for memory in ("no_evict", "paged", "estimated") if memory in variant), unblocked),
+        memory=next(
+            (memory for memory in ("no_evict", "paged", "estimated", "on_demand") if memory in variant), unblocked
+        ),
         block_size=4,
         watermark=0.1 if pool % 3 else 0.0,
         prefix_cache="blocks" if "blocks" in variant else "radix" if "radix" in variant else "none",
         share_within_plan="share" in variant,
+        async_scheduling="ahead" in variant,
+        long_prefill_token_threshold=(0, 5)[pool % 2],
+        scheduler_reserve_full_isl=bool(pool % 3),
         sglang=SglangRules(
             max_prefill_tokens=30,
             chunked="whole" not in variant,
@@ -188,6 +204,8 @@ def nothing_is_negative_or_over(replica: Replica, pool: int, most: int) -> None:
         assert use.free >= -use.cached - (0 if replica.memory.reserved else running.num_decoding)
     assert replica.num_running <= most
     sequences = [*running, *running.prefilling.values(), *running.held.values()]
+    ended = replica.ended if isinstance(replica.memory, OnDemandMemory) else ()
+    sequences = [one for one in sequences if not (one.handle in ended and one.handle in running.held)]
     adapters = {s.adapter for s in sequences if s.adapter is not None}
     assert running.adapter_slots == sum(adapter.slots for adapter in adapters)
     assert running.adapter_keys == {adapter.key for adapter in adapters}
