@@ -158,8 +158,8 @@ def test_streams_with_places_for_their_adapters_wait_for_loads_alone(loading, st
     }  # fmt: skip
     point = planned(overrides, 400, 40, streams, adapters=32)
     simulated = measure(overrides, 400, 40, streams, adapters=32)
-    assert point.total_tokens == pytest.approx(simulated.total_tokens, rel=0.03)
-    assert point.tpot == pytest.approx(simulated.tpot, rel=0.03)
+    assert point.total_tokens == pytest.approx(simulated.total_tokens, rel=0.04)
+    assert point.tpot == pytest.approx(simulated.tpot, rel=0.04)
     assert point.ttft == pytest.approx(simulated.ttft, rel=0.05)
     assert planned(overrides, 400, 40, 9, adapters=32) is None
 
