@@ -66,10 +66,16 @@ class Inbox:
         return what
 
     def take_cancels(self, before_ps: int) -> list[int]:
-        """Remove and return the cancels before a time, in order."""
+        """Remove and return the cancels before a time, in order, but for those of arrivals that are still here."""
         taken = [what for at_ps, what in self._events if at_ps < before_ps and isinstance(what, int)]
+        if taken and self.num_arrivals:
+            arrivals = self.arrivals()
+            taken = [handle for handle in taken if handle not in arrivals]
         if taken:
-            kept = [event for event in self._events if event[0] >= before_ps or not isinstance(event[1], int)]
+            gone = set(taken)
+            kept = [
+                one for one in self._events if one[0] >= before_ps or not isinstance(one[1], int) or one[1] not in gone
+            ]
             self._events = deque(kept)
             self.next_ps = kept[0][0] if kept else None
         return taken
