@@ -331,7 +331,7 @@ class Dispatcher:
         self._inputs.effects.stepped(ran.end_ps)
         started = time.thread_time()
         try:
-            events = self.member.commit(plan, ran)
+            events = self.member.commit(plan, ran, goes_on=not step.hand_back)
         except Exception:
             fan_out.take_back()  # these tokens will be produced again elsewhere
             raise

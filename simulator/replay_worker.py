@@ -121,8 +121,8 @@ class ReplayWorker:
         lost = line.type == "lost"
         # Inputs that took effect earlier without a trace, and those that never did.
         for inputs in (self._late, self._never):
-            while inputs and (lost or inputs[0].late.line < line.number):
-                late = inputs.popleft()
+            for late in [one for one in inputs if lost or one.late.line < line.number]:
+                inputs.remove(late)  # one that waits for another stop may stand before it
                 self._deliver(late.content, late.request, None)
         if lost:
             sequences, events = self.member.lose(max(content["at_ps"], self._boundary_ps))

@@ -301,11 +301,11 @@ class Member:
         self._forget(handle)
         return was_withdrawn
 
-    def commit(self, plan: Plan, ran: Ran) -> list[Event]:
-        """Advance by the steps that ran."""
+    def commit(self, plan: Plan, ran: Ran, *, goes_on: bool = False) -> list[Event]:
+        """Advance by the steps that ran; `goes_on` as in `Replica.commit`."""
         if self.forecast is not None:
             self.forecast.ran(self.replica.running, plan, ran)
-        events = self.replica.commit(plan, ran)
+        events = self.replica.commit(plan, ran, goes_on=goes_on)
         for event in events:
             if isinstance(event, Finished):
                 self._forget(event.sequence.handle)

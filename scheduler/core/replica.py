@@ -364,12 +364,19 @@ class Replica:
 
     # --- what the device did ----------------------------------------------------------------------------------------
 
-    def commit(self, plan: Plan, ran: Ran) -> list[Event]:
-        """Advance by the steps that ran. One plan may be committed in several calls, in order."""
+    def commit(self, plan: Plan, ran: Ran, *, goes_on: bool = False) -> list[Event]:
+        """Advance by the steps that ran. One plan may be committed in several calls, in order.
+
+        Args:
+            plan: that they belong to.
+            ran: what came of them.
+            goes_on: whether the device runs on with this plan, so that a cancel which may have come too late for it to
+                stop here has no effect yet.
+        """
         batch = self._batch
         events: list[Event] = []
         if self._by_step:
-            ran = self._before_output(plan, ran)
+            ran = self._before_output(plan, ran, goes_on)
         ended: dict[int, FinishReason] = {}
         if ran.finished:
             if ran.silent:
@@ -406,7 +413,7 @@ class Replica:
             events += self._offload.emptied(ran.end_ps)
         return events
 
-    def _before_output(self, plan: Plan, ran: Ran) -> Ran:
+    def _before_output(self, plan: Plan, ran: Ran, goes_on: bool) -> Ran:
         """Apply what a step-wise scheduler does before it reads the last step's output; return what is left to commit.
 
         Cancels that came during that step, or with async scheduling before it, free their blocks; then the sequences
@@ -414,7 +421,7 @@ class Replica:
         """
         inbox, is_ahead = self._inbox, self.options.async_scheduling
         before_ps = plan.at_ps if is_ahead else ran.end_ps
-        if inbox.next_ps is not None and inbox.next_ps < before_ps:
+        if not goes_on and inbox.next_ps is not None and inbox.next_ps < before_ps:
             cancels = inbox.take_cancels(before_ps)
             if cancels and ran.num_steps > 1:  # the cancels came after the others
                 self.commit(plan, Ran(ran.num_steps - 1, plan.at_ps))
@@ -542,7 +549,10 @@ class Replica:
         self._context.admitted.clear()
         self._offload.emptied(at_ps)
         left, cancelled = self._inbox.give_back(unfinished)
-        return left, [*settled, *ended, *cancelled]
+        # Cancels that took effect with the last commit, and that no decision has reported.
+        unreported = [event for event in self._context.events if isinstance(event, Cancelled)]
+        self._context.events = []
+        return left, [*unreported, *settled, *ended, *cancelled]
 
     def _clear_queue(self, at_ps: int) -> dict[int, Sequence]:
         """Empty the queue; sequences it dropped but kept, or strict S-LoRA has not swept, were reported before."""

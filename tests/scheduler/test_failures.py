@@ -32,12 +32,12 @@ def break_once(monkeypatch: pytest.MonkeyPatch, act: str, worker: str, *, skip: 
     left = [skip]
     sound = getattr(Member, act)
 
-    def broken(self: Member, *args: object) -> Plan | Idle | list[Event]:
+    def broken(self: Member, *args: object, **more: object) -> Plan | Idle | list[Event]:
         if self.name == worker:
             left[0] -= 1
             if left[0] == -1:
                 raise ZeroDivisionError("the price of sugar")
-        return sound(self, *args)
+        return sound(self, *args, **more)
 
     monkeypatch.setattr(Member, act, broken)
 

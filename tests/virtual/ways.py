@@ -24,6 +24,18 @@ COMMON = (
     "router.drain_seconds=3",
     "adapters.registry=[{id='a', rank=8, count=3}, {id='big', rank=64}]",
 )
+_VLLM = (
+    "scheduler.policy='fcfs'",
+    "scheduler.batching='vllm'",
+    "scheduler.max_num_batched_tokens=64",
+    "scheduler.max_num_seqs=4",
+    "scheduler.memory='on_demand'",
+    "scheduler.max_total_token_num=640",
+    "scheduler.prefix_cache={kind='blocks', share_within_plan=true}",
+    "adapters.loading='blocking'",
+    "adapters.max_loras=2",
+)
+"""The rules of the preset `vllm-0.32`, in little memory."""
 WAYS: dict[str, tuple[str, ...]] = {
     "req_queue": (),
     "req_queue strict": ("scheduler.strict=true",),
@@ -49,6 +61,8 @@ WAYS: dict[str, tuple[str, ...]] = {
         "scheduler.sglang={schedule_conservativeness=0.01, enable_mixed_chunk=true, retract_decode_steps=1}",
         "adapters.max_loras=3",
     ),
+    "vllm": (*_VLLM, "scheduler.async_scheduling=false"),
+    "vllm async": (*_VLLM, "scheduler.async_scheduling=true"),
     "static": ("scheduler.policy='fcfs'", "scheduler.batching='static'", "scheduler.max_num_seqs=3"),
     "vtc_fair": ("scheduler.policy='vtc_fair'", "scheduler.running_max_req_size=4"),
     "two choices": ("scheduler.policy='fcfs'", "scheduler.placement='power_of_two'", "scheduler.max_num_seqs=2"),

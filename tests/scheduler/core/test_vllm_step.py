@@ -1,10 +1,14 @@
 """Rules of vLLM's step that the recorded cases do not show: what the settings around it do."""
 
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.door import Door
 from lorrery.scheduler.core.plan import Admitted, Idle, Plan, Preempted, Ran
+from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.replicas import cluster_rules
+from lorrery.settings import load
 
 STEP_PS = 1_000
 
@@ -71,3 +75,11 @@ def test_an_arrival_during_a_step_waits_for_one_more_if_steps_are_decided_ahead(
         one.submit(Sequence(2, 8, 20), STEP_PS + 1)
         scheduled = run(one, 4, at_ps=STEP_PS)
         assert [2 in step for step in scheduled] == [number >= begins - 1 for number in range(4)]
+
+
+def test_what_may_wait_for_ever_is_let_in_at_the_door() -> None:
+    fields = ["model='Llama-2-7B'", "scheduler.max_total_token_num=4000", "scheduler.max_req_total_len=4000"]
+    for refuse, reason in (("true", RefusalReason.NEVER_FITS), ("false", None)):
+        rules = cluster_rules(load(None, [*fields, f"scheduler.refuse_never_fits={refuse}"]))
+        refusal = Door(rules).refuse(Sequence(1, 2000, 2000), let_in_before=False)
+        assert (None if refusal is None else refusal.reason) == reason
