@@ -102,8 +102,8 @@ class PagedMemory(Memory):
         return _PagedTrial(self, running)
 
     def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
-        """Return `limit`: while nothing leaves, the batch only grows."""
-        return limit
+        """Return `limit`: while nothing leaves, the batch only grows; 1 if output may be found as it fills blocks."""
+        return 1 if self.shared is not None and self.shared.share_within_plan else limit
 
     @property
     def capacity(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from typing import TypeGuard
 from lorrery.scheduler.core.admission import Blocked
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
+from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.waiting import WaitingList
 from lorrery.scheduler.core.running import Running
@@ -112,10 +113,11 @@ def steps_until_admissible(
 ) -> int:
     """Return after how many decode steps a refused sequence may be admissible; time changes only memory refusals.
 
-    In a step of vLLM's also whether a whole prompt is within the budget, since more of it may be cached.
+    With a pool of blocks also whether a prompt is within the limit, since more of it may be cached.
     """
     if blocked is None or not (
-        blocked[1] is Blocked.MEMORY or (blocked[1] is Blocked.PROMPT and isinstance(memory, OnDemandMemory))
+        blocked[1] is Blocked.MEMORY
+        or (blocked[1] is Blocked.PROMPT and isinstance(memory, (OnDemandMemory, PagedMemory)))
     ):
         return limit
     return memory.steps_until_fits(running, blocked[0], limit)

@@ -119,6 +119,8 @@ class ReplicaMachine(RuleBasedStateMachine):
             self.run(6)
         if self.policy not in NEVER_FREED_FROM_CANCELLED:
             assert not self.alive
+            while self.replica.ended:  # a step that was decided ahead does not know of them; the one after it does
+                self.run(1)
             assert not len(self.replica.running)
             assert not self.replica.kv_tokens
 
