@@ -84,7 +84,7 @@ class Batch:
         """
         running, memory = self.running, self.memory
         assert isinstance(memory, OnDemandMemory)
-        memory.stands_still(running, sequence)
+        memory.stop_growing(sequence, running)
         running.resume_prefill(sequence)
         if self._given is not None:
             self._given.joined(sequence)
@@ -119,7 +119,7 @@ class Batch:
     def stand_still(self, sequence: Sequence) -> None:
         """Let an ended sequence keep its blocks without taking part any more."""
         assert isinstance(self.memory, OnDemandMemory)
-        self.memory.stands_still(self.running, sequence)
+        self.memory.stop_growing(sequence, self.running)
         self.running.stand_still(sequence)
 
     def drop_ended(self) -> None:

@@ -14,6 +14,7 @@ from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.policies import batch_limits, batching_name, limits_family, policy_of
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
+from lorrery.scheduler.core.prefix_cache.scheduled_blocks import ScheduledBlockCache
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 
 
@@ -113,8 +114,8 @@ PREFIX_CACHES: dict[str, CacheKind] = {
     "none": CacheKind(),
     "static_trie": CacheKind(),
     "blocks": CacheKind(
-        lambda s: BlockCache(
-            s.block_size, share_within_plan=s.share_within_plan, min_computed_tokens=s.min_computed_tokens
+        lambda s: (ScheduledBlockCache if s.share_within_plan else BlockCache)(
+            s.block_size, min_computed_tokens=s.min_computed_tokens
         )
     ),
     "radix": CacheKind(lambda s: RadixCache(s.block_size, min_computed_tokens=s.min_computed_tokens)),

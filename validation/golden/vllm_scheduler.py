@@ -19,7 +19,7 @@ from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.vllm import Vllm
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.plan import Admitted, Cancelled, Event, Finished, Idle, Plan, Preempted, Ran
-from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.prefix_cache.scheduled_blocks import ScheduledBlockCache
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.queues.priority import Priority
 from lorrery.scheduler.core.replica import Replica
@@ -167,7 +167,7 @@ class _Run:
         self._holds = holds
         self._rows = record["requests"]
         self._requests = _Requests(record).by_id
-        cache = BlockCache(config["block_size"], share_within_plan=True) if config["enable_prefix_caching"] else None
+        cache = ScheduledBlockCache(config["block_size"]) if config["enable_prefix_caching"] else None
         self._memory = OnDemandMemory(
             (config["num_gpu_blocks"] - 1) * config["block_size"],
             block_size=config["block_size"],

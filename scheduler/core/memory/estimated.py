@@ -20,7 +20,7 @@ Unlike in `paged`, a prompt takes pages chunk by chunk, the pages of adapters li
 that retracts (`batching.sglang`), since only a decode step needs room.
 """
 
-from lorrery.scheduler.core.memory.base import BlockUse, Check, Trial
+from lorrery.scheduler.core.memory.base import Check, Trial
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.overlap import NOTHING, Unseen
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
@@ -106,13 +106,11 @@ class EstimatedMemory(PagedMemory):
     def free_tokens(self, running: Running) -> int:
         """Return the tokens of pages that neither sequences nor the cache have."""
         unpinned = 0 if self.shared is None else self.shared.num_unpinned
-        return (self.num_blocks - self.needed_blocks(running, -1) - unpinned) * self.block_size
+        return (self.num_blocks - self.used_blocks(running) - unpinned) * self.block_size
 
-    def block_use(self, running: Running) -> BlockUse:
-        """Return the use of pages as they are, without those that the coming step takes."""
-        cached = 0 if self.shared is None else self.shared.num_unpinned
-        used = self.needed_blocks(running, -1)
-        return BlockUse(used, cached, self.num_blocks - used - cached, self.block_size)
+    def used_blocks(self, running: Running) -> int:
+        """Return the pages that the batch has, without those that the coming step takes."""
+        return self.needed_blocks(running, -1)
 
     def evictable_tokens(self) -> int:
         """Return the tokens of cached pages that no sequence uses."""
@@ -184,15 +182,6 @@ class EstimatedMemory(PagedMemory):
         )
 
     # --- running out ------------------------------------------------------------------------------------------------
-
-    def stop_growing(self, sequence: Sequence, running: Running) -> None:
-        """Keep the pages of a decoding sequence that does not decode again; before it is held."""
-        tokens_at_0 = self._tokens_at_0.pop(sequence.handle)
-        self._growth.remove(tokens_at_0)
-        blocks = self.blocks_for(tokens_at_0 + running.decode_step - 1)
-        self._prefill_blocks[sequence.handle] = blocks
-        self._num_prefill_blocks += blocks
-        self._enough_until = self._enough_version = -1
 
     def victim(self, running: Running) -> Sequence | None:
         """Return None: the way to batch retracts."""

@@ -15,15 +15,15 @@ Blocks that a prefix cache keeps and no sequence pins are free: each allocation 
 that are empty. `memory.paged` is the older rule, which counts the token of the coming step ahead for each newcomer.
 """
 
-from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
-from lorrery.scheduler.core.memory.growth import BlockGrowth
+from lorrery.scheduler.core.memory.base import Check, Trial
+from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.plan import Chunk
 from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 
-class OnDemandMemory(Memory):
+class OnDemandMemory(PagedMemory):
     """A pool of blocks.
 
     Decoding sequences grow together (`memory.growth`); the blocks of all others are counted one by one.
@@ -45,55 +45,30 @@ class OnDemandMemory(Memory):
         reserve_full_input: bool = True,
         shared: SharedBlocks | None = None,
     ) -> None:
-        self.block_size = block_size
-        self.num_blocks = pool_tokens // block_size
+        super().__init__(pool_tokens, block_size=block_size, shared=shared)
         self.watermark_blocks = int(watermark * (self.num_blocks + 1))  # vLLM counts one that it never gives out
         self.reserve_full_input = reserve_full_input
-        self.shared = shared
-        self._pool_tokens = pool_tokens
-        self._growth = BlockGrowth(block_size)
-        self._tokens_at_0: dict[int, int] = {}  # of decoding sequences
-        self._held: dict[int, int] = {}  # blocks of the others
-        self._num_held = 0
         # Decoding sequences have their blocks up to this decode step, or up to the last that was committed.
         self._covered_step = -1
         self._ahead: dict[int, int] = {}  # blocks that some of them have got for the next step, during a pass
         self._num_ahead = 0
-        self._enough_until = self._enough_version = -1
 
     # --- how much is held -------------------------------------------------------------------------------------------
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Return the blocks that this many tokens or slots take."""
-        return -(-num_tokens // self.block_size)
-
-    def _room(self, adapter_slots: int) -> int:
-        return self.num_blocks - self.blocks_for(adapter_slots) if adapter_slots else self.num_blocks
-
-    def held_blocks(self, running: Running) -> int:
-        """Return the blocks that the batch holds, those of scheduled tokens included."""
-        step = max(running.decode_step - 1, self._covered_step)
-        return self._growth.blocks(step) + self._others()
+    def needed_blocks(self, running: Running, num_steps: int = 0) -> int:
+        """Return the blocks that the batch holds after a decode step that follows `num_steps` others, or covered."""
+        return self._growth.blocks(max(running.decode_step + num_steps, self._covered_step)) + self._others()
 
     def _others(self) -> int:
-        shared = self.shared
-        held = self._num_held + self._num_ahead
-        return held if shared is None else held + shared.num_pinned - shared.num_pins
+        return super()._others() + self._num_ahead
+
+    def used_blocks(self, running: Running) -> int:
+        """Return the blocks that the batch and its adapters have, those of the coming step once it is covered."""
+        return self.blocks_for(running.adapter_slots) + self.needed_blocks(running, -1)
 
     def free_blocks(self, running: Running) -> int:
         """Return the blocks that are empty, or only cached."""
-        return self._room(running.adapter_slots) - self.held_blocks(running)
-
-    def block_use(self, running: Running) -> BlockUse:
-        """Return the use of blocks."""
-        used = self.blocks_for(running.adapter_slots) + self.held_blocks(running)
-        cached = self.shared.num_unpinned if self.shared is not None else 0
-        return BlockUse(used, cached, self.num_blocks - used - cached, self.block_size)
-
-    def spare_tokens(self, running: Running, num_steps: int) -> int:
-        """Return the tokens of whole blocks left free after a decode step that follows `num_steps` others."""
-        step = max(running.decode_step + num_steps, self._covered_step)
-        return (self._room(running.adapter_slots) - self._growth.blocks(step) - self._others()) * self.block_size
+        return self.num_blocks - self.used_blocks(running)
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
@@ -101,12 +76,9 @@ class OnDemandMemory(Memory):
         """Take the blocks of every decoding sequence for the coming step, if there are enough."""
         if not running.num_decoding:
             return True
-        step = running.decode_step
-        if step > self._enough_until and not self._surely_suffices(running):
-            room = self._room(running.adapter_slots) - self._others()
-            if self._growth.blocks(step) > room:
-                return False
-        self._covered_step = step
+        if not self._surely_suffices(running, 0) and self.needed_blocks(running) > self._room(running.adapter_slots):
+            return False
+        self._covered_step = running.decode_step
         return True
 
     def uncover_decodes(self, running: Running) -> None:
@@ -115,15 +87,7 @@ class OnDemandMemory(Memory):
 
     def missing_for(self, sequence: Sequence, num_tokens: int) -> int:
         """Return the blocks that a sequence in prefill lacks to be computed up to this number of its tokens."""
-        return max(0, self.blocks_for(num_tokens) - self._held.get(sequence.handle, 0))
-
-    def _surely_suffices(self, running: Running) -> bool:
-        """Return whether an O(1) upper bound already shows that all have their blocks for the coming step."""
-        if self._enough_version != running.version:
-            left = self._room(running.adapter_slots) - self._others()
-            self._enough_until = self._growth.last_step_surely_within(left)
-            self._enough_version = running.version
-        return running.decode_step <= self._enough_until
+        return max(0, self.blocks_for(num_tokens) - self._prefill_blocks.get(sequence.handle, 0))
 
     def cover_decode(self, running: Running, sequence: Sequence) -> bool:
         """Take the block, if it needs one, of one decoding sequence for the coming step; `covered_all` ends a pass."""
@@ -149,8 +113,8 @@ class OnDemandMemory(Memory):
         if missing:
             if missing > self.free_blocks(running):
                 return False
-            self._held[sequence.handle] = self._held.get(sequence.handle, 0) + missing
-            self._num_held += missing
+            self._prefill_blocks[sequence.handle] = self._prefill_blocks.get(sequence.handle, 0) + missing
+            self._num_prefill_blocks += missing
             self._enough_until = self._enough_version = -1
         return True
 
@@ -197,56 +161,23 @@ class OnDemandMemory(Memory):
         """Return when the sequence may find more in the prefix cache; otherwise, while nothing leaves, less is free."""
         return limit if self.shared is None else self.shared.steps_unchanged(sequence, limit)
 
-    @property
-    def capacity(self) -> tuple[int, ...]:
-        """What `can_ever_hold` depends on."""
-        return self._pool_tokens, self.block_size
-
-    def can_ever_hold(self, sequence: Sequence) -> str | None:
-        """Return None if an empty pool holds the sequence to its end, else why not."""
-        slots = sequence.adapter.slots if sequence.adapter is not None else 0
-        tokens = sequence.input_tokens + sequence.budget_tokens - 1  # the last token produced is never cached
-        if self.blocks_for(tokens) <= self._room(slots):
-            return None
-        return (
-            f"prompt and output need {tokens} tokens and the adapter takes {slots} slots;"
-            f" max_total_token_num is {self._pool_tokens}, in blocks of {self.block_size}"
-        )
-
     # --- coming and going -------------------------------------------------------------------------------------------
 
     def admitted(self, sequence: Sequence) -> None:
         """Nothing: `cover` has taken what it needs."""
 
-    def joined(self, sequence: Sequence) -> None:
-        """Count its growth by a token in every decode step."""
-        self._forget(sequence.handle)
-        self._tokens_at_0[sequence.handle] = tokens_at_0 = sequence.input_tokens - sequence.base_step
-        self._growth.add(tokens_at_0)
-        self._enough_until = self._enough_version = -1
-
     def left(self, sequence: Sequence) -> None:
         """Free its blocks."""
-        tokens_at_0 = self._tokens_at_0.pop(sequence.handle, None)
-        self._enough_until = self._enough_version = -1
-        if tokens_at_0 is None:
-            self._forget(sequence.handle)
-            return
-        self._growth.remove(tokens_at_0)
         self._num_ahead -= self._ahead.pop(sequence.handle, 0)
+        super().left(sequence)
 
-    def stands_still(self, running: Running, sequence: Sequence) -> None:
-        """Let a decoding sequence keep its blocks without growing further."""
-        self._growth.remove(self._tokens_at_0.pop(sequence.handle))
-        tokens = sequence.input_tokens + sequence.output_tokens_at(running.decode_step) - 1
-        blocks = self.blocks_for(tokens) + self._ahead.pop(sequence.handle, 0)
-        self._num_ahead -= blocks - self.blocks_for(tokens)
-        self._held[sequence.handle] = blocks
-        self._num_held += blocks
-        self._enough_until = self._enough_version = -1
-
-    def _forget(self, handle: int) -> None:
-        self._num_held -= self._held.pop(handle, 0)
+    def stop_growing(self, sequence: Sequence, running: Running) -> None:
+        """Keep the blocks of a decoding sequence that does not decode again."""
+        super().stop_growing(sequence, running)
+        ahead = self._ahead.pop(sequence.handle, 0)
+        self._num_ahead -= ahead
+        self._prefill_blocks[sequence.handle] += ahead
+        self._num_prefill_blocks += ahead
 
     # --- running out ------------------------------------------------------------------------------------------------
 
@@ -255,7 +186,7 @@ class OnDemandMemory(Memory):
         growth, step = self._growth, running.decode_step
         if step + limit - 1 <= self._enough_until:
             return limit
-        spare = self._room(running.adapter_slots) - self._others() - growth.blocks(max(step, self._covered_step))
+        spare = self._room(running.adapter_slots) - self.needed_blocks(running)
         return 0 if spare < 0 else 1 + growth.steps_within(step, spare, limit - 1)
 
     def chunks_before_full(self, running: Running, chunk: Chunk, limit: int) -> int:
@@ -263,7 +194,7 @@ class OnDemandMemory(Memory):
 
         The first of them has been covered. Cost: O(block_size log limit).
         """
-        held, others = self._held.get(chunk.handle, 0), self._others()
+        held, others = self._prefill_blocks.get(chunk.handle, 0), self._others()
         room, step = self._room(running.adapter_slots), running.decode_step
         fewest, most = 1, limit
         while fewest < most:

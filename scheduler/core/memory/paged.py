@@ -44,7 +44,7 @@ class PagedMemory(Memory):
         self._pool_tokens = pool_tokens
         self._growth = BlockGrowth(block_size)
         self._tokens_at_0: dict[int, int] = {}
-        self._prefill_blocks: dict[int, int] = {}
+        self._prefill_blocks: dict[int, int] = {}  # of those that do not decode: in prefill, or at their end
         self._num_prefill_blocks = 0
         # Up to this decode step the batch surely has its blocks, as it was at that version or with fewer sequences.
         self._enough_until = self._enough_version = -1
@@ -61,9 +61,16 @@ class PagedMemory(Memory):
 
     def needed_blocks(self, running: Running, num_steps: int = 0) -> int:
         """Return the blocks that the batch needs for a decode step that follows `num_steps` others; O(block_size)."""
-        blocks = self._growth.blocks(running.decode_step + num_steps) + self._num_prefill_blocks
-        shared = self.shared
+        return self._growth.blocks(running.decode_step + num_steps) + self._others()
+
+    def _others(self) -> int:
+        """Return the blocks of those that do not decode, less those that several share."""
+        blocks, shared = self._num_prefill_blocks, self.shared
         return blocks if shared is None else blocks + shared.num_pinned - shared.num_pins
+
+    def used_blocks(self, running: Running) -> int:
+        """Return the blocks that the batch and its adapters have, those that the coming decode step takes included."""
+        return self.blocks_for(running.adapter_slots) + self.needed_blocks(running)
 
     def claim_of(self, sequence: Sequence) -> int:
         """Return the blocks that must be free for a sequence to enter."""
@@ -77,7 +84,7 @@ class PagedMemory(Memory):
         """Return whether an O(1) upper bound already shows that the batch has its blocks that far ahead."""
         step = running.decode_step + num_steps
         if step > self._enough_until and self._enough_version != running.version:
-            left = self._room(running.adapter_slots) - self._num_prefill_blocks
+            left = self._room(running.adapter_slots) - self._others()
             self._enough_until = self._growth.last_step_surely_within(left)
             self._enough_version = running.version
         return step <= self._enough_until
@@ -86,8 +93,8 @@ class PagedMemory(Memory):
         return self.num_blocks - self.blocks_for(adapter_slots) if adapter_slots else self.num_blocks
 
     def block_use(self, running: Running) -> BlockUse:
-        """Return the use of blocks, including those that the coming decode step takes."""
-        used = self.blocks_for(running.adapter_slots) + self.needed_blocks(running)
+        """Return the use of blocks; see `used_blocks`."""
+        used = self.used_blocks(running)
         cached = self.shared.num_unpinned if self.shared is not None else 0
         return BlockUse(used, cached, self.num_blocks - used - cached, self.block_size)
 
@@ -146,9 +153,17 @@ class PagedMemory(Memory):
         del self._tokens_at_0[sequence.handle]
         self._growth.remove(tokens_at_0)
 
+    def stop_growing(self, sequence: Sequence, running: Running) -> None:
+        """Keep the blocks of a decoding sequence that does not decode again."""
+        tokens_at_0 = self._tokens_at_0.pop(sequence.handle)
+        self._growth.remove(tokens_at_0)
+        blocks = self.blocks_for(tokens_at_0 + running.decode_step - 1)
+        self._prefill_blocks[sequence.handle] = blocks
+        self._num_prefill_blocks += blocks
+        self._enough_until = self._enough_version = -1
+
     def _forget_prefill(self, handle: int) -> None:
-        self._num_prefill_blocks -= self._prefill_blocks[handle]
-        del self._prefill_blocks[handle]
+        self._num_prefill_blocks -= self._prefill_blocks.pop(handle)
 
     # --- running out ------------------------------------------------------------------------------------------------
 

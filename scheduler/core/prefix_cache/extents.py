@@ -16,8 +16,8 @@ and comparing is a `memcmp`.
 * Pins never grow on the way down, where no block has copies.
 * Unpinned blocks are trimmed from an extent's end, or it goes whole; the rest keeps its place in every order.
 * Extents that one sequence unpins together, one the only child of the other, are merged again.
-* If copies are kept (`BlockCache`), several sequences may each have computed the same blocks. `pins` are then those of
-  the first copy, which look-ups find; `copies` are the others. Of an extent's blocks, all have the same copies.
+* If copies are kept (`ScheduledBlockCache`), several sequences may each have computed the same blocks. `pins` are then
+  those of the first copy, which look-ups find; `copies` are the others. Of an extent's blocks, all have the same ones.
 
 Cost: a look-up takes a dictionary look-up and a comparison for each extent on the way, and O(log n) comparisons of
 halves where it branches off from the last one; a split copies the extent's label. Memory: the label, which has the

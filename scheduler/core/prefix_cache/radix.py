@@ -19,8 +19,9 @@ from heapq import heapify, heappop, heappush
 
 from lorrery.scheduler.core.prefix_cache import extents
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache, adapter_key_of
-from lorrery.scheduler.core.prefix_cache.content import content_of, with_output
+from lorrery.scheduler.core.prefix_cache.content import content_of
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
+from lorrery.scheduler.core.prefix_cache.uses import Use
 from lorrery.scheduler.core.sequence import Content, Sequence
 
 
@@ -143,13 +144,8 @@ class RadixCache(BlockCache):
         if sequence.handle in self._withheld:
             self._withheld.remove(sequence.handle)
         else:
-            content = use.content
-            cached_tokens = sequence.computed_tokens + max(0, output_tokens - 1)
-            if cached_tokens > sequence.input_tokens:
-                produced = sequence.produced_tokens
-                content = with_output(content, sequence, produced, produced + output_tokens - 1)
-            self._insert(use.root, content, cached_tokens, sequence.prompt_tokens)
-        self._unpin(use.last)
+            self._insert(use.root, *use.computed(output_tokens), sequence.prompt_tokens)
+        self._let_go(use)
         use.root.num_uses -= 1
         self._drop_if_unused(use.root)
 
@@ -179,19 +175,16 @@ class RadixCache(BlockCache):
             extent = child
         return extent
 
-    def _unpin(self, extent: Extent) -> None:
-        """Unpin a path from its end up."""
-        while extent.parent is not None:
-            num_blocks = extent.end - extent.start
-            extent.pins -= 1
-            self.num_pins -= num_blocks
-            if not extent.pins:
-                self.num_pinned -= num_blocks
-                self.num_unpinned += num_blocks
-                self._unpinned[extent] = None
-                if not extent.children:
-                    self._is_leaf(extent)
-            extent = extent.parent
+    def _unpin(self, use: Use, extent: Extent, child: Extent | None) -> Extent | None:
+        """Unpin a node of a path; none are merged."""
+        extent.pins -= 1
+        if not extent.pins:
+            self.num_pinned -= extent.end - extent.start
+            self.num_unpinned += extent.end - extent.start
+            self._unpinned[extent] = None
+            if not extent.children:
+                self._is_leaf(extent)
+        return None
 
     # --- giving up --------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """A sequence's part of the tree: the blocks that it pins, and those that a look-up has found for it."""
 
-from lorrery.scheduler.core.prefix_cache.content import content_of
+from lorrery.scheduler.core.prefix_cache.content import content_of, with_output
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
 from lorrery.scheduler.core.sequence import Content, Sequence
 
@@ -20,6 +20,18 @@ class Use:
         self.content = content
         self.sequence = sequence
         self.grows = False
+
+    def computed(self, output_tokens: int) -> tuple[Content, int]:
+        """Return the content of the sequence, and how many of its tokens are computed if it has produced this many.
+
+        The newest token is not.
+        """
+        sequence = self.sequence
+        tokens = sequence.computed_tokens + max(0, output_tokens - 1)
+        if tokens <= sequence.input_tokens:
+            return self.content, tokens
+        produced = sequence.produced_tokens
+        return with_output(self.content, sequence, produced, produced + output_tokens - 1), tokens
 
 
 class Found:
@@ -48,6 +60,15 @@ class Found:
         self.end = end
         self.num_blocks = num_blocks
         self.extents = extents
+
+    def is_for(self, sequence: Sequence) -> bool:
+        """Return whether that was a look-up of this sequence's input as it is now."""
+        return self.sequence is sequence and self.input_tokens == sequence.input_tokens
+
+    @property
+    def last(self) -> Extent | None:
+        """Where the look-up ended; None: the sequence's adapter has no root."""
+        return self.extents[-1] if self.extents else self.root
 
     def still_holds(self) -> bool:
         """Return whether a look-up would find the same, though the tree has changed. Cost: O(extents found)."""

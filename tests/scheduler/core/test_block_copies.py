@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.prefix_cache.scheduled_blocks import ScheduledBlockCache
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.oracle.pool import Pool
@@ -17,7 +17,7 @@ EXAMPLES = 60
 class Side:
     """A cache, and the batch that it knows."""
 
-    def __init__(self, cache: BlockCache | Pool) -> None:
+    def __init__(self, cache: ScheduledBlockCache | Pool) -> None:
         self.cache = cache
         self.running = cache.running = Running()
         self.waiting: list[Sequence] = []
@@ -36,7 +36,7 @@ class CopiesMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         more = {"min_computed_tokens": self.min_computed_tokens}
-        self.ours = Side(BlockCache(self.block, share_within_plan=True, **more))
+        self.ours = Side(ScheduledBlockCache(self.block, **more))
         self.oracle = Side(Pool(self.block, **more))
         self.sides = (self.ours, self.oracle)
         for side in self.sides:
