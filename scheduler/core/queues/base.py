@@ -5,7 +5,6 @@ from typing import TypeGuard
 
 from lorrery.scheduler.core.admission import Blocked
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.waiting import WaitingList
@@ -116,8 +115,7 @@ def steps_until_admissible(
     With a pool of blocks also whether a prompt is within the limit, since more of it may be cached.
     """
     if blocked is None or not (
-        blocked[1] is Blocked.MEMORY
-        or (blocked[1] is Blocked.PROMPT and isinstance(memory, (OnDemandMemory, PagedMemory)))
+        blocked[1] is Blocked.MEMORY or (blocked[1] is Blocked.PROMPT and isinstance(memory, PagedMemory))
     ):
         return limit
     return memory.steps_until_fits(running, blocked[0], limit)

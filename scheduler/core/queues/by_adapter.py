@@ -51,29 +51,16 @@ class WaitingByAdapter(WaitingList):
             of_adapter = self._by_adapter[key] = WaitingList()
         of_adapter.put_first(sequence)
 
-    def remove(self, handle: int) -> None:
-        """Remove a sequence that is known to wait."""
-        if self.pop(handle) is None:
-            raise KeyError(handle)
-
-    def remove_all(self, sequences: Iterable[Sequence]) -> None:
-        """Remove sequences that are known to wait."""
-        for sequence in sequences:
-            self.remove(sequence.handle)
-
-    def pop(self, handle: int) -> Sequence | None:
-        """Remove and return the sequence of that handle, if it waits."""
-        sequence = super().pop(handle)
-        if sequence is not None:
-            del self._ordinals[handle]
-            if self._put_first:
-                self._put_first.pop(handle, None)
-            key = adapter_key(sequence)
-            of_adapter = self._by_adapter[key]
-            of_adapter.remove(handle)
-            if not len(of_adapter):
-                del self._by_adapter[key]
-        return sequence
+    def _leaves(self, sequence: Sequence) -> None:
+        super()._leaves(sequence)
+        handle, key = sequence.handle, adapter_key(sequence)
+        del self._ordinals[handle]
+        if self._put_first:
+            self._put_first.pop(handle, None)
+        of_adapter = self._by_adapter[key]
+        of_adapter.remove(handle)
+        if not len(of_adapter):
+            del self._by_adapter[key]
 
     def clear(self) -> list[Sequence]:
         """Remove and return all, in order."""

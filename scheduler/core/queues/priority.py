@@ -8,7 +8,7 @@ Cost of a pass: as `fifo`. An arrival costs O(log n), and a move of a few words.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.fifo import Fifo
@@ -43,22 +43,9 @@ class WaitingByPriority(WaitingList):
         """Add at its place, which is no other for having been preempted."""
         self.append(sequence)
 
-    def remove(self, handle: int) -> None:
-        """Remove a sequence that is known to wait."""
-        if self.pop(handle) is None:
-            raise KeyError(handle)
-
-    def remove_all(self, sequences: Iterable[Sequence]) -> None:
-        """Remove sequences that are known to wait."""
-        for sequence in sequences:
-            self.remove(sequence.handle)
-
-    def pop(self, handle: int) -> Sequence | None:
-        """Remove and return the sequence of that handle, if it waits."""
-        sequence = super().pop(handle)
-        if sequence is not None:
-            del self._keys[bisect_left(self._keys, _key(sequence))]
-        return sequence
+    def _leaves(self, sequence: Sequence) -> None:
+        super()._leaves(sequence)
+        del self._keys[bisect_left(self._keys, _key(sequence))]
 
     def clear(self) -> list[Sequence]:
         """Remove and return all, in order."""

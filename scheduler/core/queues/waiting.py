@@ -105,7 +105,7 @@ class WaitingList:
         return sequence
 
     def _leaves(self, sequence: Sequence) -> None:
-        """Remove a sequence that has left from the kept list, if it is there."""
+        """Note that a sequence has left `by_handle`: remove it from the kept list, if it is there."""
         for place, one in enumerate(self._first):
             if one is sequence:
                 del self._first[place]
