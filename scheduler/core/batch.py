@@ -25,7 +25,8 @@ class Batch:
 
     Attributes:
         running: the running sequences.
-        leaves: sequences that left the batch, or its device, since the list was last taken.
+        leaves: sequences that left the batch since the list was last taken.
+        anew: sequences that stepped aside: with the next plan they leave the device and join it anew.
         aborted: by handle; cancelled under strict S-LoRA: they leave after one more step.
         ended: by handle; with async scheduling: sequences whose end the next decision does not know yet.
     """
@@ -36,6 +37,7 @@ class Batch:
         self.memory = memory
         self.prefix_cache = prefix_cache
         self.leaves: list[Sequence] = []
+        self.anew: list[Sequence] = []
         self.aborted: dict[int, Sequence] = {}
         self.ended: dict[int, Sequence] = {}
         self._finished = FinishedSequences()
@@ -71,6 +73,8 @@ class Batch:
             output_tokens = self.output_tokens(sequence)
         else:
             output_tokens = running.decode_step - sequence.base_step
+        if self.anew:
+            self.anew = [one for one in self.anew if one is not sequence]
         running.leave(sequence)
         self.memory.left(sequence)
         if self.prefix_cache is not None:
@@ -80,7 +84,7 @@ class Batch:
     def step_aside(self, sequence: Sequence) -> None:
         """Turn a decoding sequence's output into input of which the last token is not computed yet.
 
-        It stays in the batch, in its place, with all that it holds; its device adds it anew with its next step.
+        It stays in the batch, in its place, with all that it holds.
         """
         running, memory = self.running, self.memory
         assert isinstance(memory, OnDemandMemory)
@@ -90,7 +94,7 @@ class Batch:
             self._given.joined(sequence)
         if self.prefix_cache is not None:
             self.prefix_cache.resume(sequence)
-        self.leaves.append(sequence)
+        self.anew.append(sequence)
 
     def cancel(self, sequence: Sequence, ahead: int = 0) -> None:
         """Remove a sequence that does not end by itself; `ahead` as in `remove`."""

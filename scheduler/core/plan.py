@@ -175,8 +175,8 @@ class Plan:
         at_ps: the boundary at which it was decided; the first step starts here.
         max_steps: number of steps within which nothing the scheduler knows can change this batch.
         until_ps: hand back at the first boundary at or after this time.
-        joins: sequences new to the device, in order.
-        leaves: sequences that left since the last plan without ending on the device.
+        joins: sequences new to the device, in order, and those that are to join it anew, which `leaves` has too.
+        leaves: sequences that left since the last plan without ending on the device. They leave before others join.
         prefills: prompt chunks of the plan's only step; of its first if `chunk_steps` is above 1.
         chunk_steps: above 1 if `prefills` is one chunk that takes the whole prompt budget and does not finish its
             prompt: in this many steps, the first included, nothing the scheduler knows can change anything but that

@@ -289,6 +289,9 @@ class Replica:
             if batch.ended and not self._steps_run:
                 batch.drop_ended()
                 plan.until_ps = at_ps
+        if batch.anew and isinstance(plan, Plan):
+            batch.leaves += batch.anew
+            plan.joins, batch.anew = [*batch.anew, *plan.joins], []
         if batch.leaves:
             plan.leaves, batch.leaves = batch.leaves, []
         if adapters.evicted:

@@ -103,8 +103,6 @@ class VllmRecord:
             self._read_arrivals()
 
     def _why_not(self, record: Record) -> str:
-        if self.config["policy"] == "priority":
-            return "requests have no priorities"
         if any("abort_before" in row or "abort_during" in row for row in self._rows):
             return "a client's abort cannot be timed"
         if record["left_waiting"]:
@@ -122,6 +120,7 @@ class VllmRecord:
             "engine='vllm-0.32'",
             f"model='{MODEL}'",
             "worker.step_time='constant'",
+            *(["scheduler.policy='priority'"] if config["policy"] == "priority" else []),
             f"scheduler.max_num_seqs={config['max_num_seqs']}",
             f"scheduler.max_num_batched_tokens={config['max_num_batched_tokens']}",
             *([] if (active := config["max_num_active_seqs"]) is None else [f"scheduler.max_num_active_seqs={active}"]),
@@ -159,6 +158,7 @@ class VllmRecord:
             adapter_id=f"lora-{row['lora']}" if "lora" in row else "",
             ignore_eos=eos_at is None or eos_at > most,
             true_output_tokens=eos_at,
+            priority=row.get("priority", 0),
             name=str(number),
             prompt_token_ids=tuple(prompt),
         )

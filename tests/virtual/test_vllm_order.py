@@ -56,7 +56,8 @@ def test_a_live_scheduler_decides_as_recorded(tmp_path: Path, record: VllmRecord
 
 def test_the_records_have_every_rule_that_a_live_run_can_have() -> None:
     families = {record.name.rpartition("-")[2] if "-rule-" not in record.name else "rule" for record in EXCERPTS}
-    assert families >= {"preemption", "lora", "lora_preemption", "prefix", "long_prefill", "async_preemption", "rule"}
+    expected = {"preemption", "lora", "lora_preemption", "prefix", "long_prefill", "async_preemption", "rule"}
+    assert families >= expected | {"priority_preemption"}
     assert any(len(record.steps) > 50 for record in EXCERPTS if record.config["async_scheduling"])
     assert any(step.preempted for record in EXCERPTS for step in record.steps)
 

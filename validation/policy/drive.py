@@ -57,24 +57,21 @@ class World:
 
     def anew(self) -> "World":
         """Return a copy with fresh sequences; those here must not have run."""
-        arrivals = [
-            (
-                at_ps,
-                Sequence(
-                    old.handle,
-                    old.prompt_tokens,
-                    old.max_new_tokens,
-                    old.arrived_ps,
-                    old.adapter,
-                    old.tenant_id,
-                    old.prompt_token_ids,
-                    old.output_token_ids,
-                    old.produced_tokens,
-                ),
-                length,
+        arrivals = []
+        for at_ps, old, length in self.arrivals:
+            sequence = Sequence(
+                old.handle,
+                old.prompt_tokens,
+                old.max_new_tokens,
+                old.arrived_ps,
+                old.adapter,
+                old.tenant_id,
+                old.prompt_token_ids,
+                old.output_token_ids,
+                old.produced_tokens,
             )
-            for at_ps, old, length in self.arrivals
-        ]
+            sequence.priority = old.priority
+            arrivals.append((at_ps, sequence, length))
         return World(arrivals, self.cancels, self.step_ps, self.token_ps)
 
 
@@ -88,16 +85,20 @@ class Device:
     produced: dict[int, int] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
+    present: set[int] = field(default_factory=set)
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Remove sequences that left the batch."""
         for sequence in sequences:
+            self.present.discard(sequence.handle)
             self.produced.pop(sequence.handle, None)
             self.cached.pop(sequence.handle, None)
             self.ended.discard(sequence.handle)
 
     def run(self, plan: Plan, at_ps: int, max_steps: int, until_ps: int | None, *, chunks: bool = True) -> Ran:
         """Run steps until the first sequence ends, `max_steps` or `until_ps`."""
+        self.present |= {sequence.handle for sequence in plan.joins}
+        assert self.present >= {chunk.handle for chunk in plan.prefills}, "a prompt of a sequence that has not joined"
         end_ps, steps = at_ps + plan.wait_ps, 0
         while True:
             work = plan.prefills if chunks and steps < plan.chunk_steps else []
@@ -125,6 +126,7 @@ class Device:
                 self.ended.add(handle)
             else:
                 del self.produced[handle], self.cached[handle]
+                self.present.discard(handle)
         return [(handle, FinishReason.EOS) for handle in ended]
 
 

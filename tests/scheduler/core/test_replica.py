@@ -77,6 +77,7 @@ POLICIES += [
     "fcfs vllm on_demand blocks share ahead loads",
     "fcfs vllm on_demand blocks blocking",
     "vtc_fair vllm on_demand blocks share ahead",
+    "priority vllm on_demand",
     "priority vllm on_demand blocks share ahead loads",
     "priority continuous paged",
 ]
@@ -177,6 +178,7 @@ def worlds(draw: st.DrawFn) -> World:
             prompt_token_ids=token_ids[:prompt],
             output_token_ids=token_ids[prompt:],
         )
+        sequence.priority = draw(st.sampled_from([0, 0, 1, -1]))
         arrivals.append((at_ps, sequence, draw(st.one_of(st.integers(1, max_new), st.just(max_new)))))
     cancels = draw(
         st.lists(
