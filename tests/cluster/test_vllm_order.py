@@ -1,10 +1,12 @@
 """Real processes decide as vLLM's recorded scheduler does, step by step, and their journal replays.
 
-`tests/virtual/test_vllm_order.py` plays every record that a live cluster can be asked for; here are a few of them in
-real time. What is compared stands in the journal, in device time and numbers of steps. If a request has come in another
-step than it had to, since this machine stood still for half a step, the run proves nothing, and another one is made.
+`tests/virtual/test_recorded_order.py` plays every record that a live cluster can be asked for; here are a few of them
+in real time. What is compared stands in the journal, in device time and numbers of steps. If a request has come in
+another step than it had to, since this machine stood still for half a step, the run proves nothing, and another one is
+made.
 """
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -13,9 +15,10 @@ import pytest
 from lorrery.local.cluster import LocalCluster
 from tests.cluster.client import Client, client_of
 from tests.cluster.gauges import scrape
-from tests.cluster.harness import running_cluster, wait_until
+from tests.cluster.harness import PATIENCE_SECONDS, running_cluster, wait_until
+from tests.cluster.live_record import send
 from tests.cluster.test_journal import replayed
-from tests.cluster.vllm_record import VllmRecord, send
+from tests.cluster.vllm_record import VllmRecord
 
 pytestmark = pytest.mark.cluster
 
@@ -23,13 +26,12 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = (
     "vllm-rule-no-admission-after-preemption",
     "vllm-rule-full-hit-duplicate",
-    "vllm-0448-eviction",
+    "vllm-rule-free-order",
     "vllm-0054-lora",  # its pool has room for the adapters too, which vLLM keeps beside it
-    "vllm-0272-long_prefill",
     "vllm-0116-async_preemption",
 )
 STEP_SECONDS = 0.2
-MOST_RUNS = 5
+MOST_RUNS = 3
 
 
 def record_of(name: str) -> VllmRecord:
@@ -40,17 +42,24 @@ def record_of(name: str) -> VllmRecord:
 
 async def run(record: VllmRecord, client: Client, cluster: LocalCluster) -> None:
     """Send a record's requests, the first of them before there is a worker; check the streams."""
-    num_first = sum(one.idle and not one.step for one in record.arrivals)
 
-    async def wait(num_requests: int) -> bool:
-        return await scrape(cluster, "scheduler", "lorrery_scheduler_unplaced_requests") == num_requests
+    async def are_placed() -> bool:
+        return await scrape(cluster, "scheduler", "lorrery_scheduler_unplaced_requests") == 0
 
     async def begin_worker() -> None:
-        await wait_until(lambda: wait(num_first))
         await cluster.start_worker(0.0)
-        await wait_until(lambda: wait(0))
+        await wait_until(are_placed)
 
-    for stream in await send(record, STEP_SECONDS, client.start, begin_worker):
+    async def taken(num_requests: int) -> None:
+        num_taken = 0.0
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while num_taken < num_requests:
+                num_ended = await scrape(
+                    cluster, "scheduler", "lorrery_scheduler_requests_total"
+                )  # first: open ones end
+                num_taken = num_ended + await scrape(cluster, "scheduler", "lorrery_scheduler_in_flight_requests")
+
+    for stream in await send(record, STEP_SECONDS, client.start, begin_worker, taken):
         stream.check(cluster.settings)
 
 

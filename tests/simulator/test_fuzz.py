@@ -29,15 +29,11 @@ def test_a_cluster_with_runs_of_blocks_equals_one_with_a_node_for_each(monkeypat
     monkeypatch.setattr(fuzz, "_cache_told", _counts)  # by hash ids, nobody knows the tokens of blocks
     cases = [case for number in range(3_000, 3_070) if (case := draw_case(number)).replica.prefix_cache == "blocks"]
     by_runs = [fuzz.run_case(case, one_step=False) for case in cases]
-    monkeypatch.setattr(memories, "BlockCache", _oracle)
+    monkeypatch.setattr(memories, "BlockCache", Oracle)
+    monkeypatch.setattr(memories, "ScheduledBlockCache", Pool)
     monkeypatch.setattr(fuzz, "ids_suffice", lambda *_: False)
     for case, ours in zip(cases, by_runs, strict=True):
         assert fuzz.run_case(case, one_step=False) == ours, case.title
-
-
-def _oracle(block_size: int, *, share_within_plan: bool, min_computed_tokens: int) -> Oracle | Pool:
-    made = Pool if share_within_plan else Oracle
-    return made(block_size, min_computed_tokens=min_computed_tokens)
 
 
 def _counts(replica: Replica) -> tuple[int, int, int, int]:

@@ -1,4 +1,4 @@
-"""One router, scheduler and worker in virtual time that are asked for what a record of vLLM's scheduler has.
+"""One router, scheduler and worker in virtual time that are asked for what a record of a real scheduler has.
 
 Nothing goes wrong on these hosts, and messages take a small part of a step, so that every request comes in its step.
 """
@@ -12,15 +12,20 @@ from pathlib import Path
 import pytest
 
 from lorrery.settings import load
+from lorrery.simulator.journal import read_journal
+from lorrery.simulator.replay import replay
+from lorrery.simulator.replay_parts import parts_of
 from lorrery.v1 import router_pb2_grpc
 from tests.cluster.client import Ask, Stream
-from tests.cluster.vllm_record import VllmRecord, send
+from tests.cluster.live_record import LiveRecord, send
 from tests.virtual.clock import Host, virtual_time
 from tests.virtual.network import Channel, Network
 from tests.virtual.processes import Process, read_disk_once
 
-STEP_SECONDS = 0.5
+STEP_SECONDS = 0.4
 LATENCY_SECONDS = 0.0001
+MOST_STEPS = 230
+"""In a record that is played: a client of these tests waits for 100 seconds at most."""
 COMMON = (
     "worker.gpu='H100-SXM'",
     f"worker.constant.step_ms={1000 * STEP_SECONDS}",
@@ -37,7 +42,18 @@ def without_slots() -> Iterator[None]:
         yield
 
 
-def run_record(record: VllmRecord, journal: Path) -> list[str]:
+def differences(record: LiveRecord, journal: Path) -> list[object]:
+    """Play a record; return what is wrong with its streams, its decisions, and the replay of its journal."""
+    wrong: list[object] = [*run_record(record, journal)]
+    wrong += record.misplaced(journal) or record.check(journal)
+    with without_slots():
+        content = read_journal(journal)
+        result = replay(content, parts_of(content, journal))
+    assert result.num_steps == len(record.steps)
+    return [*wrong, *result.differences, *(["an input took effect late"] if result.num_late else [])]
+
+
+def run_record(record: LiveRecord, journal: Path) -> list[str]:
     """Ask for a record's requests; return what is wrong with their streams. The scheduler writes `journal`."""
     rng = random.Random(record.name)
     overrides = [*COMMON, *record.overrides(), f"scheduler.journal='{journal}'"]
@@ -68,10 +84,15 @@ def run_record(record: VllmRecord, journal: Path) -> list[str]:
                 while not any(one._running for one in scheduler.service._cluster.attached):  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
 
+        async def taken(num_requests: int) -> None:
+            async with asyncio.timeout(STEP_SECONDS):
+                while scheduler.service._cluster.requests._num_handles < num_requests:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+
         async def play() -> list[Stream]:
             scheduler.begin()
             router.begin()
-            task = client.run(send(record, STEP_SECONDS, ask, begin_worker))
+            task = client.run(send(record, STEP_SECONDS, ask, begin_worker, taken))
             streams = await task
             await asyncio.sleep(2 * STEP_SECONDS)
             return streams

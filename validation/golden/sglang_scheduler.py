@@ -54,7 +54,7 @@ class SglangScheduler:
         found: list[Mismatch] = []
         for holds, how in ((False, "plan every step"), (True, "hold plans")):
             driver = _Driver(record, holds=holds)
-            for number, expected in enumerate(_iterations(record)):
+            for number, expected in enumerate(iterations(record)):
                 found += _compare(f"{how}, iteration {number}", expected, driver.iterate(number))
                 if found:
                     return found  # all that follows differs too
@@ -62,7 +62,7 @@ class SglangScheduler:
         return found
 
 
-def _iterations(record: Record) -> Iterator[Mapping[str, Any]]:
+def iterations(record: Record) -> Iterator[Mapping[str, Any]]:
     """Yield one row per iteration; of merged ones, figures only for the last."""
     state: dict[str, Any] = {"waiting": [], "draining": {}}
     for merged in record["iterations"]:
