@@ -1,9 +1,10 @@
 """Which adapters the sequences of a batch use, and the unused ones on the GPU in order of last use.
 
 The batch reports use (`pin`, `unpin`), the residency what is on the GPU (`came`, `went`) and what is required there
-(`asked_for`). So the next adapter to evict is known at any time without a scan.
+(`asked_for`). So the next adapter to evict is known at any time without a scan. An adapter is used until its last
+sequence leaves, in host memory too, as in vLLM, whose caches count the adapters of every step as used.
 
-Invariants: `_asked` has each adapter on the GPU with the number of its last request; `_unused` has those numbers of the
+Invariants: `_asked` has each adapter on the GPU with the number of its last use; `_unused` has those numbers of the
 unpinned ones, ascending, and `_unused_keys` their keys. Cost: O(log n), and a move of a few words.
 """
 
@@ -24,14 +25,16 @@ class AdapterUse:
         pins: number of sequences by adapter key, of adapters with at least one.
         slots: pool slots that these adapters take.
         names: adapter id by key, where the two differ.
+        host: adapters cached in host memory, least recently used first; belongs to the residency.
     """
 
-    __slots__ = ("_asked", "_num_askings", "_unused", "_unused_keys", "names", "pins", "slots")
+    __slots__ = ("_asked", "_num_askings", "_unused", "_unused_keys", "host", "names", "pins", "slots")
 
     def __init__(self) -> None:
         self.pins: dict[str, int] = {}
         self.slots = 0
         self.names: dict[str, str] = {}
+        self.host: dict[str, Adapter] = {}
         self._num_askings = 0
         self._asked: dict[str, int] = {}
         self._unused: list[i64] = []
@@ -63,11 +66,11 @@ class AdapterUse:
         self.slots -= adapter.slots
         if adapter.version:
             del self.names[key]
-        asking = self._asked.get(key)
-        if asking is not None:
-            place = bisect_left(self._unused, asking)
-            self._unused.insert(place, asking)
-            self._unused_keys.insert(place, key)
+        if key in self._asked:
+            self.came(key)
+        host = self.host
+        if key in host:
+            host[key] = host.pop(key)
 
     # --- the GPU ----------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Which adapters a worker's GPU holds, and when the next load ends.
 
-Three tiers. Every registered adapter is on disk; a worker's host memory caches those it has read (`max_cpu_loras`), its
-GPU those it serves (`max_loras` of them, or `max_slots` of its memory). A load takes what the device model says for the
-tier it comes from. At most `max_concurrent_loads` run at once; a further one begins when one of these ends.
+Three tiers. Every registered adapter is on disk; a worker's host memory caches those it has read (`max_cpu_loras`, the
+least recently used goes first), its GPU those it serves (`max_loras` of them, or `max_slots` of its memory). A load
+takes what the device model says for the tier it comes from. At most `max_concurrent_loads` run at once; a further one begins when one of these ends.
 
 A load takes a GPU place from its beginning. If none is free, the least recently used adapter that no sequence pins is
 evicted; if all are pinned, the load waits for a sequence to leave.
@@ -50,6 +50,7 @@ class Residency:
 
     Attributes:
         use: which adapters the batch uses, and which are unused; see `serve`.
+        host: adapters cached in host memory, least recently used first, but for those in use.
     """
 
     def __init__(
@@ -61,10 +62,9 @@ class Residency:
         self.options = options
         self._most_slots: int | None = None if options.max_loras is not None else options.max_slots
         self.use = AdapterUse()
+        self.use.host = self.host = {}
         self.gpu: dict[str, Adapter] = {}
-        """Usable adapters, least recently used first."""
-        self.host: dict[str, Adapter] = {}
-        """Adapters cached in host memory, least recently used first."""
+        """Usable adapters."""
         self.loading: dict[str, Load] = {}
         """Loads that are running."""
         self.next_event_ps: int | None = None
@@ -99,6 +99,7 @@ class Residency:
         """Set the batch whose adapter use counts; only while the GPU has no adapters."""
         assert not self.gpu
         self.use = use
+        use.host = self.host
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -117,6 +118,8 @@ class Residency:
         if name in self.gpu:
             self.gpu[name] = self.gpu.pop(name)
             self.use.asked_for(name)
+            if name in self.host:
+                self.host[name] = self.host.pop(name)
             return True
         if name not in self.loading and name not in self._waiting:
             if not self._make_place(adapter, at_ps, admitted):
@@ -367,9 +370,18 @@ class Residency:
         self.host[name] = adapter
         most = self.options.max_cpu_loras
         if most is not None and len(self.host) > most:
-            oldest = self.host.pop(next(iter(self.host)))
+            oldest = self.host.pop(self._oldest_on_host())
             if self.log is not None:
                 self.log.evicted(oldest, "host", at_ps)
+
+    def _oldest_on_host(self) -> str:
+        """Return the least recently used adapter of the host; those in use count as used now."""
+        for _ in range(len(self.host)):
+            name = next(iter(self.host))
+            if name not in self.use.pins:
+                return name
+            self.host[name] = self.host.pop(name)
+        return next(iter(self.host))
 
     # --- out of use -------------------------------------------------------------------------------------------------
 

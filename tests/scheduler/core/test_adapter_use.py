@@ -1,4 +1,4 @@
-"""Who is on the GPU without a use, least recently asked for first: as a list of all says, whatever comes and goes."""
+"""Who is on the GPU without a use, least recently used first: as a list of all says, whatever comes and goes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,11 +11,11 @@ CHANGES = st.tuples(st.sampled_from(["pin", "unpin", "come", "ask", "go"]), st.s
 
 
 @given(st.lists(CHANGES, max_size=60), st.sets(st.sampled_from(ADAPTERS)))
-def test_the_unused_are_those_on_the_gpu_that_nobody_has_in_order_of_their_last_asking(
+def test_the_unused_are_those_on_the_gpu_that_nobody_has_in_order_of_their_last_use(
     changes: list[tuple[str, Adapter]], staying: set[Adapter]
 ) -> None:
     use, stay = AdapterUse(), {one.key: one for one in staying}
-    on_gpu: list[str] = []  # least recently asked for first
+    on_gpu: list[str] = []  # least recently used first
     pinned: list[Adapter] = []
     for what, adapter in changes:
         key = adapter.key
@@ -25,6 +25,9 @@ def test_the_unused_are_those_on_the_gpu_that_nobody_has_in_order_of_their_last_
         elif what == "unpin" and adapter in pinned:
             use.unpin(adapter)
             pinned.remove(adapter)
+            if key in on_gpu and adapter not in pinned:
+                on_gpu.remove(key)
+                on_gpu.append(key)
         elif what == "come" and key not in on_gpu:
             use.came(key)
             on_gpu.append(key)
