@@ -115,8 +115,9 @@ class ReplicaFactory:
 
     def adapter(self, adapter_id: str, rank: int, version: int = 0) -> Adapter:
         """Build an adapter, with the slots that it takes in a KV pool."""
-        exact = self._settings.adapters.slots_rule == "exact"
-        return Adapter(adapter_id, rank, self._costs.exact_slots(rank) if exact else None, version)
+        rule = self._settings.adapters.slots_rule
+        slots = self._costs.exact_slots(rank) if rule == "exact" else 0 if rule == "reserved" else None
+        return Adapter(adapter_id, rank, slots, version)
 
     @cached_property
     def prefix_cache(self) -> PrefixCache | None:
@@ -159,11 +160,10 @@ class ReplicaFactory:
             if policy_of(own.policy).needs_profile
             else None,
             max_loras=adapters.max_loras,
-            max_cpu_loras=adapters.max_cpu_loras,
+            max_cpu_loras=adapters.host_places,
             max_concurrent_loads=adapters.max_concurrent_loads,
             blocking_loads=adapters.loading == "blocking",
             max_overtakes=adapters.max_overtakes,
-            adapter_place_slots=0 if own.max_total_token_num else self._largest_adapter_slots(),
             sglang=own.sglang.rules,
             look_ahead=adapters.look_ahead,
             memory_tokens=hello.max_total_token_num,
@@ -176,11 +176,6 @@ class ReplicaFactory:
             refuse_never_fits=own.refuse_never_fits,
             min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
         )
-
-    def _largest_adapter_slots(self) -> int:
-        """Return the pool tokens of a place that holds any adapter; 0 without adapters."""
-        ranks = [spec.rank for spec in self._settings.adapters.registry]
-        return self.adapter("", max(ranks)).slots if ranks else 0
 
     def replica(self, settings: ReplicaSettings, load_rules: LoadRules | None = None) -> Replica:
         """Build a replica.

@@ -88,18 +88,26 @@ class AdapterSettings(Section):
         default="qkvo",
         description="projections that adapters modify; together with the rank they determine an adapter's size",
     )
-    slots_rule: Literal["slora", "exact"] = Field(
+    slots_rule: Literal["slora", "exact", "reserved"] = Field(
         default="slora",
         description="KV pool tokens that an adapter occupies: slora: 4 x rank; exact: as many as match its size in"
-        " bytes",
+        " bytes; reserved: none, since memory for max_loras places of the largest rank is set aside before the pool is"
+        " sized",
+    )
+    enable_lora: bool = Field(
+        default=False,
+        description="slots_rule = 'reserved': set memory aside even if the registry is empty, for adapters loaded"
+        " later",
     )
     max_loras: Count | None = Field(
         default=None,
         description="maximum adapters on a worker's GPU; unset: as many as fit beside the weights and the longest"
         " request",
     )
-    max_cpu_loras: Count | None = Field(
-        default=None, description="maximum adapters in a worker's host memory; unset: every adapter read so far"
+    max_cpu_loras: Count | Literal["max_loras"] | None = Field(
+        default=None,
+        description="maximum adapters in a worker's host memory, least recently used out first; max_loras: as many as"
+        " on its GPU, as vLLM has it; unset: every adapter read so far",
     )
     max_concurrent_loads: Count = Field(default=4, description="maximum concurrent adapter loads per worker")
     look_ahead: CountOrZero = Field(
@@ -142,7 +150,10 @@ class AdapterSettings(Section):
         for spec in self.registry:
             name = spec.id if spec.count is None else f"{spec.id}-0"
             if spec.rank > self.max_lora_rank:
-                raise ValueError(f"adapter {name!r} has rank {spec.rank}; max_lora_rank is {self.max_lora_rank}")
+                raise ValueError(
+                    f"adapter {name!r} has rank {spec.rank}; max_lora_rank is {self.max_lora_rank}: raise it, or give"
+                    " an adapter of lower rank"
+                )
             if spec.id in (families if spec.count else singles):
                 raise ValueError(f"adapter {name!r} is listed twice")
             if spec.count is None:
@@ -153,6 +164,22 @@ class AdapterSettings(Section):
             if _is_of(name, families):
                 raise ValueError(f"adapter {name!r} is listed twice")
         return self
+
+    @model_validator(mode="after")
+    def _has_places(self) -> Self:
+        if self.slots_rule == "reserved" and self.max_loras is None:
+            raise ValueError("slots_rule = 'reserved' sets memory aside for max_loras places, which is unset; set it")
+        return self
+
+    @property
+    def host_places(self) -> int | None:
+        """Places for adapters in a worker's host memory; None: enough for all."""
+        return self.max_loras if self.max_cpu_loras == "max_loras" else self.max_cpu_loras
+
+    @property
+    def are_reserved(self) -> bool:
+        """Whether memory is set aside for places."""
+        return self.slots_rule == "reserved" and (self.enable_lora or bool(self.registry))
 
     @property
     def num_adapters(self) -> int:

@@ -97,6 +97,7 @@ class Settings(FileSettings):
             gpu=_gpu_of(given),
             model=str(given.get("model", cls.model_fields["model"].default)),
             catalogue=tuple(map(Path, given.get("catalogue", ()))),
+            adapter_rank=_largest_rank(given.get("adapters")),
         )
         return f"engine = {name!r}", preset_tables(name, served, later)
 
@@ -316,6 +317,14 @@ class Settings(FileSettings):
             else zip((name for name, _ in self.adapters.expand()), weights, strict=False)
         )
         return {name: Fraction(str(weight)) for name, weight in by_adapter}
+
+
+def _largest_rank(adapters: object) -> int:
+    """Return the largest rank in a registry as it was given, valid or not; 0: there is none."""
+    registry = adapters.get("registry") if isinstance(adapters, Mapping) else None
+    given = registry if isinstance(registry, (list, tuple)) else ()
+    ranks = [spec.get("rank") for spec in given if isinstance(spec, Mapping)]
+    return max([rank for rank in ranks if isinstance(rank, int)], default=0)
 
 
 def _gpu_of(tables: Mapping[str, Any]) -> str:

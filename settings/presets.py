@@ -20,6 +20,8 @@ from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import Gpu
 
 FORMAT = 1
+MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's --max-lora-rank."""
 _PACKAGE = "lorrery.settings"
 _LENGTHS = ("max_req_input_len", "max_req_total_len")
 
@@ -123,19 +125,29 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The GPU and model that an engine serves, by name, and files with further catalogue entries."""
+    """What an engine serves.
+
+    Attributes:
+        gpu: by name.
+        model: by name.
+        catalogue: files with further entries.
+        adapter_rank: the largest of the adapters known from the start; 0: there are none.
+    """
 
     gpu: str
     model: str
     catalogue: tuple[Path, ...] = ()
+    adapter_rank: int = 0
 
 
 def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[str, Any]:
     """Return what an engine's preset sets, as the tables of a settings file.
 
+    `max_lora_rank` is the engine's default, or as much more as the registry needs.
+
     Args:
         name: of the engine.
-        served: GPU and model, on which some values depend.
+        served: GPU, model and adapters, on which some values depend.
         later: settings of the layer that names the preset, and of those above, which take precedence.
 
     Raises:
@@ -153,6 +165,11 @@ def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[s
             model = catalogue.model(served.model)
     except CatalogueError as error:
         raise SettingsError(f"worker.gpu, model: {error}") from None
+    adapters = found["adapters"]
+    if served.adapter_rank > adapters["max_lora_rank"]:
+        adapters["max_lora_rank"] = next(
+            (rank for rank in MAX_LORA_RANKS if rank >= served.adapter_rank), MAX_LORA_RANKS[-1]
+        )
     if model is None:
         return found
     if model.max_model_len is None:

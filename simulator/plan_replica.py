@@ -86,7 +86,7 @@ def adapter_loads(settings: Settings, model: Model, work: Workload) -> tuple[int
         return None, _NO_LOADS
     costs = adapter_costs(settings, model)
     num_loaded = num_adapters - own.max_loras
-    in_host = num_adapters if own.max_cpu_loras is None else max(own.max_cpu_loras, own.max_loras)
+    in_host = num_adapters if own.host_places is None else max(own.host_places, own.max_loras)
     from_disk = max(0, num_adapters - in_host) / num_loaded
     load_ps = sum(
         count

@@ -300,8 +300,16 @@ def _lora(settings: Settings) -> LoraKernels:
         lora.sharded,
         lora.kernels,
         adapters.max_loras,
-        adapters.max_lora_rank if lora.kernels == "segmented" else 0,
+        _place_rank(settings) if lora.kernels == "segmented" else 0,
         decode_slots,
         prefill_slots,
         lora.projections == "all-linear",
+        _place_rank(settings) if adapters.are_reserved else 0,
     )
+
+
+def _place_rank(settings: Settings) -> int:
+    """Return the rank for which places are made: vLLM's `max_lora_rank`, otherwise the largest known from the start."""
+    adapters = settings.adapters
+    ranks = [spec.rank for spec in adapters.registry]
+    return adapters.max_lora_rank if settings.worker.lora.padding == "max_lora_rank" or not ranks else max(ranks)

@@ -269,6 +269,13 @@ FLAGS = (
         plain=False,
         metavar="NAME=RANK|NAME=PATH",
     ),
+    _flag(
+        "--enable-lora/--no-enable-lora",
+        bool,
+        _LORA,
+        "adapters.enable_lora",
+        "Set memory aside for adapters from the start, as --lora-modules does; without both they take none.",
+    ),
     _flag("--max-loras", int, _LORA, "adapters.max_loras", "Maximum adapters on the GPU; default: 1.", least=1),
     _flag(
         "--max-cpu-loras",
@@ -452,7 +459,6 @@ FLAGS = (
         plain=False,
         metavar="NAME",
     ),
-    _flag("--enable-lora", bool, _AS_IT_IS, NOTHING, "Adapters can always be used and loaded.", plain=False),
     _flag("--disable-log-requests", bool, _AS_IT_IS, NOTHING, "Requests are never logged.", plain=False),
     _flag("--disable-log-stats", bool, _AS_IT_IS, NOTHING, "Statistics are in the metrics.", plain=False),
     _flag("--disable-uvicorn-access-log", bool, _AS_IT_IS, NOTHING, "There is no access log.", plain=False),

@@ -22,6 +22,7 @@ from lorrery.cli.serve.flags import FLAGS
 from lorrery.scheduler.core.batchings import way_of
 from lorrery.scheduler.core.policies import batching_of
 from lorrery.settings import Settings, changed
+from lorrery.settings.presets import MAX_LORA_RANKS
 from lorrery.worker.build import deployment_of, read_catalogue
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.memory import kv_bytes_per_token
@@ -30,14 +31,11 @@ MAX_MODEL_LEN = 8192
 """Most tokens of a prompt and its output of a model whose own are not in the catalogue."""
 LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """Environment variable that allows a longer --max-model-len than the model's own, as in vLLM."""
-_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of vLLM's --max-lora-rank."""
 _BLOCK = 16
 """What vLLM's --block-size is a multiple of, apart from the smaller ones."""
 
 _OWN: Mapping[str, Any] = {
     "engine": "vllm",
-    "adapters.max_lora_rank": 16,  # the preset has none: it would refuse adapters from other engines' files
     "log.level": "warning",
     "router.http": "127.0.0.1:8000",
     "scheduler.max_req_total_len": MAX_MODEL_LEN,  # until the pool is known
@@ -112,7 +110,6 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
     named = _model(model, flags.pop("model", None))
     values["router.served_model_names"] = [named]
     values |= {flag.sets: flags.pop(flag.key) for flag in FLAGS if flag.plain and flag.key in flags}
-    values.setdefault("adapters.max_cpu_loras", changed({}, values).adapters.max_loras)
     _formats(flags, values)
     _ways(flags, values)
     _adapters(flags, values)
@@ -225,15 +222,15 @@ def _batches(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
 
 
 def _adapters(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
-    most_loras, most_in_memory = changed({}, values).adapters.max_loras, values["adapters.max_cpu_loras"]
-    if most_loras is not None and most_in_memory < most_loras:
+    own = changed({}, values).adapters
+    if own.max_loras is not None and own.host_places is not None and own.host_places < own.max_loras:
         raise SettingsError(
-            f"--max-cpu-loras {most_in_memory}: it must be at least --max-loras, {most_loras}; raise it, or leave it"
-            " out"
+            f"--max-cpu-loras {own.host_places}: it must be at least --max-loras, {own.max_loras}; raise it, or leave"
+            " it out"
         )
-    most = values["adapters.max_lora_rank"]
-    if most not in _RANKS:
-        raise SettingsError(f"--max-lora-rank {most}: it must be one of {', '.join(map(str, _RANKS))}")
+    most = own.max_lora_rank
+    if most not in MAX_LORA_RANKS:
+        raise SettingsError(f"--max-lora-rank {most}: it must be one of {', '.join(map(str, MAX_LORA_RANKS))}")
     adapters = read_adapters(flags.get("lora_modules", ()), most)
     for one in adapters:
         if one.rank > most:

@@ -2,7 +2,8 @@
 
 Three tiers. Every registered adapter is on disk; a worker's host memory caches those it has read (`max_cpu_loras`, the
 least recently used goes first), its GPU those it serves (`max_loras` of them, or `max_slots` of its memory). A load
-takes what the device model says for the tier it comes from. At most `max_concurrent_loads` run at once; a further one begins when one of these ends.
+takes what the device model says for the tier it comes from. At most `max_concurrent_loads` run at once; a further one
+begins when one of these ends.
 
 A load takes a GPU place from its beginning. If none is free, the least recently used adapter that no sequence pins is
 evicted; if all are pinned, the load waits for a sequence to leave.
@@ -62,7 +63,8 @@ class Residency:
         self.options = options
         self._most_slots: int | None = None if options.max_loras is not None else options.max_slots
         self.use = AdapterUse()
-        self.use.host = self.host = {}
+        self.host: dict[str, Adapter] = {}
+        self.use.host = self.host
         self.gpu: dict[str, Adapter] = {}
         """Usable adapters."""
         self.loading: dict[str, Load] = {}

@@ -69,7 +69,7 @@ MEMORIES: dict[str, MemoryRule] = {
     ),
     "estimated": MemoryRule(
         lambda s, blocks: EstimatedMemory(
-            s.pool_beside_places,
+            s.max_total_token_num,
             page_size=s.block_size,
             shared=blocks if isinstance(blocks, RadixCache) else None,
             rules=s.sglang,

@@ -23,7 +23,6 @@ class ReplicaSettings:
     Attributes:
         max_overtakes: None: as the way to batch has it.
         memory_tokens: tokens of KV that fit into the memory beside the weights, if the pool takes less of it.
-        adapter_place_slots: pool tokens that each place of an adapter takes beforehand, in use or not.
         sglang: for batching = 'sglang'.
     """
 
@@ -57,7 +56,6 @@ class ReplicaSettings:
     max_overtakes: int | None = None
     look_ahead: int = LOOK_AHEAD
     memory_tokens: int = 0
-    adapter_place_slots: int = 0
     sglang: SglangRules = DEFAULT
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
@@ -89,12 +87,6 @@ class ReplicaSettings:
         """
         most = max(self.memory_tokens, self.max_total_token_num)
         return max(most - self.max_req_total_len, most // 8)
-
-    @property
-    def pool_beside_places(self) -> int:
-        """The pool's tokens without those of the places for adapters, as far as the longest request still fits."""
-        longest = min(self.max_req_total_len + 2 * self.block_size, self.max_total_token_num)
-        return max(self.max_total_token_num - (self.max_loras or 0) * self.adapter_place_slots, longest)
 
     @property
     def step_tokens(self) -> int:

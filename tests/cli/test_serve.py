@@ -63,7 +63,7 @@ def test_issue_s_own_command_line_amounts_to_vllms_way_with_four_adapters_at_onc
     assert settings.model == "Llama-2-7B"
     assert settings.served_model_names == ("meta-llama/Llama-2-7b-hf",)
     assert list(settings.adapters.expand()) == [("a", 8), ("b", 16)]
-    assert (settings.adapters.max_loras, settings.adapters.max_cpu_loras) == (4, 4)
+    assert (settings.adapters.max_loras, settings.adapters.host_places) == (4, 4)
     scheduler = settings.scheduler
     assert (scheduler.max_num_seqs, scheduler.policy, scheduler.batching) == (128, "fcfs", "vllm")
     assert (scheduler.memory, scheduler.prefix_cache.kind) == ("on_demand", "blocks")
@@ -248,7 +248,7 @@ def test_only_a_regular_file_is_read_for_an_adapter(tmp_path: Path):
         ("Llama-3-8B --compilation-config.mode 3", "--compilation-config.mode is not for this command"),
         ("Llama-3-8B --no-enable-eplb", "the only modelled forms of parallelism are --tensor-parallel-size"),
         ("Llama-3-8B --max-num-sqes 3", "no such flag; did you mean --max-num-seqs?"),
-        ("Llama-3-8B --no-enable-lora", "--enable-lora cannot be turned off"),
+        ("Llama-3-8B --no-trust-remote-code", "--trust-remote-code cannot be turned off"),
         ("Llama-3-8B --lora-modules a=/nowhere", "nothing is downloaded; give its rank: --lora-modules a=16"),
         ("Llama-3-8B --lora-modules a=64", "--max-lora-rank is 16; raise it"),
         ("Llama-3-8B --lora-modules a", "NAME=RANK or NAME=PATH expected"),

@@ -27,7 +27,7 @@ NAMES = (
     "vllm-rule-no-admission-after-preemption",
     "vllm-rule-full-hit-duplicate",
     "vllm-rule-free-order",
-    "vllm-0054-lora",  # its pool has room for the adapters too, which vLLM keeps beside it
+    "vllm-0054-lora",
     "vllm-0116-async_preemption",
 )
 STEP_SECONDS = 0.2

@@ -9,7 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 import lorrery
+from lorrery.chassis.errors import SettingsError
 from lorrery.cli.plan import app
+from lorrery.settings import changed
+from lorrery.worker.build import device_of
+from lorrery.worker.device.lora import place_bytes
+from lorrery.worker.device.memory import kv_bytes_per_token
 
 CLUSTER = {"model": "Llama-2-7B", "worker": {"gpu": "A10G"}}
 
@@ -143,3 +148,39 @@ def test_a_plan_travels_between_processes():
     assert came.capacity.point(3) == made.capacity.point(3)
     refused = lorrery.plan({"worker": {"gpu": "A10G"}, "model": "Llama-2-70B"})
     assert pickle.loads(pickle.dumps(refused)) == refused != made
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2, 4, 8])
+@pytest.mark.parametrize("model", ["Llama-3.1-8B", "Qwen3-30B-A3B"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_places_for_adapters_are_set_aside_alike_by_plan_and_worker(engine: str, model: str, tensor_parallel: int):
+    own = {"engine": engine, "model": model, "worker.gpu": "H100-SXM", "worker.tensor_parallel": tensor_parallel}
+    own["adapters.max_loras"] = 4
+    plan = lorrery.plan(overrides=own, prompt_tokens=100, output_tokens=100, adapters=9, ranks=(8,))
+    registry = [{"id": "a", "rank": 8, "count": 9}]
+    device, without = (device_of(changed({}, {**own, "adapters.registry": one})) for one in (registry, []))
+    known = device.deployment
+    targets, rank = ("all-linear", 16) if engine == "vllm" else ("qkvo", 8)
+    places = 4 * place_bytes(known.model, rank, targets, tensor_parallel)
+    per_token = kv_bytes_per_token(known.model, tensor_parallel)
+    assert plan.capacity.adapter_bytes == places
+    assert plan.capacity.kv_pool_tokens == device.pool_tokens
+    assert abs(without.pool_tokens - device.pool_tokens - places / per_token) < 1
+    later = changed({}, {**own, "adapters.enable_lora": True, "adapters.max_lora_rank": rank})
+    assert device_of(later).pool_tokens == device.pool_tokens
+
+
+def test_a_place_of_vllms_is_as_large_as_computed_by_hand():
+    # Llama-2-7B: 32 places x 32 layers x 2 bytes x rank 64 x (4 x 8192 + 3 x 15104) elements: 10.2 GB
+    own = {"engine": "vllm", "model": "Llama-2-7B", "worker.gpu": "A100-40-SXM"}
+    own |= {"adapters.max_loras": 32, "adapters.max_lora_rank": 64}
+    plan = lorrery.plan(overrides=own, prompt_tokens=100, output_tokens=100, adapters=32, ranks=(8,))
+    assert (plan.capacity.adapter_bytes, plan.capacity.kv_pool_tokens) == (10_234_101_760, 23_574)
+
+
+def test_a_registry_of_larger_ranks_raises_vllms_largest():
+    own = {"engine": "vllm", "adapters.registry": [{"id": "a", "rank": 8, "count": 2}, {"id": "b", "rank": 40}]}
+    assert changed({}, {"engine": "vllm"}).adapters.max_lora_rank == 16
+    assert changed({}, own).adapters.max_lora_rank == 64
+    with pytest.raises(SettingsError, match="adapter 'b' has rank 40; max_lora_rank is 32: raise it"):
+        changed({}, {**own, "adapters.max_lora_rank": 32})

@@ -4,9 +4,7 @@ Nothing goes wrong on these hosts, and messages take a small part of a step, so 
 """
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,21 +32,12 @@ COMMON = (
 )
 
 
-@contextlib.contextmanager
-def without_slots() -> Iterator[None]:
-    """Let adapters take nothing of the KV pool: vLLM sets aside their memory beside it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lorrery.scheduler.core.adapter_costs.AdapterCosts.exact_slots", lambda _costs, _rank: 0)
-        yield
-
-
 def differences(record: LiveRecord, journal: Path) -> list[object]:
     """Play a record; return what is wrong with its streams, its decisions, and the replay of its journal."""
     wrong: list[object] = [*run_record(record, journal)]
     wrong += record.misplaced(journal) or record.check(journal)
-    with without_slots():
-        content = read_journal(journal)
-        result = replay(content, parts_of(content, journal))
+    content = read_journal(journal)
+    result = replay(content, parts_of(content, journal))
     assert result.num_steps == len(record.steps)
     return [*wrong, *result.differences, *(["an input took effect late"] if result.num_late else [])]
 
@@ -57,7 +46,7 @@ def run_record(record: LiveRecord, journal: Path) -> list[str]:
     """Ask for a record's requests; return what is wrong with their streams. The scheduler writes `journal`."""
     rng = random.Random(record.name)
     overrides = [*COMMON, *record.overrides(), f"scheduler.journal='{journal}'"]
-    with virtual_time(rng) as loop, pytest.MonkeyPatch.context() as patch, without_slots():
+    with virtual_time(rng) as loop, pytest.MonkeyPatch.context() as patch:
         read_disk_once(patch)
         network = Network(loop, rng, LATENCY_SECONDS)
         patch.setattr("grpc.aio.insecure_channel", network.channel)

@@ -95,9 +95,10 @@ class Model:
         """Number of weights, without norms and biases."""
         return self.layer_parameters + self.embedding_parameters
 
-    def distinct_experts(self, num_tokens: int) -> float:
+    def distinct_experts(self, num_tokens: float) -> float:
         """Return the expected number of experts of a layer that `num_tokens` tokens use: E (1 - (1 - k/E)^n)."""
-        return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens)
+        unused: float = (1 - self.experts_per_token / self.num_experts) ** num_tokens
+        return self.num_experts * (1 - unused)
 
     @property
     def expert_parameters(self) -> int:

@@ -179,7 +179,7 @@ class Capacity:
         room: of its KV pool and batch.
 
     Attributes:
-        adapter_bytes: of the adapters on the GPU.
+        adapter_bytes: of the adapters on the GPU, or of their places.
         adapter_places: for adapters on the GPU; None: enough for all.
         fitting_kv_tokens: that fit in the memory left by weights and adapters.
         kv_pool_tokens: of the KV pool.
@@ -203,8 +203,9 @@ class Capacity:
     ) -> None:
         self.deployment, self.workload, self.step_time = deployment, workload, step_time
         self.adapter_places = places = room.adapter_places
-        self.adapter_bytes = bytes_of_adapters(deployment, workload, places)
-        self.fitting_kv_tokens = deployment.kv_pool_tokens(self.adapter_bytes)
+        beside = bytes_of_adapters(deployment, workload, places)
+        self.adapter_bytes = beside + deployment.reserved_bytes
+        self.fitting_kv_tokens = deployment.kv_pool_tokens(beside)
         self.kv_pool_tokens = self.fitting_kv_tokens if room.kv_pool_tokens is None else room.kv_pool_tokens
         tokens = workload.prompt_tokens + workload.output_tokens
         self.block_size = block = room.block_size
@@ -341,7 +342,9 @@ class Capacity:
 
 
 def bytes_of_adapters(deployment: Deployment, workload: Workload, places: int | None = None) -> int:
-    """Return the bytes of all adapters, or of the largest ones that have places."""
+    """Return the bytes of all adapters, or of the largest that have places; 0 if memory is set aside for places."""
+    if deployment.lora.reserved_rank:
+        return 0
     targets, left = deployment.lora.targets, workload.num_adapters if places is None else places
     total = 0
     for rank, count in sorted(workload.adapters_of_rank.items(), reverse=True):

@@ -61,17 +61,23 @@ class Deployment:
         """All-reduce over its GPUs."""
         return self.gpu.link(self.tensor_parallel, modern=self.engine.modern)
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory set aside for places of adapters."""
+        return self.lora.reserved_bytes(self.model, self.tensor_parallel, self.expert_parallel)
+
     def kv_pool_tokens(self, adapter_bytes: int = 0, used: Fraction | None = None) -> int:
         """Return how many tokens of KV cache fit; see `memory.kv_pool_tokens`.
 
         Args:
-            adapter_bytes: memory set aside for adapters.
+            adapter_bytes: of adapters, beside `reserved_bytes`.
             used: share of the memory, in place of the engine's.
 
         Raises:
             CatalogueError: the weights do not fit; the message shows the sum.
         """
         use = self.memory if used is None else replace(self.memory, share=used)
+        adapter_bytes += self.reserved_bytes
         return kv_pool_tokens(
             self.gpu, self.model, self.tensor_parallel, self.precision, adapter_bytes, use, self.expert_parallel
         )

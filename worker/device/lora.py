@@ -7,6 +7,15 @@ distinct adapters a of a batch with n_a tokens each, per layer and adapted proje
     t      = max(flops / (F e), bytes / (B e')) + 2 t_launch              shrink (x A), then expand (B)
     lora   = L * sum over the adapted projections of t;  nothing without adapters
 
+On a mixture of E experts, of which a token uses k, an adapter has A and B for each expert; the router and the experts
+that every token uses are projections like others. A step reads those of the experts that an adapter's tokens use (n_a
+is taken to be the mean), and has k times as much of all else:
+
+    bytes  = 2 sum_a r_a E (1 - (1 - k/E)^n_a) (in + out) + 2 k sum_a n_a (in + out + 2 r_a)
+
+Grouped and segmented kernels run a pair of launches for gate and up together and one for down; beyond their constants
+they are taken to be bounded likewise, which is not measured. vllm-project/vllm (0.32): lora/layers/fused_moe.py.
+
 Kernels that pad replace every r_a by the largest rank: of the batch (S-LoRA's bmm) or that they were built for (vLLM's
 max_lora_rank). Tensor parallelism follows the base layer: a column-parallel projection cuts B, a row-parallel one A,
 and the partial sums join the base layer's own all-reduce; `sharded` cuts both, and sums the rank-sized product.
@@ -28,12 +37,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.architecture import Model, Precision, check_split
+from lorrery.worker.device.architecture import Model, Precision, check_split, held_experts
 from lorrery.worker.device.batch import LoraWork
-from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
 from lorrery.worker.device.hardware import AllReduce, Gpu
 from lorrery.worker.device.memory import SIXTEEN_BITS, kv_bytes_per_token
@@ -57,7 +65,9 @@ class LoraKernels:
 
     Attributes:
         targets: adapted projections: the attention's four, or every linear one.
-        all_linear: whether kernels run at every linear projection, whatever the targets; not in a mixture of experts.
+        all_linear: whether every linear projection has places, and kernels run there, whatever the targets; in a
+            mixture of experts they do no work without adapters.
+        reserved_rank: for which every place has memory set aside; 0: adapters take theirs from the KV pool.
         padding: "none": each adapter at its rank; "batch": at the largest of the batch; a number: at this rank.
         launch_us: per kernel, two kernels per projection. 5 launched one by one, 1 to 2 in a CUDA graph.
         sharded: whether tensor parallelism cuts both matrices.
@@ -80,6 +90,15 @@ class LoraKernels:
     decode_slots: int = 0
     prefill_slots: int = 0
     all_linear: bool = False
+    reserved_rank: int = 0
+
+    def reserved_bytes(self, model: Model, tensor_parallel: int, expert_parallel: int) -> int:
+        """Return the memory set aside for places, over all GPUs of a replica."""
+        if not self.reserved_rank or self.places is None:
+            return 0
+        targets: Targets = "all-linear" if self.all_linear else self.targets
+        rank, sharded = self.reserved_rank, self.sharded
+        return self.places * place_bytes(model, rank, targets, tensor_parallel, expert_parallel, sharded=sharded)
 
 
 REAL_RANKS = LoraKernels()
@@ -87,38 +106,90 @@ REAL_RANKS = LoraKernels()
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One adapted projection before tensor parallelism: elements in and out, and which side is cut."""
+    """One adapted projection before tensor parallelism.
+
+    Attributes:
+        inner: input elements.
+        outer: output elements.
+        cut_along: the side that tensor parallelism cuts: "column" the outputs, "row" the inputs; "none": neither.
+        least_outer: output elements that a GPU has at least: a whole KV head.
+        experts: how many of them a layer has, one for each expert; 1: it does not belong to an expert.
+    """
 
     inner: int
     outer: int
-    column_parallel: bool
+    cut_along: Literal["column", "row", "none"]
+    least_outer: int = 1
+    experts: int = 1
+
+    def cut(self, tensor_parallel: int, expert_parallel: int = 1, *, sharded: bool = False) -> "Cut":
+        """Return one GPU's share; `sharded`: both of an adapter's matrices are cut."""
+        inner, outer, degree, number = self.inner, self.outer, tensor_parallel, 1
+        if self.experts > 1:
+            degree, number = tensor_parallel // expert_parallel, held_experts(self.experts, expert_parallel)
+        if self.cut_along == "column":
+            outer = max(-(-outer // degree), self.least_outer)
+            return Cut(inner, outer, (inner // degree if sharded else inner) + outer, number)
+        if self.cut_along == "row":
+            inner = -(-inner // degree)
+            return Cut(inner, outer, inner + (outer // degree if sharded else outer), number)
+        return Cut(inner, outer, inner + outer, number)
+
+
+class Cut(NamedTuple):
+    """One GPU's share of a projection.
+
+    Attributes:
+        inner: input elements.
+        outer: output elements.
+        held: elements of A and B per rank.
+        number: of such projections: its experts, else 1.
+    """
+
+    inner: int
+    outer: int
+    held: int
+    number: int
 
 
 def projections(model: Model, targets: Targets) -> Sequence[Projection]:
-    """Return the adapted projections of one layer.
-
-    Raises:
-        CatalogueError: adapters on a mixture's experts, which are not modelled.
-    """
-    hidden, queries = model.hidden, model.num_heads * model.head_size
-    kv = model.num_kv_heads * model.head_size
-    found = [
-        Projection(hidden, queries, column_parallel=True),
-        Projection(hidden, kv, column_parallel=True),
-        Projection(hidden, kv, column_parallel=True),
-        Projection(queries, hidden, column_parallel=False),
-    ]
-    if targets == "all-linear":
-        if model.num_experts > 1:
-            raise CatalogueError(f"{model.name} has experts; adapters on experts are not modelled, use targets qkvo")
-        found += [Projection(hidden, model.ffn, column_parallel=True)] * (2 if model.gated else 1)
-        found.append(Projection(model.ffn, hidden, column_parallel=False))
+    """Return the adapted projections of one layer; with experts, the router and the shared experts count too."""
+    hidden, queries, head = model.hidden, model.num_heads * model.head_size, model.head_size
+    key = Projection(hidden, model.num_kv_heads * head, "column", head)
+    found = [Projection(hidden, queries, "column"), key, key, Projection(queries, hidden, "row")]
+    if targets == "qkvo":
+        return found
+    shared, experts = model.ffn, model.num_experts
+    if experts > 1:
+        found.append(Projection(hidden, experts, "none"))
+        shared = model.shared_ffn
+    for ffn, number in ((shared, 1), *([(model.ffn, experts)] if experts > 1 else [])):
+        if ffn:
+            found += [Projection(hidden, ffn, "column", experts=number)] * (2 if model.gated else 1)
+            found.append(Projection(ffn, hidden, "row", experts=number))
     return found
 
 
 def adapter_bytes(model: Model, rank: int, targets: Targets = "qkvo") -> int:
     """Return the bytes of one adapter in 16 bits: 2 r L sum(in + out)."""
-    return 2 * rank * model.num_layers * sum(p.inner + p.outer for p in projections(model, targets))
+    return 2 * rank * model.num_layers * sum(p.experts * (p.inner + p.outer) for p in projections(model, targets))
+
+
+def place_bytes(
+    model: Model,
+    rank: int,
+    targets: Targets,
+    tensor_parallel: int = 1,
+    expert_parallel: int = 1,
+    *,
+    sharded: bool = False,
+) -> int:
+    """Return the bytes, over all GPUs of a replica, of a place for any adapter up to a rank: what is not cut, each has.
+
+    vllm-project/vllm (0.32): lora/layers (`create_lora_weights`); sgl-project/sglang (0.5.23): srt/lora/mem_pool.py.
+    """
+    cuts = [p.cut(tensor_parallel, expert_parallel, sharded=sharded) for p in projections(model, targets)]
+    return 2 * rank * model.num_layers * tensor_parallel * sum(one.number * one.held for one in cuts)
 
 
 def adapter_slots(
@@ -199,24 +270,17 @@ class LoraCost:
         self._grouped_seconds = lru_cache(maxsize=4096)(self._compute_grouped_seconds)
         self._segmented_seconds = lru_cache(maxsize=4096)(self._compute_segmented_seconds)
         whole = projections(model, "all-linear" if kernels.all_linear and model.num_experts == 1 else kernels.targets)
-        self._shapes = [self._cut(p) for p in whole]
+        cuts = [(p, p.cut(tensor_parallel, expert_parallel, sharded=kernels.sharded)) for p in whole]
+        dense = [(p.cut_along, cut) for p, cut in cuts if p.experts == 1]
+        self._shapes = [cut for _, cut in dense]
         self._slices = [
-            Slices(cut[0][0], sum(outer for _, outer, _ in cut), max(outer for _, outer, _ in cut), len(cut))
-            for _, side_by_side in groupby(whole, key=lambda p: p.column_parallel)
-            if (cut := [self._cut(p) for p in side_by_side])
+            Slices(own[0].inner, sum([one.outer for one in own]), max([one.outer for one in own]), len(own))
+            for _, side_by_side in groupby(dense, key=lambda one: one[0])
+            if (own := [cut for _, cut in side_by_side])
         ]
-        self._num_row_parallel = sum(not p.column_parallel for p in whole)
-
-    def _cut(self, whole: Projection) -> tuple[int, int, int]:
-        """Return one GPU's (elements in, elements out, elements of A and B per rank)."""
-        inner, outer, degree = whole.inner, whole.outer, self._degree
-        if whole.column_parallel:
-            outer = max(outer // degree, 1)
-            held = (inner // degree if self._kernels.sharded else inner) + outer
-        else:
-            inner //= degree
-            held = inner + (outer // degree if self._kernels.sharded else outer)
-        return inner, outer, held
+        self._num_row_parallel = sum([along == "row" for along, _ in dense])
+        self._model = model
+        self._expert_shapes = [cut for p, cut in cuts if p.experts > 1]
 
     def step(self, work: LoraWork, prefills: bool = False) -> tuple[float, float, float]:
         """Return the step's (seconds, FLOP, bytes); all zero without adapters.
@@ -236,7 +300,7 @@ class LoraCost:
             mean_rank = -(-rank_tokens // max(work.num_tokens, 1))
             slots = self._kernels.prefill_slots if prefills else self._kernels.decode_slots
             seconds = self._segmented_seconds(work.num_tokens, work.num_adapters, work.max_rank, mean_rank, slots)
-        for inner, outer, held in self._shapes:
+        for inner, outer, held, _ in self._shapes:
             kernel_bytes = 2 * rank_sum * held + 2 * (work.num_tokens * (inner + outer) + 2 * rank_tokens)
             kernel_flops = 2 * rank_tokens * held
             if kernels == "roofline":
@@ -246,7 +310,27 @@ class LoraCost:
             num_bytes += kernel_bytes
             if self._kernels.sharded and self._degree > 1:
                 seconds += self._link.seconds(rank_tokens * 2, self._degree)
+        if self._expert_shapes:
+            of_experts = self._experts(work, rank_sum, rank_tokens)
+            seconds, flops, num_bytes = seconds + of_experts[0], flops + of_experts[1], num_bytes + of_experts[2]
         return self._layers * seconds, self._layers * flops, self._layers * num_bytes
+
+    def _experts(self, work: LoraWork, rank_sum: int, rank_tokens: int) -> tuple[float, float, float]:
+        """Return one layer's (seconds, FLOP, bytes) of adapters on experts."""
+        model, kernels = self._model, self._kernels
+        share_used = model.distinct_experts(work.num_tokens / work.num_adapters) / model.num_experts
+        pair_us = {"grouped": self._fit.us, "segmented": self._segmented_fit.us}.get(kernels.kernels)
+        us = 2 * kernels.launch_us * len(self._expert_shapes) if pair_us is None else 2 * pair_us
+        seconds, flops, num_bytes = us * 1e-6, 0.0, 0.0
+        for inner, outer, held, number in self._expert_shapes:
+            per_token = model.experts_per_token * number / model.num_experts
+            kernel_bytes = 2 * rank_sum * number * share_used * held
+            kernel_bytes += 2 * per_token * (work.num_tokens * (inner + outer) + 2 * rank_tokens)
+            kernel_flops = 2 * per_token * rank_tokens * held
+            seconds += max(kernel_flops / self._flops_per_second, kernel_bytes / self._bytes_per_second)
+            flops += kernel_flops
+            num_bytes += kernel_bytes
+        return seconds, flops, num_bytes
 
     def _compute_grouped_seconds(self, num_tokens: int, num_adapters: int, max_rank: int) -> float:
         """Return the seconds of one layer; tokens without an adapter are not counted into the grids."""

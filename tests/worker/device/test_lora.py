@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from lorrery.worker.device.basis import kernel_ground
 from lorrery.worker.device.batch import Batch, LoraWork
-from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
-from lorrery.worker.device.lora import LoraCost, LoraKernels, adapter_bytes, adapter_slots, load_ps
+from lorrery.worker.device.lora import LoraCost, LoraKernels, adapter_bytes, adapter_slots, load_ps, place_bytes
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, deployment
 
@@ -108,10 +107,69 @@ def test_a_load_from_disk_takes_the_disk_and_then_the_link():
     assert load_ps(llama, 24e6, 24, 2.0) == round((0.3 + 0.32 + 1 + 12) * 1e9)
 
 
-def test_adapters_on_experts_are_refused():
-    with pytest.raises(CatalogueError, match="adapters on experts are not modelled"):
-        adapter_bytes(CATALOGUE.model("Mixtral-8x7B"), 8, "all-linear")
-    assert adapter_bytes(CATALOGUE.model("Mixtral-8x7B"), 8) == adapter_bytes(CATALOGUE.model("Mistral-7B"), 8)
+MIXTRAL_EXPERTS = 3 * 8 * (4096 + 14336)  # elements of A and B per rank and layer: gate, up, down of eight experts
+
+
+def test_adapters_on_experts_have_their_matrices_for_each_of_them_and_for_the_router():
+    mixtral, attention = CATALOGUE.model("Mixtral-8x7B"), 2 * (4096 + 4096) + 2 * (4096 + 1024)
+    assert adapter_bytes(mixtral, 8, "all-linear") == 2 * 8 * 32 * (attention + 4096 + 8 + MIXTRAL_EXPERTS)
+    assert adapter_bytes(mixtral, 8) == adapter_bytes(CATALOGUE.model("Mistral-7B"), 8)
+
+
+def test_a_step_reads_the_matrices_of_the_experts_that_an_adapters_tokens_use():
+    known = deployment("H100-SXM", "Mixtral-8x7B")
+
+    def step(targets: str, adapters: list[tuple[int, int]]) -> tuple[float, float, float]:
+        kernels = LoraKernels(targets=targets)  # type: ignore[arg-type]
+        return LoraCost(known.gpu, known.model, 1, kernels).step(LoraWork.of(adapters))
+
+    def of_experts(adapters: list[tuple[int, int]]) -> tuple[float, float]:
+        _, whole_flops, whole_bytes = step("all-linear", adapters)
+        _, flops, num_bytes = step("qkvo", adapters)
+        tokens = sum(tokens for _, tokens in adapters)
+        router = 2 * len(adapters) * 8 * (4096 + 8) + 2 * tokens * (4096 + 8 + 2 * 8)
+        return (whole_flops - flops) / 32 - 2 * tokens * 8 * (4096 + 8), (whole_bytes - num_bytes) / 32 - router
+
+    once = 2 * 3 * 2 * (4096 + 14336 + 2 * 8)  # inputs, outputs and products of a token's two experts
+    for adapters, read in (([(8, 1)], 2 / 8), ([(8, 1), (8, 1)], 2 * 2 / 8), ([(8, 3)], 1 - (1 - 2 / 8) ** 3)):
+        flops, num_bytes = of_experts(adapters)
+        tokens = sum(tokens for _, tokens in adapters)
+        assert flops == pytest.approx(2 * tokens * 8 * MIXTRAL_EXPERTS * 2 / 8)
+        assert num_bytes == pytest.approx(2 * 8 * MIXTRAL_EXPERTS * read + tokens * once)
+    assert step("all-linear", [(8, 1)])[0] > step("qkvo", [(8, 1)])[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "tensor_parallel", "sharded", "per_gpu"),
+    [
+        ("Llama-2-7B", 64, 1, False, 4 * 8192 + 3 * (4096 + 11008)),
+        # q, k, v, gate and up have A whole and B cut, o and down A cut and B whole
+        ("Llama-2-7B", 16, 4, False, 3 * (4096 + 1024) + 1024 + 4096 + 2 * (4096 + 2752) + 2752 + 4096),
+        ("Llama-2-7B", 16, 4, True, 4 * (1024 + 1024) + 3 * (1024 + 2752)),
+        # one KV head is the least that a GPU has; of 128 experts it has all, each cut; the router is whole
+        (
+            "Qwen3-30B-A3B",
+            16,
+            8,
+            False,
+            2048 + 512 + 2 * (2048 + 128) + 512 + 2048 + 2048 + 128 + 128 * (2 * (2048 + 96) + 96 + 2048),
+        ),
+    ],
+)
+def test_a_place_has_room_for_the_largest_adapter_at_every_projection(
+    name: str, rank: int, tensor_parallel: int, sharded: bool, per_gpu: int
+):
+    model = CATALOGUE.model(name)
+    found = place_bytes(model, rank, "all-linear", tensor_parallel, sharded=sharded)
+    assert found == 2 * rank * model.num_layers * tensor_parallel * per_gpu
+
+
+def test_experts_dealt_to_groups_of_gpus_have_their_places_there():
+    model = CATALOGUE.model("Qwen3-30B-A3B")
+    whole, dealt = place_bytes(model, 16, "all-linear", 8), place_bytes(model, 16, "all-linear", 8, 8)
+    # cut eight times each GPU has 128 experts' A of gate and up, and B of down; dealt it has 16 whole experts
+    of_experts = 128 * (2 * (2048 + 96) + 96 + 2048) - 16 * 3 * (2048 + 768)
+    assert whole - dealt == 2 * 16 * model.num_layers * 8 * of_experts
 
 
 def grouped_ms(adapters: list[tuple[int, int]], gpu: str = "H100-SXM", **kernels: object) -> float:
