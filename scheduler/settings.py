@@ -120,7 +120,7 @@ class AdapterSettings(Section):
         default=None,
         description="req_queue, fcfs, priority, vtc_fair: maximum requests admitted ahead of one that waits for its"
         f" adapter; then none until the adapter is loaded; 0: it blocks all requests behind it; unset: {MAX_OVERTAKES},"
-        " or no bound with batching = 'vllm'",
+        " or no bound with batching = 'vllm' or 'prefill_first'",
     )
     loading: Literal["background", "blocking"] = Field(
         default="background",

@@ -39,6 +39,15 @@ lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weigh
   turns, as they do in vLLM: `--set adapters.max_loras=8` corresponds to `--max-loras 8`. Its kernels run at all linear
   projections, whatever the adapters modify; `--set worker.lora.projections=adapted` corresponds to naming its target
   modules.
+* **Memory of adapters.** vLLM sets aside `max_loras` places of `max_lora_rank` for every linear projection, the router
+  and the experts of a mixture included, before it sizes the KV pool; SGLang does likewise for the largest rank and the
+  target modules of its adapters (`adapters.slots_rule = "reserved"`). A column-parallel projection has A whole on each
+  GPU and B cut, a row-parallel one B whole and A cut (`worker.lora.sharded`: both cut). vLLM also sets aside places for
+  embedding and head, which is left out, and had none for experts before 0.12. A registry with larger ranks raises
+  `max_lora_rank` to the next value that vLLM has. Without adapters in the registry nothing is set aside, unless
+  `adapters.enable_lora` (`--enable-lora`) says that some will be loaded.
+* **Who may overtake.** A request whose adapter finds no place is passed over in vLLM, SGLang 0.5.7 and newer, without a
+  bound: it may starve. Up to SGLang 0.5.6 it stopped all behind it: `--set adapters.max_overtakes=0`.
 * A setting that conflicts with a preset is refused with a message that names both.
 
 The closed loop of engine benchmarks: `-c` clients start at once, each sends its next request when its last one has

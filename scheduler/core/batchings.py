@@ -16,7 +16,6 @@ from lorrery.scheduler.core.batching.vllm import Vllm
 from lorrery.scheduler.core.exclusion import Exclusion, NotIn
 from lorrery.scheduler.core.policies import batch_limits
 from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.vocabulary.units import NEVER
 
@@ -27,7 +26,6 @@ class WayToBatch:
 
     Attributes:
         build: makes it; None: it comes from outside the tree.
-        max_overtakes: the default of that setting; None: no bound.
         prompt_bound: whether a whole prompt must be within the limit of one prefill. A resumed or preempted sequence
             is prefilled again with the output it had, so the limit must allow the longest sequence.
         excludes: combinations with other settings that are refused.
@@ -38,7 +36,6 @@ class WayToBatch:
     build: Callable[[ReplicaSettings], Batching] | None
     prompt_bound: bool = True
     excludes: tuple[Exclusion, ...] = ()
-    max_overtakes: int | None = MAX_OVERTAKES
     adapter_slots: bool = False
     may_overlap: bool = False
 
@@ -109,7 +106,6 @@ BATCHINGS: dict[str, WayToBatch] = {
                 "batching = 'vllm' takes the blocks of each step as it schedules it: give it memory = 'on_demand'",
             ),
         ),
-        max_overtakes=None,
     ),
     "static": WayToBatch(lambda s: Static(batch_limits(s)), excludes=(_DOES_NOT_WAIT,)),
     "llm_mock": WayToBatch(

@@ -7,10 +7,11 @@ from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batchings import BATCHINGS, way_of
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
-from lorrery.scheduler.core.policies import QUEUES, batching_name, policy_of
+from lorrery.scheduler.core.policies import NO_BOUND, QUEUES, batching_name, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
@@ -47,7 +48,9 @@ def build_replica(
     assert make_batching is not None
     looks_ahead = policy_of(settings.policy).looks_ahead and not settings.strict and not settings.blocking_loads
     way = way_of(batching_name(settings))
-    max_overtakes = way.max_overtakes if settings.max_overtakes is None else settings.max_overtakes
+    max_overtakes = settings.max_overtakes
+    if max_overtakes is None and batching_name(settings) not in NO_BOUND:
+        max_overtakes = MAX_OVERTAKES
     if way.adapter_slots:
         pinned = settings.sglang.pinned_loras
         adapters: Residency = AdapterSlots(settings.adapter_options, load_ps, load_faults, pinned)

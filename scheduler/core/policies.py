@@ -76,12 +76,15 @@ def _profile(settings: ReplicaSettings) -> Profile:
     return MeasuredProfile(lambda num, tokens, rank: profile.prefill(num, tokens) + profile.adapter(rank, num, tokens))
 
 
+NO_BOUND = frozenset({"vllm", "prefill_first"})
+"""Engines' ways to batch in which any number of sequences may overtake one that waits for its adapter."""
+
 QUEUES: dict[str, Policy] = {
     "req_queue": Policy(
         lambda s: Fifo(strict=s.strict), "slora", "slora_loop", (_LLM_MOCK_IS_IN_ORDER,), looks_ahead=True
     ),
     "fcfs": Policy(
-        lambda s: Fifo(by_adapter=batching_name(s) == "vllm" and s.max_overtakes is None and s.max_loras is not None),
+        lambda s: Fifo(by_adapter=batching_name(s) in NO_BOUND and s.max_overtakes is None and s.max_loras is not None),
         "vllm",
         "continuous",
         (Exclusion({"strict": {True}}, "strict keeps an original's quirks; fcfs has no original"),),

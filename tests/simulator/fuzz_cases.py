@@ -178,7 +178,7 @@ def draw_case(number: int) -> Case:
         first_token_slo_ps=PREFILL_ALLOWANCE_PS + int(rng.integers(1, 20)) * PS // 10,
         profile=_profile() if policy == "pets" else None,
         max_loras=(int(rng.integers(1, 4)) if loads and not strict else None, None)[number % 4 == 3],
-        max_overtakes=(None if batching == "vllm" else 30, 2, 0)[number % 3],
+        max_overtakes=(None, 2, 0)[number % 3],
         look_ahead=(16, 3, 0)[number // 3 % 3],
         max_cpu_loras=int(rng.integers(1, 4)) if loads else None,
         max_concurrent_loads=int(rng.integers(1, 3)),
