@@ -2,8 +2,8 @@
 
     python -m studies.affinity [--out docs/figures] [--requests 2000] [--placements least_loaded weighted ...]
 
-Llama-3-8B on eight H100 with eight places for adapters each (`adapters.max_loras`), adapters of rank 64, first come
-first served. Prompts of 64 to 192 tokens, outputs of 32 to 96, Poisson arrivals; every rule gets the same requests.
+Llama-3-8B on eight H100 under vLLM's rules with eight places for adapters each (`adapters.max_loras`), adapters of rank
+64: a request whose adapter finds no place is passed over, without a bound. Prompts of 64 to 192 tokens, outputs of 32 to 96, Poisson arrivals; every rule gets the same requests.
 Workers begin with all adapters on disk; four times as many as places fit into a worker's host memory.
 Above: popularity is a power law with exponent 1, and the number of adapters grows. Below: there are 256 adapters, and
 the exponent grows. Left a low rate, right a high one.
@@ -69,20 +69,13 @@ def measure(placement: str, rate: float, num_adapters: int, exponent: float, cou
     """Simulate one run."""
     settings = {
         "model": "Llama-3-8B",
+        "engine": "vllm",
         "adapters": {
             "registry": [{"id": "a", "rank": 64, "count": num_adapters}],
             "max_loras": NUM_PLACES,
             "max_cpu_loras": 4 * NUM_PLACES,
         },
-        "scheduler": {
-            "policy": "fcfs",
-            "placement": placement,
-            "max_num_seqs": 256,
-            "max_num_batched_tokens": 8192,
-            "max_req_total_len": 1024,
-            "max_req_input_len": 512,
-            "max_waiting_requests": 1_000_000,
-        },
+        "scheduler": {"placement": placement, "max_waiting_requests": 1_000_000},
         "workers": [{"gpu": "H100-SXM", "count": NUM_WORKERS}],
     }
     columns = lorrery.simulate(settings, workload(rate, num_adapters, exponent, count)).columns
