@@ -273,8 +273,7 @@ def make_plan(
     """
     if work.num_adapters > MAX_ADAPTERS:
         raise SettingsError(f"--adapters is {work.num_adapters}; at most {MAX_ADAPTERS} can be planned for")
-    if work.num_adapters:
-        settings = changed(settings, {"adapters.registry": plan_registry(work)})
+    settings = changed(settings, {"adapters.registry": plan_registry(work)})
     deployment = deployment_of(settings)
     name = f"{deployment.model.name} on {deployment.tensor_parallel} x {deployment.gpu.name}"
     result = Plan(name, deployment.tensor_parallel)
