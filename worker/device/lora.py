@@ -266,7 +266,7 @@ class LoraCost:
         self._flops_per_second = gpu.tflops * 1e12 * flops_share
         self._bytes_per_second = gpu.gb_per_second * 1e9 * BANDWIDTH_SHARE
         self._link = link or gpu.link(tensor_parallel)
-        self._fit, self._segmented_fit = gpu.modern_fit.grouped_lora, gpu.modern_fit.segmented_lora
+        self._fit, self._segmented_fit = gpu.grouped_lora, gpu.segmented_lora
         self._grouped_seconds = lru_cache(maxsize=4096)(self._compute_grouped_seconds)
         self._segmented_seconds = lru_cache(maxsize=4096)(self._compute_segmented_seconds)
         whole = projections(model, "all-linear" if kernels.all_linear and model.num_experts == 1 else kernels.targets)
