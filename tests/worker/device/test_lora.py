@@ -238,6 +238,7 @@ def test_grouped_kernels_cost_what_places_and_rank_they_were_made_for_not_what_a
     assert grouped_ms(batch, padding=64) == grouped_ms([(64, 4)] * 4) > few
     assert grouped_ms(batch, launch_us=100.0) == few
     assert grouped_ms([]) == 0
+    assert grouped_ms(batch, places=64, graphs=False) == few
 
 
 def test_what_is_not_known_of_a_gpus_grouped_kernels_is_assumed():
