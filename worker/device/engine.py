@@ -14,7 +14,7 @@ EAGER_LAUNCH_US = 40.0
 kernels a layer), and NVIDIA times vLLM's all-reduce 20 to 40 us longer launched than in a CUDA graph."""
 EAGER_LORA_LAUNCH_US = 150.0
 """CPU time of an adapters' Triton kernel launched likewise, with what vLLM prepares for it. Fitted, beside
-`EAGER_LAUNCH_US`, to twelve runs of vLLM 0.30 on an A10 with eight adapters (docs/validation.md)."""
+`EAGER_LAUNCH_US`, to twenty runs of vLLM 0.30 on an A10 with one to eight adapters (docs/validation.md)."""
 
 
 @dataclass(frozen=True, slots=True)
