@@ -2,7 +2,8 @@
 
 Without a command it runs every check of the shipped figures (`validation/overview.py`).
 `golden` replays golden records (`validate_golden.py`), `steptime` compares the step-time models with measured steps,
-`kernels` their kernels one by one, `serving` whole runs of served models, `vidur` the simulator with a run of Vidur.
+`kernels` their kernels one by one, `serving` whole runs of served models, `lora` runs
+with adapters, `vidur` the simulator with a run of Vidur.
 """
 
 import json
@@ -22,6 +23,7 @@ from lorrery.chassis.whole_file import check_writable
 from lorrery.cli.output import write
 from lorrery.cli.validate_golden import golden
 from lorrery.cli.validate_kernels import kernels
+from lorrery.cli.validate_lora import lora
 from lorrery.cli.validate_serving import serving
 from lorrery.cli.version import VersionOption
 from lorrery.settings import load
@@ -47,6 +49,7 @@ app = command_app(
 app.command(cls=Command)(golden)
 app.command(cls=Command)(kernels)
 app.command(cls=Command)(serving)
+app.command(cls=Command)(lora)
 
 
 @app.callback(invoke_without_command=True)

@@ -21,6 +21,25 @@ from lorrery.validation.serving_rows import read_file
 from lorrery.validation.serving_run import Options, Prediction
 from lorrery.worker.build import read_catalogue
 
+# Options of `validate lora` too.
+MoreCatalogues = Annotated[
+    list[Path] | None, typer.Option(help="TOML file with additional GPUs, models, engines; repeatable.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one setting for every row; repeatable; takes precedence over the row.",
+    ),
+]
+Plot = Annotated[Path | None, typer.Option(dir_okay=False, help="Plot predicted against measured: .svg, .png or .pdf.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of all random draws.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Number of processes; default: as many as there are cores."),
+]
+
 
 def serving(
     file: Annotated[
@@ -40,20 +59,9 @@ def serving(
         ),
     ] = None,
     json_file: JsonFile = None,
-    catalogue: Annotated[
-        list[Path] | None, typer.Option(help="TOML file with additional GPUs, models, engines; repeatable.")
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override one setting for every row; repeatable; takes precedence over the row.",
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Plot predicted against measured: .svg, .png or .pdf.")
-    ] = None,
+    catalogue: MoreCatalogues = None,
+    overrides: Overrides = None,
+    plot: Plot = None,
     causes: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,11 +78,8 @@ def serving(
         ),
     ] = False,
     every: Annotated[int, typer.Option(min=1, metavar="N", help="Only every Nth row of each group.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of all random draws.")] = 0,
-    jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", "-j", min=1, help="Number of processes; default: as many as there are cores."),
-    ] = None,
+    seed: Seed = 0,
+    jobs: Jobs = None,
 ) -> None:
     """Simulate measured runs of served models, each as its source ran it.
 

@@ -6,12 +6,13 @@ from statistics import fmean, median
 
 from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.terminal import FigureTable
-from lorrery.validation import kernels, serving, slora, steptime, vidur_run
+from lorrery.validation import kernels, serving, serving_lora, slora, steptime, vidur_run
 from lorrery.validation.errors import Errors
 from lorrery.validation.golden.replay import replay_files
 from lorrery.validation.published import (
     MEASURED_SERVING,
     MEASURED_STEPS,
+    SERVED_LORA,
     SLORA_RUNS,
     VIDUR_REQUESTS,
     VIDUR_STEPS,
@@ -63,6 +64,7 @@ def checks(jobs: int = 1) -> dict[str, Callable[[], Iterable[Line]]]:
         "kernels": lambda: _kernels(known),
         "steptime": lambda: _steptime(known),
         "serving": lambda: _serving(jobs),
+        "lora": lambda: _lora(jobs),
     }
 
 
@@ -118,6 +120,16 @@ def _serving(jobs: int) -> Iterator[Line]:
             if errors.mape is not None:
                 what = f"measured runs of {group.key['backend']}: {figure}"
                 yield Line("serving", what, errors.num_rows, _mape([errors]))
+
+
+def _lora(jobs: int) -> Iterator[Line]:
+    compared = serving_lora.compare(*serving_lora.read_file(SERVED_LORA), jobs=jobs)
+    for quantity, label in serving_lora.QUANTITIES.items():
+        errors = [one for key, one in compared.errors.items() if key[2] != serving_lora.RATIO and key[3] == quantity]
+        if errors:
+            yield Line(
+                "lora", f"published runs with adapters: {label.partition(' (')[0]}", _num_rows(errors), _mape(errors)
+            )
 
 
 def _num_rows(errors: Iterable[Errors]) -> int:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from os import sched_getaffinity
+from typing import TypeVar
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.terminal import FigureTable
@@ -23,6 +24,8 @@ from lorrery.worker.device.basis import no_measurement
 from lorrery.worker.device.catalogue import Catalogue
 
 Watch = Callable[[Iterable[Prediction], int], Iterable[Prediction]]
+Row = TypeVar("Row")
+Found = TypeVar("Found")
 GROUPED_BY = ("model", "gpu", "backend", "weight_dtype")
 _FEW_ROWS = 6
 """Up to this many rows are simulated in this process: another takes a second to start."""
@@ -130,24 +133,45 @@ def predict_all(
         jobs: processes.
         watch: as for `compare`.
     """
+    return in_processes(predict, runs, [_effort(row) for row, _ in runs], jobs=jobs, watch=watch)
+
+
+def in_processes(
+    predict_row: Callable[[Row, Options], Found],
+    runs: Sequence[tuple[Row, Options]],
+    efforts: Sequence[int],
+    *,
+    jobs: int,
+    watch: Callable[[Iterable[Found], int], Iterable[Found]] = lambda found, total: found,
+) -> list[Found]:
+    """Return what a function of a module says of rows, in their order; the costliest are asked first.
+
+    Args:
+        predict_row: the function.
+        runs: rows and options.
+        efforts: of the rows, numbers that grow with their cost.
+        jobs: processes.
+        watch: as for `compare`.
+    """
     # The longest first, so that no process is left alone at the end.
-    order = sorted(range(len(runs)), key=lambda index: (-_effort(runs[index][0]), index))
-    found: list[Prediction] = [Prediction()] * len(runs)
-    with _mapped([runs[index] for index in order], jobs) as predicted:
-        for index, one in zip(order, watch(predicted, len(runs)), strict=True):
-            found[index] = one
-    return found
+    order = sorted(range(len(runs)), key=lambda index: (-efforts[index], index))
+    found: dict[int, Found] = {}
+    with _mapped(predict_row, [runs[index] for index in order], jobs) as predicted:
+        found.update(zip(order, watch(predicted, len(runs)), strict=True))
+    return [found[index] for index in range(len(runs))]
 
 
 @contextmanager
-def _mapped(runs: Sequence[tuple[ServingRow, Options]], jobs: int) -> Iterator[Iterator[Prediction]]:
+def _mapped(
+    predict_row: Callable[[Row, Options], Found], runs: Sequence[tuple[Row, Options]], jobs: int
+) -> Iterator[Iterator[Found]]:
     rows, options = [row for row, _ in runs], [one for _, one in runs]
     if jobs == 1 or len(runs) <= _FEW_ROWS:
-        yield map(predict, rows, options)
+        yield map(predict_row, rows, options)
         return
     with ProcessPoolExecutor(min(jobs, len(runs)), get_context("spawn")) as pool:
         try:
-            yield pool.map(predict, rows, options)
+            yield pool.map(predict_row, rows, options)
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -4,6 +4,7 @@ Each panel has a mark per row, one colour and marker per figure, and lines at eq
 """
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,21 @@ def draw(path: Path, comparison: ServingComparison, group_by: list[str]) -> None
         panels.append((title, points))
     if not panels:
         raise SettingsError(f"{OPTION} {path}: there is no row to draw; each has a quality that is in doubt")
+    draw_panels(path, panels, " (ms)", _caption(comparison))
+
+
+def draw_panels(path: Path, panels: Sequence[tuple[str, Points]], unit: str, caption: str) -> None:
+    """Write a figure of panels, each with the marks of the same figures.
+
+    Args:
+        path: the file; its name says the format.
+        panels: title and marks of each.
+        unit: of both axes.
+        caption: below.
+
+    Raises:
+        LorreryError: matplotlib is not installed, or the file cannot be written.
+    """
     lines, columns = -(-len(panels) // _COLUMNS), min(len(panels), _COLUMNS)
     with style.drawing(OPTION):
         figure, axes = style.canvas(lines, columns, 0.9 + 2.9 * lines)
@@ -61,11 +77,11 @@ def draw(path: Path, comparison: ServingComparison, group_by: list[str]) -> None
         for spare in axes[len(panels) :]:
             spare.remove()
         for left in axes[: len(panels) : columns]:
-            left.set_ylabel("predicted (ms)")
+            left.set_ylabel(f"predicted{unit}")
         for low in axes[max(len(panels) - columns, 0) : len(panels)]:
-            low.set_xlabel("measured (ms)")
-        style.legend_above(figure, axes[0], columns=2)
-        style.save(figure, path, _caption(comparison))
+            low.set_xlabel(f"measured{unit}")
+        style.legend_above(figure, axes[0], columns=len(panels[0][1]))
+        style.save(figure, path, caption)
 
 
 def _said(name: str, errors: Errors) -> str:

@@ -111,7 +111,7 @@ def read_file(path: Path) -> ServingFile:
         reader = csv.DictReader(file, restval="", strict=True)
         columns = list(reader.fieldnames or ())
         _check_columns(columns)
-        rows = [_row(_Cells(reader.line_num, cells)) for cells in reader]
+        rows = [_row(Cells(reader.line_num, cells)) for cells in reader]
     if not rows:
         raise FormatError(f"{path}: a header and no rows")
     return ServingFile(columns, rows)
@@ -126,8 +126,13 @@ def _check_columns(columns: Sequence[str]) -> None:
         raise FormatError(f"line 1: column {twice} is there twice; keep one")
 
 
-class _Cells:
-    """A line of the file; converting a cell to a type that it does not have raises `FormatError`."""
+class Cells:
+    """A line of a file; converting a cell to a type that it does not have raises `FormatError`.
+
+    Attributes:
+        line: its number.
+        texts: its cells by column.
+    """
 
     def __init__(self, line: int, cells: Mapping[str | None, object]) -> None:
         if None in cells:
@@ -179,7 +184,7 @@ class _Cells:
         return text
 
 
-def _row(cells: _Cells) -> ServingRow:
+def _row(cells: Cells) -> ServingRow:
     ratio = cells.number("length_ratio", 1.0) if cells.text("length_ratio") else None
     return ServingRow(
         line=cells.line,

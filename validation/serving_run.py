@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.options import GIVEN, LoadOptions
+from lorrery.loadgen.workload.arrays import Requests
 from lorrery.settings import Settings, changed
 from lorrery.settings.presets import nearest
 from lorrery.simulator.request import SimulatedRequest
@@ -21,9 +22,9 @@ from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.validation.serving_rows import ServingRow
 from lorrery.vocabulary.units import PS_PER_SECOND
 
-_PS_PER_MS = PS_PER_SECOND // 1000
+PS_PER_MS = PS_PER_SECOND // 1000
 _TIMEOUT_SECONDS = 1e6
-_ADAPTER = "adapter"
+ADAPTER = "adapter"
 CLIENT_TIME, DRAWN_LENGTHS, MESSAGES = "client-time", "drawn-lengths", "messages"
 """Knowledge about a source's clients, by the name under which it can be left out."""
 
@@ -135,19 +136,45 @@ def predict(row: ServingRow, options: Options) -> Prediction:
     try:
         settings, load = settings_of(row, options), load_options(row, options)
     except SettingsError as error:
-        return Prediction(why=_reason(error))
-    ended: list[SimulatedRequest] = []
+        return Prediction(why=reason(error))
     try:
-        SimulatedRun(settings, load, SimulationOptions(num_workers=1), on_end=ended.append).run()
+        ended = simulated(settings, load)
     except LorreryError as error:
-        return Prediction(why=_reason(error))
-    failed = next((request for request in ended if request.outcome != "finished"), None)
-    if failed is not None:
-        return Prediction(why=failed.detail or failed.outcome or "a request did not finish")
+        return Prediction(why=reason(error))
     tpot_ms, ttft_ms = _means(ended, 1 if MESSAGES in options.without else row.stream_interval)
     if CLIENT_TIME not in options.without:
         ttft_ms += clients_of(row).prompt_token_ms * row.input_tokens
     return Prediction(tpot_ms, ttft_ms)
+
+
+def simulated(settings: Settings, load: LoadOptions, requests: Requests | None = None) -> list[SimulatedRequest]:
+    """Return the requests of a run on one worker.
+
+    Args:
+        settings: of the server.
+        load: of its clients.
+        requests: for the workload `given`.
+
+    Raises:
+        LorreryError: impossible settings or options, or a request that did not finish.
+    """
+    ended: list[SimulatedRequest] = []
+    SimulatedRun(settings, load, SimulationOptions(num_workers=1), requests, on_end=ended.append).run()
+    failed = next((request for request in ended if request.outcome != "finished"), None)
+    if failed is not None:
+        raise LorreryError(failed.detail or failed.outcome or "a request did not finish")
+    return ended
+
+
+def played(settings: Settings, requests: Requests, clients: int | None) -> list[SimulatedRequest]:
+    """Return the requests of a run that plays given ones: at their times, or by so many clients in a closed loop.
+
+    Raises:
+        LorreryError: as `simulated`.
+    """
+    number = np.size(requests.at_seconds)
+    load = LoadOptions(workload=GIVEN, num_requests=number, concurrency=clients, timeout=_TIMEOUT_SECONDS)
+    return simulated(settings, load, requests)
 
 
 def source_of(row: ServingRow) -> Source:
@@ -188,7 +215,7 @@ def settings_of(row: ServingRow, options: Options) -> Settings:
     if row.max_loras:
         overrides["adapters.max_loras"] = row.max_loras
     if row.adapters:
-        overrides["adapters.registry"] = [{"id": _ADAPTER, "rank": row.adapter_rank, "count": row.adapters}]
+        overrides["adapters.registry"] = [{"id": ADAPTER, "rank": row.adapter_rank, "count": row.adapters}]
         overrides["adapters.max_lora_rank"] = row.adapter_rank
         overrides["adapters.target_modules"] = row.adapter_projections
     if options.catalogue:
@@ -236,10 +263,11 @@ def _means(ended: list[SimulatedRequest], interval: int) -> tuple[float, float]:
     tokens = np.array([request.output_tokens for request in ended])
     step_ps = (finished - first) / np.maximum(tokens - 1, 1)
     ttft_ps = first - arrived + (interval - 1) * step_ps
-    return float(step_ps.mean() / _PS_PER_MS), float(ttft_ps.mean() / _PS_PER_MS)
+    return float(step_ps.mean() / PS_PER_MS), float(ttft_ps.mean() / PS_PER_MS)
 
 
-def _reason(error: LorreryError) -> str:
+def reason(error: LorreryError) -> str:
+    """Return an error's first line, for a row without a prediction."""
     return str(error).splitlines()[0]
 
 

@@ -125,6 +125,7 @@ def deployment_of(settings: Settings) -> Deployment:
             worker.expert_groups,
             worker.expert_distribution,
             _moe_backend(settings),
+            worker.enforce_eager,
         )
     except CatalogueError as error:
         raise SettingsError(f"{_at(settings, 'gpu', 'engine')}, model: {error}") from None
@@ -287,10 +288,10 @@ def _memory(settings: Settings, engine: Engine) -> MemoryUse:
 
 
 def _lora(settings: Settings) -> LoraKernels:
-    lora, adapters = settings.worker.lora, settings.adapters
+    lora, adapters, eager = settings.worker.lora, settings.adapters, settings.worker.enforce_eager
     padding = adapters.max_lora_rank if lora.padding == "max_lora_rank" else lora.padding
     decode_slots = prefill_slots = 0
-    if lora.kernels == "segmented" and lora.graph_sequences is not None:
+    if lora.kernels == "segmented" and lora.graph_sequences is not None and not eager:
         decode_slots = lora.graph_sequences
         prefill_slots = graph_slots(settings.scheduler.step_tokens, adapters.max_loras or 0)
     return LoraKernels(
@@ -305,6 +306,7 @@ def _lora(settings: Settings) -> LoraKernels:
         prefill_slots,
         lora.projections == "all-linear",
         _place_rank(settings) if adapters.are_reserved else 0,
+        not eager,
     )
 
 

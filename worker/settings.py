@@ -272,6 +272,11 @@ class WorkerSettings(Section):
         default="present-day",
         description="engine, by its name in the catalogue: the CPU's share of a step, and which kernels run",
     )
+    enforce_eager: bool = Field(
+        default=False,
+        description="no CUDA graphs, as with vLLM's --enforce-eager and SGLang's --disable-cuda-graph: a step takes at"
+        " least as long as the CPU needs to launch its kernels one by one",
+    )
     weight_dtype: Literal["float16", "bfloat16", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"] = Field(
         default="bfloat16",
         description="number format of the base model's weights; fp8 has one scale per tensor, fp8_block one per 128 x"

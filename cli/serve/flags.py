@@ -47,6 +47,13 @@ FLAGS = (
         metavar="BACKEND",
     ),
     _flag(
+        "--enforce-eager/--no-enforce-eager --disable-cuda-graph",
+        bool,
+        _MODEL,
+        "worker.enforce_eager",
+        "Run without CUDA graphs: a step takes at least as long as the CPU needs to launch its kernels.",
+    ),
+    _flag(
         "--data-parallel-size -dp --num-workers",
         int,
         _MODEL,

@@ -158,7 +158,7 @@ def test_the_kernels_of_adapters_are_fitted_by_engine(tmp_path):
     old, new = CATALOGUE.gpu("H100-SXM").modern_fit, read_catalogue([out]).gpu("H100-SXM").modern_fit
     assert new.lora == old.lora
     for constant in ("step_us", "expand_ns", "token_ns", "idle_ns"):
-        assert getattr(new.segmented_lora, constant) == pytest.approx(getattr(old.segmented_lora, constant), rel=0.1)
+        assert getattr(new.lora_segmented, constant) == pytest.approx(getattr(old.lora_segmented, constant), rel=0.1)
 
 
 def test_what_cannot_be_fitted_is_refused(tmp_path):

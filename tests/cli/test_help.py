@@ -18,7 +18,16 @@ from lorrery.chassis.errors import LorreryError
 from lorrery.cli.app import PARTS
 
 SERVICES = ("router", "scheduler", "worker")
-RUN_FOR_LONG = {"up", "demo", "web", "validate", "validate vidur", "validate slora", "validate serving"}
+RUN_FOR_LONG = {
+    "up",
+    "demo",
+    "web",
+    "validate",
+    "validate vidur",
+    "validate slora",
+    "validate serving",
+    "validate lora",
+}
 """Without options they run a cluster, or replay what ships: tests of their own watch that."""
 GROUPS = {"faults", "keys", "validate"}
 """Their commands have examples of their own."""

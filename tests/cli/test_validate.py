@@ -260,8 +260,8 @@ def test_the_lorrery_command_leads_here():
 
 @pytest.fixture
 def few_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave of the two files whose rows are simulated a few rows each."""
-    for name, every in (("MEASURED_SERVING", 40), ("SLORA_RUNS", 100)):
+    """Leave of the files whose rows are simulated a few rows each."""
+    for name, every in (("MEASURED_SERVING", 40), ("SLORA_RUNS", 100), ("SERVED_LORA", 40)):
         heading, *rows = getattr(overview, name).read_text(encoding="utf-8").splitlines()
         path = tmp_path / name
         path.write_text("\n".join([heading, *rows[::every]]) + "\n", encoding="utf-8")
@@ -276,7 +276,7 @@ def test_without_a_command_every_check_is_made_and_says_how_far_off_the_model_is
     heading, *lines = [line for line in result.stdout.splitlines() if line.strip()]
     assert heading.split("  ")[0] == "lorrery validate"
     commands = [line.split()[0] for line in lines[:-1] if not line.startswith(" ")]
-    assert commands == ["golden", "slora", "vidur", "kernels", "steptime", "serving"]
+    assert commands == ["golden", "slora", "vidur", "kernels", "steptime", "serving", "lora"]
     assert sum("all exactly the same" in line for line in lines) == 1
     assert sum(bool(re.search(r" [\d,]+ +[\d.]+%( at most)?$", line)) for line in lines) == len(lines) - 2
 

@@ -57,6 +57,8 @@ def test_segmented_kernels_have_room_for_graphs_of_decodes_and_of_prefills():
     )
     chunks = deployment_of(settings(*graphs, "scheduler.max_num_batched_tokens=4096")).lora
     assert (chunks.decode_slots, chunks.prefill_slots) == (256, 264)
+    eager = LoraKernels(kernels="segmented", places=8, pool_rank=32, graphs=False)
+    assert deployment_of(settings(*graphs, "worker.enforce_eager=true")).lora == eager
 
 
 def test_a_profile_serves_the_rows_of_this_deployment(tmp_path: Path):

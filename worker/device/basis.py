@@ -120,6 +120,8 @@ def _of_kernels(deployment: Deployment) -> list[Ground]:
         found.append(Ground("model", "assumed", deployment.model.caveat))
     if deployment.tensor_parallel > 1:
         found.append(link_ground(deployment.link, gpu, deployment.tensor_parallel))
+    if deployment.enforce_eager:
+        found.append(Ground("launches", "assumed", "the CPU of one A10's host, fitted to runs of vLLM 0.30"))
     return [*found, *_of_host(deployment.engine, gpu)]
 
 

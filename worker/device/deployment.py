@@ -35,6 +35,7 @@ class Deployment:
         expert_parallel: groups of GPUs over which a mixture's experts are distributed; a group's GPUs cut each expert.
         expert_distribution: how unevenly tokens use experts, one of `moe.DISTRIBUTIONS`.
         moe_backend: whose kernels compute experts: those that the engine chooses, or Marlin's.
+        enforce_eager: whether the engine runs without CUDA graphs, so that the CPU launches every kernel.
     """
 
     gpu: Gpu
@@ -50,6 +51,7 @@ class Deployment:
     expert_parallel: int = 1
     expert_distribution: str = "served"
     moe_backend: MoeBackend = "auto"
+    enforce_eager: bool = False
 
     @property
     def fit(self) -> KernelFit:

@@ -6,7 +6,15 @@ The figures and their sources are in `data/engines.toml`.
 from dataclasses import dataclass
 from typing import Literal
 
+from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.hardware import Basis
+
+EAGER_LAUNCH_US = 40.0
+"""CPU time of a kernel launched by itself from Python. Assumed: vLLM of 2023 took 32 to 54 us (`vllm-2023`, over ten
+kernels a layer), and NVIDIA times vLLM's all-reduce 20 to 40 us longer launched than in a CUDA graph."""
+EAGER_LORA_LAUNCH_US = 150.0
+"""CPU time of an adapters' Triton kernel launched likewise, with what vLLM prepares for it. Fitted, beside
+`EAGER_LAUNCH_US`, to twenty runs of vLLM 0.30 on an A10 with one to eight adapters (docs/validation.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +83,15 @@ class Engine:
 
 KERNELS_ONLY = Engine("kernels-only")
 """No CPU time."""
+
+
+def eager_launches(model: Model, tensor_parallel: int) -> int:
+    """Return how many kernels of a layer the CPU launches without CUDA graphs, those of adapters apart.
+
+    Products for query, key and value, and for the output; the store of keys and values, and attention; of a
+    feed-forward part two products and the activation, of a mixture the router, the choice of experts, the sorting of
+    tokens, two grouped products, the activation and the sum; norms, rotation, and two all-reduces.
+    """
+    feed_forward = 3 if model.num_experts == 1 else 7 + (3 if model.shared_ffn else 0)
+    norms = 1 + model.post_norm + (2 if model.query_key_norms else 0)
+    return 4 + model.rotary + norms + feed_forward + (2 if tensor_parallel > 1 else 0)

@@ -4,7 +4,7 @@ GB is 1e9 bytes; TFLOPS are dense, with 32-bit accumulation. The figures and the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 Basis = Literal["measured", "fitted", "assumed"]
@@ -161,11 +161,12 @@ class SegmentedLoraFit:
 
 
 _HOPPER_LORA = LoraFit(us=2.45, step_us=0.706, shrink_ns=0.277, expand_ns=10.8, idle_ns=0.631, slice_ns=6.1)
-"""Of H100 and H200, which have similar ones: assumed for any other GPU."""
+"""Of H100 and H200, which have similar ones, as they have the same number of SMs: for any other GPU see `_on_sms`."""
 _HOPPER_SEGMENTED = SegmentedLoraFit(
     us=6.13, step_us=0.539, shrink_ns=1.37, expand_ns=2.21, token_ns=0.351, idle_ns=0.546
 )
 """Likewise."""
+_HOPPER_SMS = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +211,6 @@ class KernelFit:
     def moe_of(self, weight_type: str) -> MoeFit | None:
         """Return the constants of experts in that type: those of 16 bits if it has none; None: neither."""
         return self.moe.get(weight_type) or self.moe.get(SIXTEEN)
-
-    @property
-    def grouped_lora(self) -> LoraFit:
-        """The constants of grouped LoRA kernels: those of Hopper GPUs if it has none."""
-        return self.lora or _HOPPER_LORA
-
-    @property
-    def segmented_lora(self) -> SegmentedLoraFit:
-        """The constants of segmented LoRA kernels: those of Hopper GPUs if it has none."""
-        return self.lora_segmented or _HOPPER_SEGMENTED
 
     @classmethod
     def of_constants(cls, constants: Mapping[str, float], basis: Basis = "fitted", source: str = "") -> "KernelFit":
@@ -362,6 +353,21 @@ class Gpu:
         if tensor_parallel == 2 and self.pair_all_reduce is not None:
             return self.pair_all_reduce
         return self.all_reduce
+
+    @property
+    def grouped_lora(self) -> LoraFit:
+        """The constants of grouped LoRA kernels: those of Hopper GPUs on its own SMs if it has none."""
+        return self.modern_fit.lora or replace(_HOPPER_LORA, **self._on_sms(_HOPPER_LORA))
+
+    @property
+    def segmented_lora(self) -> SegmentedLoraFit:
+        """The constants of segmented LoRA kernels, likewise."""
+        return self.modern_fit.lora_segmented or replace(_HOPPER_SEGMENTED, **self._on_sms(_HOPPER_SEGMENTED))
+
+    def _on_sms(self, hopper: LoraFit | SegmentedLoraFit) -> dict[str, float]:
+        """Return a Hopper GPU's times per program, in inverse proportion to the number of SMs that run them."""
+        names = [one.name for one in fields(hopper) if one.name.endswith("_ns")]
+        return {name: getattr(hopper, name) * _HOPPER_SMS / self.num_sms for name in names}
 
     def with_fit(self, fit: KernelFit) -> "Gpu":
         """Return the same GPU with other kernels."""

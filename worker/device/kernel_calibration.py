@@ -17,7 +17,7 @@ import numpy as np
 
 from lorrery.worker.device.basis import no_measurement
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import AttentionFit, GemmFit, Gpu, KernelFit, LoraFit, MoeFit, SegmentedLoraFit
+from lorrery.worker.device.hardware import AttentionFit, GemmFit, Gpu, LoraFit, MoeFit, SegmentedLoraFit
 from lorrery.worker.device.kernel_prediction import OneGpu, is_library, kv_type, weight_type, why_not
 from lorrery.worker.device.kernel_rows import (
     AllReduceShape,
@@ -245,7 +245,7 @@ def _part(gpu: Gpu, name: str, rows: Sequence[KernelRow]) -> Part:
     kind, _, type_name = name.partition(".")
     start: dict[str, float] = {}
     if type_name or name in LORA:
-        record = _record(gpu.modern_fit, kind, type_name)
+        record = _record(gpu, kind, type_name)
         start = {one.name: getattr(record, one.name) for one in fields(record)}
     else:
         link = gpu.all_reduce if name == "all_reduce" else gpu.link(2, modern=True)
@@ -258,11 +258,12 @@ def _part(gpu: Gpu, name: str, rows: Sequence[KernelRow]) -> Part:
     return Part(name, rows, start, choices, lambda values: _applied(gpu, name, values))
 
 
-def _record(fit: KernelFit, kind: str, type_name: str) -> GemmFit | AttentionFit | MoeFit | LoraFit | SegmentedLoraFit:
+def _record(gpu: Gpu, kind: str, type_name: str) -> GemmFit | AttentionFit | MoeFit | LoraFit | SegmentedLoraFit:
     """Return a type's constants: another type's where it has none of its own."""
     if kind in LORA:
-        record: LoraFit | SegmentedLoraFit = getattr(fit, LORA[kind])
+        record: LoraFit | SegmentedLoraFit = getattr(gpu, LORA[kind])
         return record
+    fit = gpu.modern_fit
     if kind == "gemm":
         return fit.gemm_of(type_name)
     if kind == "attention":
@@ -279,11 +280,11 @@ def _applied(gpu: Gpu, name: str, values: Values, source: str = "") -> Gpu:
     kind, _, type_name = name.partition(".")
     fit = gpu.modern_fit
     if name in LORA:
-        changed: dict[str, Any] = {name: replace(getattr(fit, LORA[name]), **values)}
+        changed: dict[str, Any] = {name: replace(getattr(gpu, LORA[name]), **values)}
         return replace(gpu, modern_fit=replace(fit, **changed))
     if type_name:
         whole: dict[str, Any] = {key: int(value) if key in CHOICES else value for key, value in values.items()}
-        record = replace(_record(fit, kind, type_name), **whole)
+        record = replace(_record(gpu, kind, type_name), **whole)
         parts: dict[str, Any] = {kind: {**getattr(fit, kind), type_name: record}}
         return replace(gpu, modern_fit=replace(fit, **parts))
     by_degree = tuple((int(key.partition(".")[2]), value) for key, value in values.items() if "." in key)

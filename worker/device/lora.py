@@ -78,6 +78,7 @@ class LoraKernels:
         decode_slots: segments for which segmented kernels' grids have room in a step of decodes alone; 0: none to
             spare.
         prefill_slots: likewise in other steps.
+        graphs: whether kernels run in CUDA graphs; without, grids are those of a step's own adapters.
     """
 
     targets: Targets = "qkvo"
@@ -91,6 +92,7 @@ class LoraKernels:
     prefill_slots: int = 0
     all_linear: bool = False
     reserved_rank: int = 0
+    graphs: bool = True
 
     def reserved_bytes(self, model: Model, tensor_parallel: int, expert_parallel: int) -> int:
         """Return the memory set aside for places, over all GPUs of a replica."""
@@ -248,6 +250,9 @@ class LoraCost:
         flops_share: of the roofline.
         link: between the GPUs; None: the GPU's own.
         expert_parallel: groups among which experts are distributed.
+
+    Attributes:
+        num_launches: kernels of a layer.
     """
 
     def __init__(
@@ -266,7 +271,7 @@ class LoraCost:
         self._flops_per_second = gpu.tflops * 1e12 * flops_share
         self._bytes_per_second = gpu.gb_per_second * 1e9 * BANDWIDTH_SHARE
         self._link = link or gpu.link(tensor_parallel)
-        self._fit, self._segmented_fit = gpu.modern_fit.grouped_lora, gpu.modern_fit.segmented_lora
+        self._fit, self._segmented_fit = gpu.grouped_lora, gpu.segmented_lora
         self._grouped_seconds = lru_cache(maxsize=4096)(self._compute_grouped_seconds)
         self._segmented_seconds = lru_cache(maxsize=4096)(self._compute_segmented_seconds)
         whole = projections(model, "all-linear" if kernels.all_linear and model.num_experts == 1 else kernels.targets)
@@ -281,6 +286,8 @@ class LoraCost:
         self._num_row_parallel = sum([along == "row" for along, _ in dense])
         self._model = model
         self._expert_shapes = [cut for p, cut in cuts if p.experts > 1]
+        pairs = len(self._shapes) if kernels.kernels == "roofline" else len(self._slices)
+        self.num_launches = 2 * (pairs + (2 if self._expert_shapes else 0))
 
     def step(self, work: LoraWork, prefills: bool = False) -> tuple[float, float, float]:
         """Return the step's (seconds, FLOP, bytes); all zero without adapters.
@@ -334,11 +341,11 @@ class LoraCost:
 
     def _compute_grouped_seconds(self, num_tokens: int, num_adapters: int, max_rank: int) -> float:
         """Return the seconds of one layer; tokens without an adapter are not counted into the grids."""
-        padding, places = self._kernels.padding, self._kernels.places
+        kernels = self._kernels
+        padding, places = kernels.padding, kernels.places if kernels.graphs and kernels.places else num_adapters
         rank = max_rank if isinstance(padding, str) else max(padding, max_rank)
         return sum(
-            grouped_seconds(self._fit, slices, num_tokens, num_adapters, places or num_adapters, rank)
-            for slices in self._slices
+            grouped_seconds(self._fit, slices, num_tokens, num_adapters, places, rank) for slices in self._slices
         )
 
     def _compute_segmented_seconds(

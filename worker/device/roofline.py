@@ -20,6 +20,7 @@ from lorrery.worker.device.attention import AttentionKernels, Heads
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.engine import EAGER_LAUNCH_US, EAGER_LORA_LAUNCH_US, eager_launches
 from lorrery.worker.device.kernels import LinearKernels
 from lorrery.worker.device.lora import FLOPS_SHARE, LoraCost
 from lorrery.worker.device.moe import expert_kernels
@@ -51,8 +52,12 @@ class Roofline:
             LoraCost(gpu, model, degree, deployment.lora, share, link=link, expert_parallel=groups)
             for share in (FLOPS_SHARE, engine.prefill_lora_flops)
         )
-        self._launch_ps = round(model.num_layers * engine.launch_ms * _PS_PER_MS)
-        self._lora_launch_ps = round(model.num_layers * engine.lora_launch_ms * _PS_PER_MS)
+        launch_ms, lora_launch_ms = engine.launch_ms, engine.lora_launch_ms
+        if deployment.enforce_eager and not launch_ms:  # engines of 2023 know no graphs
+            launch_ms = eager_launches(model, degree) * EAGER_LAUNCH_US / 1000
+            lora_launch_ms = self._lora.num_launches * EAGER_LORA_LAUNCH_US / 1000
+        self._launch_ps = round(model.num_layers * launch_ms * _PS_PER_MS)
+        self._lora_launch_ps = round(model.num_layers * lora_launch_ms * _PS_PER_MS)
         self._host_step_ps = round(engine.step_ms * _PS_PER_MS)
         self._host_sequence_ps = round(engine.sequence_ms * _PS_PER_MS)
         self._host_prefill_ps = round(engine.prefill_ms * _PS_PER_MS)

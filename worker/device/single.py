@@ -89,11 +89,11 @@ class SingleKernels:
 
     def lora(self, slices: Slices, tokens: int, adapters: int, places: int, rank: int) -> float:
         """Return the seconds of one layer's adapters in vLLM's kernels; see `grouped_lora.grouped_seconds`."""
-        return grouped_seconds(self._fit.grouped_lora, slices, tokens, adapters, places, rank)
+        return grouped_seconds(self._gpu.grouped_lora, slices, tokens, adapters, places, rank)
 
     def segmented_lora(self, slices: Slices, tokens: int, segments: int, slots: int, rank: int) -> float:
         """Return the seconds of one layer's adapters in SGLang's kernels; see `segmented_lora.segmented_seconds`."""
-        return segmented_seconds(self._fit.segmented_lora, slices, tokens, segments, slots, rank, rank)
+        return segmented_seconds(self._gpu.segmented_lora, slices, tokens, segments, slots, rank, rank)
 
     def all_reduce(self, num_bytes: int, num_gpus: int, *, graph: bool = True) -> float:
         """Return the seconds of one sum over the GPUs: by the engine in a CUDA graph, or by the vendor's library."""

@@ -192,12 +192,12 @@ def grouped_ms(adapters: list[tuple[int, int]], gpu: str = "H100-SXM", **kernels
 )
 def test_grouped_kernels_take_what_was_measured(shape, us):
     inner, outer, widest, slices, *batch = shape
-    fit = CATALOGUE.gpu("H100-SXM").modern_fit.grouped_lora
+    fit = CATALOGUE.gpu("H100-SXM").modern_fit.lora
     assert grouped_seconds(fit, Slices(inner, outer, widest, slices), *batch) * 1e6 == pytest.approx(us, rel=0.2)
 
 
 def test_grouped_kernels_are_launched_once_for_projections_side_by_side():
-    fit = CATALOGUE.gpu("H100-SXM").modern_fit.grouped_lora
+    fit = CATALOGUE.gpu("H100-SXM").modern_fit.lora
     qkvo = [Slices(4096, 6144, 4096, 3), Slices(4096, 4096, 4096)]
     ffn = [Slices(4096, 28672, 14336, 2), Slices(14336, 4096, 4096)]
     batch = [(16, 2)] * 4
@@ -238,12 +238,15 @@ def test_grouped_kernels_cost_what_places_and_rank_they_were_made_for_not_what_a
     assert grouped_ms(batch, padding=64) == grouped_ms([(64, 4)] * 4) > few
     assert grouped_ms(batch, launch_us=100.0) == few
     assert grouped_ms([]) == 0
+    assert grouped_ms(batch, places=64, graphs=False) == few
 
 
 def test_what_is_not_known_of_a_gpus_grouped_kernels_is_assumed():
     a100, h200 = CATALOGUE.gpu("A100-80-SXM"), CATALOGUE.gpu("H200-SXM")
     assert a100.modern_fit.lora is None
-    assert a100.modern_fit.grouped_lora == h200.modern_fit.lora
+    assert h200.grouped_lora == h200.modern_fit.lora
+    assert a100.grouped_lora.us == h200.grouped_lora.us
+    assert a100.grouped_lora.idle_ns == h200.grouped_lora.idle_ns * h200.num_sms / a100.num_sms
     assert kernel_ground(a100, "lora", "bf16").basis == "assumed"
     assert kernel_ground(h200, "lora", "bf16").basis == "fitted"
 
@@ -258,7 +261,7 @@ def test_what_is_not_known_of_a_gpus_grouped_kernels_is_assumed():
     ),
 )
 def test_more_adapters_places_rank_or_tokens_never_cost_less(adapters, tokens, places, rank, slices):
-    fit = CATALOGUE.gpu("H100-SXM").modern_fit.grouped_lora
+    fit = CATALOGUE.gpu("H100-SXM").modern_fit.lora
     tokens += adapters
 
     def seconds(tokens: int = tokens, adapters: int = adapters, places: int = places, rank: int = rank) -> float:

@@ -9,8 +9,9 @@ from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.attention import prefill_waves
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.cost import PARTS
-from lorrery.worker.device.engine import Engine
+from lorrery.worker.device.engine import EAGER_LAUNCH_US, EAGER_LORA_LAUNCH_US, Engine
 from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, deployment
 
@@ -91,6 +92,37 @@ def test_slow_launches_bound_the_first_steps_of_a_segment():
     assert free.step_ps(batch) == free.gpu_step_ps(batch)
     waiting = launch_bound.step_cost(batch)
     assert waiting.host == launch_bound.step_ps(batch) - free.gpu_step_ps(batch)
+
+
+@pytest.mark.parametrize(
+    ("model", "degree", "launches"),
+    [("Llama-3.1-8B", 1, 10), ("Llama-3.1-8B", 2, 12), ("Qwen3-32B", 1, 12), ("Qwen3-235B-A22B", 4, 18)],
+)
+def test_without_graphs_a_step_takes_its_launches_and_its_adapters_launches(model, degree, launches):
+    eager = deployment("B200", model, degree, engine="vllm-async", enforce_eager=True)
+    eager = replace(eager, lora=LoraKernels(kernels="grouped"))
+    graphs, without = Roofline(replace(eager, enforce_eager=False)), Roofline(eager)
+    batch = decodes(1, 100)
+    layers, host_ps = eager.model.num_layers, graphs.step_ps(batch) - graphs.gpu_step_ps(batch)
+    assert without.step_ps(batch) - host_ps == layers * launches * EAGER_LAUNCH_US * 1e6
+    adapted = Batch((), 1, 100, 100, LoraWork(1, 16, 16, 1, 16))
+    # two kernels each at query, key and value, and at the output
+    more_ps = layers * 4 * EAGER_LORA_LAUNCH_US * 1e6
+    assert without.step_ps(adapted) == without.step_ps(batch) + more_ps
+    assert without.gpu_step_ps(adapted) == graphs.gpu_step_ps(adapted)
+
+
+def test_without_graphs_a_step_that_is_bound_by_the_gpu_takes_as_long():
+    eager = deployment("A10", "Qwen2.5-7B", engine="vllm-async", enforce_eager=True)
+    graphs = replace(eager, enforce_eager=False)
+    for batch in (prefill(2048, 0), decodes(128, 4000)):
+        assert Roofline(eager).step_ps(batch) == Roofline(graphs).step_ps(batch)
+
+
+def test_an_engine_that_launches_its_kernels_anyway_is_no_slower_without_graphs():
+    old = deployment("A10G", "Llama-2-7B", engine="s-lora-a10g")
+    batch = decodes(1, 100)
+    assert Roofline(replace(old, enforce_eager=True)).step_ps(batch) == Roofline(old).step_ps(batch)
 
 
 def test_narrow_products_in_eight_bits_are_further_from_the_peak():

@@ -12,7 +12,7 @@ from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.segmented_lora import graph_slots, num_segments, segmented_seconds
 from tests.worker.device.known import CATALOGUE, deployment
 
-FIT = CATALOGUE.gpu("H100-SXM").modern_fit.segmented_lora
+FIT = CATALOGUE.gpu("H100-SXM").segmented_lora
 QKV, GATE_UP, DOWN = Slices(4096, 6144, 4096, 3), Slices(4096, 28672, 14336, 2), Slices(14336, 4096, 4096)
 OUTPUT = Slices(4096, 4096, 4096)
 
@@ -99,7 +99,8 @@ def test_prefills_have_grids_of_their_own_graphs():
 def test_what_is_not_known_of_a_gpus_segmented_kernels_is_assumed():
     a100, h200 = CATALOGUE.gpu("A100-80-SXM"), CATALOGUE.gpu("H200-SXM")
     assert a100.modern_fit.lora_segmented is None
-    assert a100.modern_fit.segmented_lora == h200.modern_fit.lora_segmented
+    assert h200.segmented_lora == h200.modern_fit.lora_segmented
+    assert a100.segmented_lora.token_ns == h200.segmented_lora.token_ns * h200.num_sms / a100.num_sms
     assert kernel_ground(a100, "lora_segmented", "bf16").basis == "assumed"
     assert kernel_ground(h200, "lora_segmented", "bf16").basis == "fitted"
 
