@@ -90,10 +90,7 @@ class LoadReport:
     @property
     def adapter_total(self) -> AdapterFigures:
         """The figures of all adapters together."""
-        total = AdapterFigures()
-        for figures in (self.adapters or {}).values():
-            total.add(figures)
-        return total
+        return AdapterFigures.total((self.adapters or {}).values())
 
     @property
     def exit_code(self) -> int:

@@ -11,7 +11,7 @@ from lorrery.chassis.terminal import FigureTable
 from lorrery.loadgen.report import LoadReport, SimulationCost
 from lorrery.loadgen.scaling_report import scaling_lines
 from lorrery.loadgen.workload.distribution import Distribution
-from lorrery.vocabulary.adapter_figures import AdapterFigures, FiguresByAdapter
+from lorrery.vocabulary.adapter_figures import FiguresByAdapter
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 __all__ = ["print_report"]
@@ -132,16 +132,6 @@ def _adapter_loads(adapters: FiguresByAdapter) -> FigureTable:
     return table
 
 
-def _loads(total: AdapterFigures) -> str:
-    failed = f" ({total.num_failed_loads:,} failed)" if total.num_failed_loads else ""
-    host, disk, resident = (one / PS_PER_SECOND for one in (total.host_load_ps, total.disk_load_ps, total.resident_ps))
-    return (
-        f"{total.num_loads:,} loads{failed}, {host:,.2f} s from host and {disk:,.2f} s from disk;"
-        f" {total.num_evictions:,} evictions, {total.num_thrashes:,} loads within a minute after one;"
-        f" {resident:,.1f} adapter-seconds on GPUs"
-    )
-
-
 def _notes(report: LoadReport) -> list[tuple[str, str]]:
     fair = report.summary.fairness
     if fair is not None:
@@ -153,7 +143,7 @@ def _notes(report: LoadReport) -> list[tuple[str, str]]:
 def _other_notes(report: LoadReport) -> list[tuple[str, str]]:
     found = [("" if index else "workload", note) for index, note in enumerate(report.workload.notes)]
     if report.adapters:
-        found.append(("adapters", _loads(report.adapter_total)))
+        found.append(("adapters", str(report.adapter_total)))
     if report.workload.attribution:
         found.append(("trace", report.workload.attribution))
     if report.simulation is not None:

@@ -44,6 +44,23 @@ class AdapterFigures:
         for name in _NAMES:
             setattr(self, name, getattr(self, name) + factor * getattr(other, name))
 
+    @classmethod
+    def total(cls, parts: Iterable["AdapterFigures"]) -> "AdapterFigures":
+        """Add up the figures of several adapters."""
+        total = cls()
+        for one in parts:
+            total.add(one)
+        return total
+
+    def __str__(self) -> str:
+        failed = f" ({self.num_failed_loads:,} failed)" if self.num_failed_loads else ""
+        host, disk, resident = (one / PS_PER_SECOND for one in (self.host_load_ps, self.disk_load_ps, self.resident_ps))
+        return (
+            f"{self.num_loads:,} loads{failed}, {host:,.2f} s from host and {disk:,.2f} s from disk;"
+            f" {self.num_evictions:,} evictions, {self.num_thrashes:,} loads within a minute after one;"
+            f" {resident:,.1f} adapter-seconds on GPUs"
+        )
+
     def shown(self) -> dict[str, float]:
         """Return the figures by their names in files."""
         return {
@@ -53,6 +70,16 @@ class AdapterFigures:
             for name in FIGURES
         }
 
+    @classmethod
+    def read(cls, shown: Iterable[float]) -> "AdapterFigures":
+        """Return figures given as in files, in order of `FIGURES`."""
+        return cls(
+            *(
+                int(value) if name.startswith("num_") else round(value * PS_PER_SECOND)
+                for name, value in zip(FIGURES, shown, strict=True)
+            )
+        )
+
 
 _NAMES = tuple(field.name for field in fields(AdapterFigures))
 
@@ -60,11 +87,17 @@ FiguresByAdapter = Mapping[str, AdapterFigures]
 
 
 def summed(parts: Iterable[FiguresByAdapter], before: Iterable[FiguresByAdapter] = ()) -> dict[str, AdapterFigures]:
-    """Add up schedulers' figures by adapter, less those of an earlier time; adapters without any are left out."""
+    """Add up schedulers' figures by adapter, less those of an earlier time; adapters without any are left out.
+
+    Raises:
+        ValueError: there were more before.
+    """
     found: dict[str, AdapterFigures] = {}
     for some, factor in ((parts, 1), (before, -1)):
         for part in some:
             for adapter_id, figures in part.items():
                 found.setdefault(adapter_id, AdapterFigures()).add(figures, factor)
+    if any(figures.num_loads < 0 or figures.resident_ps < 0 for figures in found.values()):
+        raise ValueError("figures of adapters have become less")
     nothing = AdapterFigures()
     return {adapter_id: figures for adapter_id, figures in sorted(found.items()) if figures != nothing}

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.version import core_is_compiled
-from tests.simulator.recorded import WAYS, read_lines, replayed, run, run_settings, write_lines
+from tests.simulator.recorded import WAYS, read_lines, replayed, run, run_live, run_settings, write_lines
 
 
 @pytest.mark.parametrize("seed", [1 if core_is_compiled() else 0])  # each core another
 @pytest.mark.parametrize("way", WAYS)
 def test_a_live_run_is_replayed_exactly(way: str, seed: int, tmp_path: Path) -> None:
-    result = replayed(run(way, seed, tmp_path))
+    path, adapters = run_live(WAYS[way], f"{way} {seed}", tmp_path)
+    result = replayed(path)
     assert result.differences == []
+    assert result.tally.by_adapter == adapters
     assert result.num_requests > 0
     assert result.num_steps > 20
 
