@@ -20,6 +20,11 @@ def test_a_live_run_is_replayed_exactly(way: str, seed: int, tmp_path: Path) -> 
     assert result.num_steps > 20
 
 
+def test_a_load_that_had_ended_before_its_worker_was_lost_counts_though_no_decision_followed(tmp_path: Path) -> None:
+    path, adapters = run_live(WAYS["req_queue prefetch"], "req_queue prefetch 89", tmp_path)
+    assert replayed(path).tally.by_adapter == adapters
+
+
 @pytest.mark.parametrize(("way", "seed"), [("fcfs continuous loads", 125), ("fcfs failing loads", 198)])
 def test_who_began_to_wait_for_an_adapter_in_a_decision_that_left_no_trace_has_waited(
     way: str, seed: int, tmp_path: Path
