@@ -9,6 +9,7 @@ from lorrery.simulator.journal import Journal, read_journal
 from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of
 from lorrery.simulator.replay_result import Replayed
+from lorrery.vocabulary.adapter_figures import AdapterFigures
 
 EQUAL, DIFFERENT = 0, 1
 
@@ -50,6 +51,8 @@ def _print(path: Path, journal: Journal, result: Replayed, console: Console) -> 
         f" {result.num_gaps} gaps; {result.num_lost} workers that left",
         highlight=False,
     )
+    if result.tally.by_adapter:
+        console.print(f"adapters: {AdapterFigures.total(result.tally.by_adapter.values())}", highlight=False)
     if not result.num_steps and not result.differences:
         console.print("nothing to compare: no step is in it", highlight=False)
     elif not result.differences:

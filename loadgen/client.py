@@ -28,6 +28,7 @@ from lorrery.loadgen.wire import (
     GenerateResponse,
     GetClusterStatusRequest,
     ListAdaptersRequest,
+    adapter_figures,
     cluster_view,
     finish_view,
     generate_request,
@@ -35,6 +36,7 @@ from lorrery.loadgen.wire import (
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.v1 import router_pb2_grpc
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.adapter_figures import FiguresByAdapter
 
 __all__ = ["MAX_STREAMS_PER_CHANNEL", "Reception", "RouterClient"]
 
@@ -122,6 +124,18 @@ class RouterClient:
         finally:
             call.cancel()
         return [adapter.adapter_id for adapter in response.adapters]
+
+    async def adapter_figures(self, timeout_seconds: float) -> list[FiguresByAdapter] | None:
+        """Read each scheduler's figures of adapters; None: one does not give them, or not to this caller."""
+        call = self._connections[0].stub.GetClusterStatus(
+            GetClusterStatusRequest(adapter_figures=True), timeout=timeout_seconds, metadata=self._metadata
+        )
+        try:
+            return adapter_figures(await call)
+        except grpc.aio.AioRpcError:
+            return None
+        finally:
+            call.cancel()
 
     def prepare(self, ask: Ask) -> Send:
         """See `Client.prepare`."""

@@ -20,6 +20,7 @@ from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.slora_summary import SloraSummary, slora_summary
 from lorrery.loadgen.workload.summary import Summary, summarise
+from lorrery.vocabulary.adapter_figures import AdapterFigures, FiguresByAdapter
 
 EXIT_OK, EXIT_FAILURES, EXIT_INTERRUPTED = 0, 1, 130
 """Exit codes of a run: every request completed, some failed, a signal ended it."""
@@ -65,6 +66,7 @@ class LoadReport:
         settings: of a simulated cluster, by section; None: unknown.
         notices: further remarks for the reader of the figures.
         scaling: of a simulated cluster with a varying number of workers; None: it was fixed.
+        adapters: loads, evictions and stays during the run by adapter, those with any; None: unknown, or no adapters.
     """
 
     options: LoadOptions
@@ -83,6 +85,12 @@ class LoadReport:
     settings: Mapping[str, Any] | None = None
     notices: tuple[str, ...] = ()
     scaling: Scaling | None = None
+    adapters: FiguresByAdapter | None = None
+
+    @property
+    def adapter_total(self) -> AdapterFigures:
+        """The figures of all adapters together."""
+        return AdapterFigures.total((self.adapters or {}).values())
 
     @property
     def exit_code(self) -> int:
@@ -151,6 +159,7 @@ def make_report(
     settings: Mapping[str, Any] | None = None,
     notices: tuple[str, ...] = (),
     scaling: Scaling | None = None,
+    adapters: FiguresByAdapter | None = None,
 ) -> LoadReport:
     """Compute the figures of a run."""
     summary = summarise(outcomes)
@@ -171,6 +180,7 @@ def make_report(
         settings=settings,
         notices=notices,
         scaling=scaling,
+        adapters=adapters,
     )
 
 

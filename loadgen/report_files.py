@@ -1,9 +1,10 @@
-"""The files of a run: a JSON summary and a CSV with one line per request.
+"""The files of a run: a JSON summary, a CSV with one line per request, and one with a line per adapter.
 
 Both carry units in their names. The summary includes `format_version`, the formulas, the run's options and the trace's
 attribution, so that it can be read without this program. Times are device seconds unless a name says wall.
 """
 
+import csv
 import io
 import json
 import math
@@ -21,7 +22,9 @@ from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.requests_csv import write_requests
 from lorrery.loadgen.scaling_report import scaling_csv
 from lorrery.loadgen.workload.summary import FORMULAS
+from lorrery.vocabulary.adapter_figures import FIGURES, FiguresByAdapter
 from lorrery.vocabulary.run_files import (
+    ADAPTERS_FILE,
     FORMAT_VERSION,
     KINDS,
     LIVE_KIND,
@@ -53,7 +56,7 @@ def check_folder(folder: Path) -> None:
 def write_report(report: LoadReport, folder: Path) -> tuple[Path, ...]:
     """Write `summary.json` and `requests.csv` into a folder, which is created if needed; return their paths.
 
-    If workers were scaled, `scaling.csv` is the third.
+    `scaling.csv` follows if workers were scaled, and `adapters.csv` if loads of adapters were counted.
 
     Raises:
         LorreryError: they cannot be written.
@@ -66,6 +69,9 @@ def write_report(report: LoadReport, folder: Path) -> tuple[Path, ...]:
             paths.append(folder / SCALING_FILE)
             rows = scaling_csv(report.scaling)
             _replace(paths[-1], lambda file: file.write(rows))
+        if (adapters := report.adapters) is not None:
+            paths.append(folder / ADAPTERS_FILE)
+            _replace(paths[-1], lambda file: _write_adapters(adapters, file))
         summary = json.dumps(in_json(to_json(report)), indent=2, allow_nan=False) + "\n"
         _replace(paths[0], lambda file: file.write(summary))
     except OSError as error:
@@ -134,12 +140,25 @@ def in_json(value: object) -> object:
     return [in_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def _write_adapters(adapters: FiguresByAdapter, file: TextIO) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("adapter_id", *FIGURES))
+    for adapter_id, figures in adapters.items():
+        cells = figures.shown().values()
+        writer.writerow((adapter_id, *(f"{cell:.6f}" if isinstance(cell, float) else cell for cell in cells)))
+
+
 def _how_it_ran(report: LoadReport) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if report.own_load is not None:
         found["load_generator"] = {"wall_seconds_of_run": report.wall_seconds, **asdict(report.own_load)}
     if report.simulation is not None:
         found["simulation"] = asdict(report.simulation)
+    if report.adapters is not None:
+        found["adapter_loads"] = {
+            "total": report.adapter_total.shown(),
+            "adapters": [{"adapter_id": name, **figures.shown()} for name, figures in report.adapters.items()],
+        }
     if report.scaling is not None:
         found["scaling"] = asdict(report.scaling.summary)
     if report.settings is not None:

@@ -29,6 +29,7 @@ from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.table import print_report
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.vocabulary.adapter_figures import FiguresByAdapter, summed
 
 __all__ = ["load_cluster", "run_load"]
 
@@ -106,18 +107,32 @@ async def load_cluster(
         known = await client.adapters(connect_timeout_seconds)
         workload, num_skipped = admissible(options, build_workload(options, known), cluster)
         _announce(options, workload, cluster, console)
+
+        async def figures() -> list[FiguresByAdapter] | None:
+            if not known or not isinstance(client, RouterClient):
+                return None
+            return await client.adapter_figures(connect_timeout_seconds)
+
         driver = Driver(client, _drive_settings(options), cluster.time_scale, LoadMetrics(registry))
         own_load = OwnLoadMeter()
         with _stopped_by_signals(driver):
             display = asyncio.create_task(show_progress(driver.tally, own_load, console))
             try:
                 await driver.warm_up(workload.requests)
+                figures_before = await figures()
                 own_load.restart()
                 started_at = datetime.now(UTC)
                 await driver.run(workload.requests)
             finally:
                 display.cancel()
                 await asyncio.wait((display,))
+        adapters, figures_after = None, await figures()
+        notices = _notices(driver, options)
+        if figures_before is not None and figures_after is not None:
+            try:
+                adapters = summed(figures_after, figures_before)
+            except ValueError:
+                notices = (*notices, "a scheduler has started again, so loads of adapters are not known")
         return make_report(
             options,
             workload,
@@ -128,7 +143,8 @@ async def load_cluster(
             interrupted=driver.interrupted,
             num_skipped=num_skipped,
             num_warmup_failed=sum(outcome.status != OK for outcome in driver.warmup_outcomes),
-            notices=_notices(driver, options),
+            notices=notices,
+            adapters=adapters,
         )
 
 

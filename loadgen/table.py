@@ -11,6 +11,8 @@ from lorrery.chassis.terminal import FigureTable
 from lorrery.loadgen.report import LoadReport, SimulationCost
 from lorrery.loadgen.scaling_report import scaling_lines
 from lorrery.loadgen.workload.distribution import Distribution
+from lorrery.vocabulary.adapter_figures import FiguresByAdapter
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 __all__ = ["print_report"]
 
@@ -29,6 +31,8 @@ def print_report(report: LoadReport, console: Console, more: Sequence[tuple[str,
     parts: list[RenderableType] = [Text(), _headline(report), _latencies(report), _throughput(report)]
     if len(report.summary.adapters) > 1:
         parts.append(_adapters(report))
+    if report.adapters and (report.adapter_total.num_evictions or report.adapter_total.num_failed_loads):
+        parts.append(_adapter_loads(report.adapters))
     parts.append(_hanging([*_notes(report), *more], style="dim"))
     warnings = [("!", line) for line in (*report.failures, *report.warnings)]
     parts.append(_hanging(warnings, style="yellow"))
@@ -112,6 +116,22 @@ def _adapters(report: LoadReport) -> FigureTable:
     return table
 
 
+def _adapter_loads(adapters: FiguresByAdapter) -> FigureTable:
+    table = FigureTable(box=box.SIMPLE_HEAD, first_to_go=("failed", "disk ms", "host ms"))
+    shown = sorted(adapters.items(), key=lambda entry: (-entry[1].num_loads, entry[0]))[:_BUSIEST]
+    title = "adapter" if len(shown) == len(adapters) else f"most loaded {len(shown)} of {len(adapters)}"
+    table.add_column(title, justify="left", width=15, wraps_at=15)
+    for name in ("loads", "failed", "evictions", "thrash", "host ms", "disk ms", "on GPUs s"):
+        table.add_column(name, width=len(name) + 1)
+    for adapter_id, figures in shown:
+        counts = figures.num_loads, figures.num_failed_loads, figures.num_evictions, figures.num_thrashes
+        times = figures.host_load_ps * 1000, figures.disk_load_ps * 1000, figures.resident_ps
+        table.add_row(
+            Text(adapter_id), *(f"{one:,}" for one in counts), *(f"{one / PS_PER_SECOND:,.1f}" for one in times)
+        )
+    return table
+
+
 def _notes(report: LoadReport) -> list[tuple[str, str]]:
     fair = report.summary.fairness
     if fair is not None:
@@ -122,6 +142,8 @@ def _notes(report: LoadReport) -> list[tuple[str, str]]:
 
 def _other_notes(report: LoadReport) -> list[tuple[str, str]]:
     found = [("" if index else "workload", note) for index, note in enumerate(report.workload.notes)]
+    if report.adapters:
+        found.append(("adapters", str(report.adapter_total)))
     if report.workload.attribution:
         found.append(("trace", report.workload.attribution))
     if report.simulation is not None:

@@ -12,6 +12,7 @@ from lorrery.v1.router_pb2 import (
     GetClusterStatusRequest,
     ListAdaptersRequest,
 )
+from lorrery.vocabulary.adapter_figures import FIGURES, AdapterFigures, FiguresByAdapter
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.worker_kinds import count_kinds
 
@@ -20,6 +21,7 @@ __all__ = [
     "GenerateResponse",
     "GetClusterStatusRequest",
     "ListAdaptersRequest",
+    "adapter_figures",
     "cluster_view",
     "finish_view",
     "generate_request",
@@ -57,6 +59,18 @@ def finish_view(finish: router_pb2.Finish) -> FinishView:
         prefill_seconds=usage.prefill_seconds,
         decode_seconds=usage.decode_seconds,
     )
+
+
+def adapter_figures(response: router_pb2.GetClusterStatusResponse) -> list[FiguresByAdapter] | None:
+    """Read each scheduler's figures of adapters; None: one did not answer, or the caller may not have them."""
+    found: list[FiguresByAdapter] = []
+    for shard in response.shards:
+        if not shard.HasField("adapter_figures"):
+            return None
+        figures = shard.adapter_figures
+        rows = zip(*(getattr(figures, name) for name in FIGURES), strict=True)
+        found.append(dict(zip(figures.adapter_ids, map(AdapterFigures.read, rows), strict=True)))
+    return found
 
 
 def cluster_view(response: router_pb2.GetClusterStatusResponse) -> ClusterView | None:

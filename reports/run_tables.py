@@ -1,7 +1,7 @@
 """The page's tables of runs: exact figures, over all requests."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from lorrery.reports.chart import number, seconds
 from lorrery.reports.read import Run
 from lorrery.reports.requests import Requests
 from lorrery.reports.table import Column, Table, cut
+from lorrery.vocabulary.adapter_figures import FIGURES
 
 __all__ = ["failure_table", "group_tables", "latency_table", "tiles"]
 
@@ -127,7 +128,41 @@ def group_tables(run: Run, num_runs: int) -> list[Table]:
         found.append(
             Table(f"By {title.lower()}", columns, rows[:-1] if is_cut else rows, rows[-1] if is_cut else None, note)
         )
-    return found
+    loads = _loads_table(run, most)
+    return found if loads is None else [*found, loads]
+
+
+def _loads_table(run: Run, most: int) -> Table | None:
+    """Return the table of the adapters' loads, evictions and time on GPUs; None without any."""
+    given = run.part("adapter_loads").get("adapters")
+    adapters = [one for one in given if isinstance(one, Mapping)] if isinstance(given, list) else []
+    if not adapters:
+        return None
+    shown = [(str(one.get("adapter_id")), [_figure(one.get(name)) for name in FIGURES]) for one in adapters]
+    shown.sort(key=lambda entry: (-entry[1][0], entry[0]))
+    columns = [Column("adapter", text=True), Column("loads"), Column("failed")]
+    columns += [Column("thrash"), Column("evictions")]
+    columns += [Column("from host", unit="ms"), Column("from disk", unit="ms"), Column("on GPUs", unit="s")]
+
+    def cells(name: str, values: Sequence[float]) -> list[str]:
+        host, disk, resident = values[4:]
+        return [cut(name), *(f"{value:,.0f}" for value in values[:4]), _ms(host), _ms(disk), number(resident)]
+
+    rest = [values for _, values in shown[most:]]
+    notes = ["thrash: loads that began within a minute after the same GPU had evicted the adapter; all GPUs together"]
+    if rest:
+        notes.append(f"the {most} with most loads, and the other {len(rest):,} together")
+    return Table(
+        "Loads of adapters",
+        columns,
+        [cells(name, values) for name, values in shown[:most]],
+        cells("other", [sum(column) for column in zip(*rest, strict=True)]) if rest else None,
+        notes,
+    )
+
+
+def _figure(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
 def _ms(value: float) -> str:

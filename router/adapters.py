@@ -184,11 +184,13 @@ class ClusterStatus:
             return _any_worker(await self._at_most_old())
         return True
 
-    async def get(self) -> router_pb2.GetClusterStatusResponse:
+    async def get(self, *, adapter_figures: bool = False) -> router_pb2.GetClusterStatusResponse:
         """Return the status of every shard; for a shard that is not connected or does not answer, only its address.
 
-        The result is a copy that the caller may change.
+        The result is a copy that the caller may change. With the figures of adapters it is requested anew.
         """
+        if adapter_figures:
+            return await _cluster_status(self._placement, adapter_figures=True)
         answer = await self._at_most_old()
         copy = router_pb2.GetClusterStatusResponse()
         copy.CopyFrom(answer)
@@ -207,9 +209,12 @@ def _any_worker(status: router_pb2.GetClusterStatusResponse) -> bool:
     return any(shard.workers for shard in status.shards)
 
 
-async def _cluster_status(placement: Placement) -> router_pb2.GetClusterStatusResponse:
+async def _cluster_status(
+    placement: Placement, *, adapter_figures: bool = False
+) -> router_pb2.GetClusterStatusResponse:
     shards = placement.shards
-    statuses = await _all(_status_or_none(shard) for shard in shards)
+    request = scheduler_pb2.GetStatusRequest(no_adapters=True, adapter_figures=adapter_figures)
+    statuses = await _all(_status_or_none(shard, request) for shard in shards)
     return router_pb2.GetClusterStatusResponse(
         shards=[
             wire.shard_status(shard.address, shard.connected, status)
@@ -240,11 +245,13 @@ async def _status(shard: Shard, request: scheduler_pb2.GetStatusRequest) -> sche
         return await shard.stub.GetStatus(request, timeout=CALL_SECONDS, metadata=shard.credentials)
 
 
-async def _status_or_none(shard: Shard) -> scheduler_pb2.GetStatusResponse | None:
+async def _status_or_none(
+    shard: Shard, request: scheduler_pb2.GetStatusRequest
+) -> scheduler_pb2.GetStatusResponse | None:
     if not shard.connected:
         return None
     try:
-        return await _status(shard, scheduler_pb2.GetStatusRequest(no_adapters=True))
+        return await _status(shard, request)
     except grpc.aio.AioRpcError:
         return None
 

@@ -295,9 +295,12 @@ class Handler:
         engine.update(self._metrics.output_tokens, status)
         return engine.registry
 
-    async def cluster_status(self, caller: ApiKey) -> router_pb2.GetClusterStatusResponse:
-        """Return the load of every shard, as far as the caller may see it."""
-        return visible_status(caller, await self._cluster_status.get())
+    async def cluster_status(
+        self, caller: ApiKey, *, adapter_figures: bool = False
+    ) -> router_pb2.GetClusterStatusResponse:
+        """Return the load of every shard, as far as the caller may see it; the figures of adapters to an operator."""
+        status = await self._cluster_status.get(adapter_figures=adapter_figures and caller.operator)
+        return visible_status(caller, status)
 
     def kv_events(self, caller: ApiKey, adapter_id: str | None = None) -> AsyncGenerator[scheduler_pb2.KvEvents]:
         """Return the events of all prefix caches merged into one; see `kv_events.follow`.

@@ -164,7 +164,9 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GetClusterStatusRequest, context: _Context
     ) -> router_pb2.GetClusterStatusResponse:
         """Return the load of every shard, as far as the caller may see it."""
-        return await self._answer(context, self._handler.cluster_status)
+        return await self._answer(
+            context, lambda caller: self._handler.cluster_status(caller, adapter_figures=request.adapter_figures)
+        )
 
     async def WatchCluster(  # type: ignore[override]  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride]
         self, request: router_pb2.WatchClusterRequest, context: _Context

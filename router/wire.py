@@ -175,6 +175,7 @@ def shard_status(address: str, connected: bool, status: scheduler_pb2.GetStatusR
         max_req_total_len=status.max_req_total_len,
         num_unplaced=status.num_unplaced,
         workers=status.workers,
+        adapter_figures=status.adapter_figures if status.HasField("adapter_figures") else None,
     )
 
 

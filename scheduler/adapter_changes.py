@@ -115,7 +115,7 @@ class AdapterChanges:
             else:
                 before = self._core.unload_adapter(adapter_id)
                 if self._feed.history is not None:
-                    self._feed.history.forget(adapter_id)
+                    self._feed.history.adapters.forget(adapter_id)
             if self._journal is not None:
                 self._journal.adapter(adapter_id, rank, version, at_ps)
             if before is not None:

@@ -38,6 +38,7 @@ from lorrery.scheduler.tracing import RequestTraces
 from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.settings import Settings
+from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 log = get_logger("scheduler.cluster")
@@ -154,6 +155,11 @@ class Cluster:
         if not workers or any(worker.draining for worker in workers):
             return ""
         return min(workers, key=lambda worker: worker.member.candidate.load).worker_id
+
+    def adapter_figures(self) -> dict[str, AdapterFigures]:
+        """Return the figures of adapters until now."""
+        logs = [worker.replica.adapters.log for worker in self.workers.values()]
+        return self.metrics.tally.read(logs, self.clock.now_ps())
 
     # --- workers ----------------------------------------------------------------------------------------------------
 

@@ -1,21 +1,23 @@
 """A scheduler's counters; `series.py` describes each of them, `gauges.py` shows the current state."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.faults import LOAD_KINDS, WORKER_KINDS
 from lorrery.chassis.histogram import Histogram
 from lorrery.chassis.sections import MetricsSettings
-from lorrery.chassis.series import Exporter, Sample
+from lorrery.chassis.series import Exporter, Sample, Series
 from lorrery.chassis.top import TopNames
 from lorrery.scheduler import series
-from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan
+from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadEnded
 from lorrery.scheduler.core.adapter_loads import Tier
+from lorrery.scheduler.core.adapter_tally import AdapterTally, count
 from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.watch import Loss
+from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -29,11 +31,10 @@ _PS = float(PS_PER_SECOND)
 class AdapterUse:
     """Loads and queue times of one adapter in this scheduler."""
 
-    __slots__ = ("num_loads", "num_thrashes", "queue")
+    __slots__ = ("figures", "queue")
 
     def __init__(self) -> None:
-        self.num_loads = 0
-        self.num_thrashes = 0
+        self.figures = AdapterFigures()
         self.queue = Histogram(series.ADAPTER_QUEUE.buckets)
 
 
@@ -54,6 +55,9 @@ class SchedulerMetrics:
     Args:
         registry: where they are shown.
         limits: how many adapters and tenants have series of their own.
+
+    Attributes:
+        tally: figures of all adapters since the start.
     """
 
     def __init__(self, registry: CollectorRegistry, limits: MetricsSettings = DEFAULT) -> None:
@@ -94,11 +98,24 @@ class SchedulerMetrics:
         self._evictions = shown.numbers(series.ADAPTER_EVICTIONS, *LEVELS)
         adapters = self.adapters = TopNames(limits.max_adapters, AdapterUse, "base")
         shown.read(series.ADAPTER_QUEUE, lambda: [((label,), use.queue) for label, use in adapters.shown()])
-        shown.read(series.LOADS_BY_ADAPTER, lambda: [((label,), use.num_loads) for label, use in adapters.shown()])
-        shown.read(series.ADAPTER_THRASH, lambda: [((label,), use.num_thrashes) for label, use in adapters.shown()])
+        self.tally = AdapterTally()
+        self._by_adapter(series.LOADS_BY_ADAPTER, lambda figures: figures.num_loads)
+        self._by_adapter(series.FAILED_LOADS_BY_ADAPTER, lambda figures: figures.num_failed_loads)
+        self._by_adapter(series.EVICTIONS_BY_ADAPTER, lambda figures: figures.num_evictions)
+        self._by_adapter(series.ADAPTER_THRASH, lambda figures: figures.num_thrashes)
+        self._by_adapter(series.ADAPTER_RESIDENT_SECONDS, lambda figures: figures.resident_ps / _PS)
+        shown.read(series.LOAD_SECONDS_BY_ADAPTER, self._load_seconds_by_adapter)
         tenants = self.tenants = TopNames(limits.max_tenants, TenantUse, "none")
         shown.read(series.TENANT_QUEUE, lambda: [((label,), use.queue) for label, use in tenants.shown()])
         shown.read(series.TENANT_SERVICE_TOKENS, self._service_tokens)
+
+    def _by_adapter(self, of: Series, read: Callable[[AdapterFigures], float]) -> None:
+        self.shown.read(of, lambda: [((label,), read(use.figures)) for label, use in self.adapters.shown()])
+
+    def _load_seconds_by_adapter(self) -> Iterable[Sample]:
+        for label, use in self.adapters.shown():
+            yield (label, "host"), use.figures.host_load_ps / _PS
+            yield (label, "disk"), use.figures.disk_load_ps / _PS
 
     def _service_tokens(self) -> Iterable[Sample]:
         for label, use in self.tenants.shown():
@@ -171,15 +188,13 @@ class SchedulerMetrics:
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
-    def adapters_changed(self, events: Iterable[AdapterEvent]) -> None:
+    def adapters_changed(self, events: Collection[AdapterEvent]) -> None:
         """Record the events of a worker's adapters."""
+        self.tally.record(events)
         for event in events:
+            count(self.adapters.of(event.adapter.adapter_id).figures, event)
             if isinstance(event, Evicted):
                 self._evictions.labels(event.level).inc()
-            elif isinstance(event, LoadBegan):
-                if event.thrash:
-                    self.adapters.of(event.adapter.adapter_id).num_thrashes += 1
-            else:
+            elif isinstance(event, LoadEnded):
                 self._loads.labels(event.tier, "failed" if event.failed else "ok").inc()
                 self._load_seconds.labels(event.tier).observe(event.took_ps / _PS)
-                self.adapters.of(event.adapter.adapter_id).num_loads += 1

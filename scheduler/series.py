@@ -177,6 +177,28 @@ LOADS_BY_ADAPTER = Series(
     "Finished adapter loads into a worker's GPU memory, by adapter.",
     ("adapter",),
 )
+FAILED_LOADS_BY_ADAPTER = Series(
+    "lorrery_scheduler_failed_loads_by_adapter_total", "adapters", "Those loads that failed, by adapter.", ("adapter",)
+)
+LOAD_SECONDS_BY_ADAPTER = Series(
+    "lorrery_scheduler_load_seconds_by_adapter_total",
+    "device seconds",
+    "Total duration of these loads, by adapter and source tier.",
+    ("adapter", "tier"),
+)
+EVICTIONS_BY_ADAPTER = Series(
+    "lorrery_scheduler_evictions_by_adapter_total",
+    "adapters",
+    "Evictions from a worker's GPU memory, by adapter.",
+    ("adapter",),
+)
+ADAPTER_RESIDENT_SECONDS = Series(
+    "lorrery_scheduler_adapter_resident_seconds_total",
+    "device seconds",
+    "Time that adapters were in a worker's GPU memory, by adapter, counted when a stay ends.",
+    ("adapter",),
+    more="By an eviction or the loss of the worker; present stays show in `lorrery_scheduler_worker_adapter_resident`.",
+)
 ADAPTER_LOAD = Series(
     "lorrery_scheduler_adapter_load_seconds",
     "device seconds",

@@ -266,6 +266,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             num_unplaced=cluster.core.num_unplaced,
             adapters=[wire.write_adapter(adapter) for adapter in adapters],
             workers=() if name else [_worker_status(worker) for worker in cluster.workers.values()],
+            adapter_figures=wire.write_figures(cluster.adapter_figures()) if request.adapter_figures else None,
         )
 
 

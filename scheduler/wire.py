@@ -7,6 +7,7 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import ProtocolError
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.adapter_figures import FIGURES, FiguresByAdapter
 
 
 def numbers(field: str, data: bytes) -> "array[int]":
@@ -47,3 +48,12 @@ def check_names(**names: str) -> None:
 def write_adapter(adapter: Adapter) -> types_pb2.Adapter:
     """Write an adapter."""
     return types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank, version=adapter.version)
+
+
+def write_figures(by_adapter: FiguresByAdapter) -> types_pb2.AdapterFigures:
+    """Write the figures of adapters."""
+    found = types_pb2.AdapterFigures(adapter_ids=by_adapter)
+    rows = [figures.shown().values() for figures in by_adapter.values()]
+    for name, column in zip(FIGURES, zip(*rows, strict=True), strict=False):
+        getattr(found, name).extend(column)
+    return found

@@ -388,6 +388,7 @@ class Dispatcher:
 
     def lost(self, gave_back: GaveBack, at_ps: int) -> None:
         """Handle what the core has taken back from a worker that is gone."""
+        self._note_adapters()
         self._inputs.lost(gave_back, at_ps)
         self._outcomes.carry_out(gave_back.events, at_ps)
 

@@ -35,6 +35,7 @@ from lorrery.simulator.scheduler import SimulatedScheduler
 from lorrery.simulator.signals_in import let_signals_in
 from lorrery.simulator.step_span import Observer
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.output import Ending
@@ -157,6 +158,15 @@ class Simulation:
     def keep_histories(self) -> list[History]:
         """Start recording histories; return one per scheduler."""
         return [scheduler.keep_history() for scheduler in self._schedulers]
+
+    def count_adapters(self) -> None:
+        """Start counting loads, evictions and stays of adapters; to be called before any adapter is loaded."""
+        for scheduler in self._schedulers:
+            scheduler.count_adapters()
+
+    def adapter_figures(self) -> list[dict[str, AdapterFigures]]:
+        """Return each scheduler's figures of adapters until now."""
+        return [scheduler.adapter_figures(self.now_ps) for scheduler in self._schedulers]
 
     def tick(self, first_ps: int, tick: Callable[[int], int]) -> None:
         """Call a function at times it chooses itself, before anything else at those times.
@@ -404,7 +414,9 @@ class Simulation:
         # Only now: a sequence that has left may come back to this worker, and would change the decision just made.
         if decision.events:
             scheduler.handle(worker, decision.events)
-        if scheduler.history is not None:
-            scheduler.note_decision(worker, decision.events, at_ps)
+        if worker.replica.adapters.log is not None:
+            scheduler.note_adapters(worker)
+            if scheduler.history is not None:
+                scheduler.history.decided(worker.member, decision.events, at_ps)
         if self._leaving and worker.plan is None and worker.order in self._leaving and not worker.member.sequences:
             self.membership.leave(worker)

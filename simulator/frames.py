@@ -237,8 +237,8 @@ def _adapters(frames: Sequence[CoreFrame]) -> list[AdapterRow]:
         for adapter in frame.adapters:
             row = rows.setdefault(adapter.adapter, [0] * 5)
             counts = adapter.counts
-            new = (adapter.use.num_running, adapter.use.num_waiting, counts.loads, counts.evictions, counts.thrash)
-            for column, value in enumerate(new):
+            had = counts.num_loads, counts.num_evictions, counts.num_thrashes
+            for column, value in enumerate((adapter.use.num_running, adapter.use.num_waiting, *had)):
                 row[column] += value
     return [
         AdapterRow(adapter, running, waiting, loads, evictions, thrash)

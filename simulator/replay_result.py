@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from lorrery.scheduler.core.adapter_tally import AdapterTally
 from lorrery.scheduler.core.record import Record
 
 
@@ -10,6 +11,7 @@ class Replayed:
     """Counts of what a replay compared, and its differences.
 
     Attributes:
+        tally: figures of adapters, without the stays on workers that had not left.
         differences: (line of the journal, description); empty if the runs are equal.
         num_placed: times that a request went to a worker.
         num_derived: placements derived from the recorded figures, and placement errors derived from them.
@@ -17,6 +19,7 @@ class Replayed:
         num_gaps: gaps between steps of a worker, taken from the journal.
     """
 
+    tally: AdapterTally = field(default_factory=AdapterTally)
     num_requests: int = 0
     num_workers: int = 0
     num_lost: int = 0

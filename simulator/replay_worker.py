@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lorrery.chassis.fault_rules import RuleBook
 from lorrery.chassis.faults import Fault
+from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Event, Idle, Plan, Preempted, Ran, Recalled
 from lorrery.scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
@@ -53,6 +54,7 @@ class ReplayWorker:
         self._lines, self._gpu, self._faults = lines, gpu, faults
         self._spells = parts.spells(faults, member.name)
         self._requests, self._parts, self._result = requests, parts, result
+        self._adapter_log = member.replica.adapters.log = AdapterLog()
         self._stops = deque(lines.stops)
         self._num_seen = 0
         self._num_steps = 0
@@ -126,6 +128,7 @@ class ReplayWorker:
                 self._deliver(late.content, late.request, None)
         if lost:
             sequences, events = self.member.lose(max(content["at_ps"], self._boundary_ps))
+            self._result.tally.record(self._adapter_log.take())
         else:
             sequences, events = self.member.withdraw_waiting(content["at_ps"])
         self.is_ready = False
@@ -210,6 +213,7 @@ class ReplayWorker:
 
     def _decide(self, at_ps: int) -> None:
         decision = self.member.plan(at_ps)
+        self._result.tally.record(self._adapter_log.take())
         self._planned_ps = at_ps
         while self._nudges_ps and self._nudges_ps[0] <= at_ps:
             self._nudges_ps.popleft()
@@ -252,6 +256,7 @@ class ReplayWorker:
         silent = frozenset(handle for handle, _ in outcome.finished if handle not in given)
         ended = list(outcome.finished)
         events = self.member.commit(plan, Ran(1, end_ps, ended, silent))
+        self._result.tally.record(self._adapter_log.take())
         self._see_step(end_ps, outcome, events)
         self._position_ps = self._boundary_ps = end_ps
         self._steps_left -= 1

@@ -16,6 +16,7 @@ from lorrery.loadgen.workload.outcome import OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.summary import Summary
 from lorrery.simulator.arguments import read_path
+from lorrery.vocabulary.adapter_figures import FiguresByAdapter
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,8 +192,13 @@ class SimulationResult:
         """The autoscaler's decisions and the GPU hours; None: the number of workers was fixed."""
         return self.report.scaling
 
+    @property
+    def adapters(self) -> FiguresByAdapter:
+        """Loads, evictions and stays by adapter, those with any; all workers together."""
+        return self.report.adapters or {}
+
     def write(self, folder: str | Path) -> tuple[Path, ...]:
-        """Write `summary.json` and `requests.csv` into a folder, as `lorrery simulate --out` does; return their paths.
+        """Write the files of `lorrery simulate --out` into a folder, without its page; return their paths.
 
         Raises:
             LorreryError: they cannot be written.

@@ -28,6 +28,7 @@ from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
 from lorrery.simulator.step_span import Observer
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.build import Device
 
@@ -123,6 +124,8 @@ class SimulatedRun:
         cluster.check(workload.requests)
         started_at = datetime.now(UTC)
         self._simulation = cluster.simulation
+        if cluster.adapters:
+            cluster.simulation.count_adapters()
         cluster.warm_up(warmup_requests(workload.requests, options.warmup), options.seed)
         if self._stopped:
             cluster.simulation.close()
@@ -150,6 +153,7 @@ class SimulatedRun:
             cluster.play(workload.requests, options),
             started_at,
             _count(workers),
+            cluster.simulation.adapter_figures(),
             time.process_time(),
         )
 
@@ -182,6 +186,7 @@ class Playing:
         scaled: scales its workers; None: their number is fixed.
         arriving: advances the run and yields requests as they end.
         before: steps and plans of the warm-up.
+        adapters_before: figures of adapters in the warm-up, of each scheduler.
         cpu_began: CPU seconds of this process at the start.
     """
 
@@ -196,6 +201,7 @@ class Playing:
     arriving: Iterator[SimulatedRequest]
     started_at: datetime
     before: tuple[int, int]
+    adapters_before: list[dict[str, AdapterFigures]]
     cpu_began: float
 
     def ended(self, request: SimulatedRequest) -> None:
@@ -246,6 +252,7 @@ class Playing:
                 *_extrapolated(cluster.devices),
             ),
             scaling=None if self.scaled is None else self.scaled.outcome(table),
+            adapters=summed(cluster.simulation.adapter_figures(), self.adapters_before) if cluster.adapters else None,
         )
 
 

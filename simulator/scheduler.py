@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.adapter_events import AdapterLog
+from lorrery.scheduler.core.adapter_tally import AdapterTally
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import ClusterRules
@@ -31,6 +32,7 @@ from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.weakly import Answers, weakly
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.adapter_figures import AdapterFigures
 
 Nudge = Callable[[SimulatedWorker, bool], None]
 """Notify a worker of new input; the flag says whether that may change its running plan."""
@@ -50,6 +52,7 @@ class SimulatedScheduler:
     Attributes:
         core: makes the decisions.
         history: events so far; None: not recorded.
+        tally: figures of adapters so far; None: not counted.
         raised: errors raised by policies: occurrences by message.
     """
 
@@ -71,6 +74,7 @@ class SimulatedScheduler:
         self._nudge = nudge
         self._finish = finish
         self.history: History | None = None
+        self.tally: AdapterTally | None = None
         self.raised: dict[str, int] = {}
         self._looks_for_moves = False
         self._waits_until_ps: int | None = None  # time already scheduled for `_wait_is_over`
@@ -80,17 +84,37 @@ class SimulatedScheduler:
     def keep_history(self) -> History:
         """Start recording a history and return it."""
         self.history = History()
-        for member in self.core.members.values():
-            member.replica.adapters.log = AdapterLog()
+        self._keep_logs()
         return self.history
 
-    def note_decision(self, worker: SimulatedWorker, events: Iterable[Event], at_ps: int) -> None:
-        """Record the events and adapter changes of a worker's boundary, except finishes."""
-        assert self.history is not None
-        self.history.decided(worker.member, events, at_ps)
+    def count_adapters(self) -> None:
+        """Start counting loads, evictions and stays of adapters; to be called before any adapter is loaded."""
+        self.tally = AdapterTally()
+        self._keep_logs()
+
+    def _keep_logs(self) -> None:
+        for member in self.core.members.values():
+            if member.replica.adapters.log is None:
+                member.replica.adapters.log = AdapterLog()
+
+    def note_adapters(self, worker: SimulatedWorker) -> None:
+        """Record the changes of a worker's adapters since the last call."""
         log = worker.replica.adapters.log
-        if log is not None:
-            self.history.adapters_changed(worker.name, log.take())
+        if log is None or log.is_empty:
+            return
+        events = log.take()
+        if self.tally is not None:
+            self.tally.record(events)
+        if self.history is not None:
+            self.history.adapters_changed(worker.name, events)
+
+    def adapter_figures(self, at_ps: int) -> dict[str, AdapterFigures]:
+        """Return the figures of all adapters so far; empty: they are not counted."""
+        if self.tally is None:
+            return {}
+        for worker in self._workers.values():
+            self.note_adapters(worker)
+        return self.tally.read([member.replica.adapters.log for member in self._workers], at_ps)
 
     def _note_end(self, sequence: Sequence, worker: str, outcome: str, output_tokens: int) -> None:
         if self.history is not None:
@@ -216,8 +240,9 @@ class SimulatedScheduler:
     def introduce(self, worker: SimulatedWorker) -> list[ClusterEvent]:
         """Attach a worker; return the decisions about requests that waited for one."""
         worker.attached, self._workers[worker.member] = True, worker
-        if self.history is not None:
+        if self.history is not None or self.tally is not None:
             worker.replica.adapters.log = AdapterLog()
+        if self.history is not None:
             self.history.joined(worker.member, self._clock.now_ps)
         return self.core.attach(worker.member, self._clock.now_ps)
 
@@ -237,6 +262,7 @@ class SimulatedScheduler:
         """Queue the requests of a lost worker again elsewhere."""
         member = worker.member
         gave_back, events = self.core.lose(member, self._clock.now_ps, worker.boundary_ps)
+        self.note_adapters(worker)
         del self._workers[member]
         if self.history is not None:
             self.history.lost(member, len(gave_back.sequences), self._clock.now_ps)

@@ -4,6 +4,7 @@ from typing import Final
 
 SUMMARY_FILE: Final = "summary.json"
 REQUESTS_FILE: Final = "requests.csv"
+ADAPTERS_FILE: Final = "adapters.csv"
 SCALING_FILE: Final = "scaling.csv"
 STEPS_FILE: Final = "steps.csv"
 REPORT_FILE: Final = "report.html"

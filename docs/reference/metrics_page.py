@@ -63,6 +63,7 @@ Names of more than 200 characters, or with unprintable characters, count as `oth
 | refused requests by tenant | `sum by (tenant, outcome) (rate(lorrery_router_tenant_requests_total{{outcome=~"overloaded\\|over_quota\\|unattainable"}}[1m]))` |
 | mean wait for admission by tenant | `sum by (tenant) (rate(lorrery_scheduler_tenant_queue_seconds_sum[1m])) / sum by (tenant) (rate(lorrery_scheduler_tenant_queue_seconds_count[1m]))` |
 | adapters that thrash | `topk(5, sum by (adapter) (rate(lorrery_scheduler_adapter_thrash_total[5m])))` |
+| how long an adapter stays on a GPU until it is evicted | `sum by (adapter) (rate(lorrery_scheduler_adapter_resident_seconds_total[5m])) / sum by (adapter) (rate(lorrery_scheduler_evictions_by_adapter_total[5m]))` |
 | share of loads from disk | `sum(rate(lorrery_scheduler_adapter_loads_total{{tier="disk"}}[5m])) / sum(rate(lorrery_scheduler_adapter_loads_total[5m]))` |
 | KV use | `lorrery_scheduler_worker_kv_tokens / lorrery_scheduler_worker_kv_pool_tokens` |
 | KV use with `memory = "paged"`, shared blocks counted once | `lorrery_scheduler_worker_kv_blocks{{state="used"}} / ignoring(state) sum without (state) (lorrery_scheduler_worker_kv_blocks)` |

@@ -1,7 +1,7 @@
 """Adapter events of one worker: begin and end of loads, evictions.
 
 A driver that wants them sets `Residency.log`, and takes the events after each decision and each commit. Without a log
-nothing is recorded. No decision depends on it.
+nothing is recorded. No decision depends on it. Stays on the GPU are counted from then on.
 """
 
 from dataclasses import dataclass
@@ -41,22 +41,42 @@ class LoadEnded:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """An adapter has left a level of memory: `gpu` or `host`."""
+    """An adapter has left a level of memory, `gpu` or `host`, on the GPU `stayed_ps` after its load."""
 
     adapter: Adapter
     level: str
     at_ps: int
+    stayed_ps: int = 0
 
 
-AdapterEvent = LoadBegan | LoadEnded | Evicted
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An adapter has left the GPU because its worker is gone."""
+
+    adapter: Adapter
+    at_ps: int
+    stayed_ps: int
+
+
+AdapterEvent = LoadBegan | LoadEnded | Evicted | Lost
 
 
 class AdapterLog:
-    """The events of one worker since they were last taken, in order."""
+    """The events of one worker since they were last taken, in order.
+
+    Attributes:
+        stays: adapters on the GPU, by key, each with the end of its load.
+    """
 
     def __init__(self) -> None:
+        self.stays: dict[str, tuple[Adapter, int]] = {}
         self._events: list[AdapterEvent] = []
         self._evicted_ps: dict[str, int] = {}  # GPU evictions by key, oldest first; of the last minute or a bit more
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all events have been taken."""
+        return not self._events
 
     def take(self) -> list[AdapterEvent]:
         """Return, once, the events since the last call."""
@@ -73,15 +93,24 @@ class AdapterLog:
 
     def load_ended(self, adapter: Adapter, tier: str, at_ps: int, took_ps: int, *, failed: bool) -> None:
         """Record the end of a load."""
+        if not failed:
+            self.stays[adapter.key] = adapter, at_ps
         self._events.append(LoadEnded(adapter, tier, at_ps, took_ps, failed))
 
     def evicted(self, adapter: Adapter, level: str, at_ps: int) -> None:
         """Record an eviction."""
-        self._events.append(Evicted(adapter, level, at_ps))
         if level != "gpu":
+            self._events.append(Evicted(adapter, level, at_ps))
             return
+        _, since_ps = self.stays.pop(adapter.key, (adapter, at_ps))
+        self._events.append(Evicted(adapter, level, at_ps, at_ps - since_ps))
         evicted = self._evicted_ps
         evicted.pop(adapter.key, None)
         evicted[adapter.key] = at_ps
         while at_ps - evicted[oldest := next(iter(evicted))] > THRASH_PS:
             del evicted[oldest]
+
+    def lost(self, at_ps: int) -> None:
+        """Record the loss of the worker, with all that its GPU has."""
+        self._events += [Lost(adapter, at_ps, max(0, at_ps - since_ps)) for adapter, since_ps in self.stays.values()]
+        self.stays.clear()

@@ -106,8 +106,8 @@ class AdapterSlots(Residency):
         super()._evict(name, at_ps)
         self._in_place.pop(name, None)
 
-    def clear(self) -> None:
-        """Forget all adapters that the worker held."""
-        super().clear()
+    def clear(self, at_ps: int) -> None:
+        """Forget all adapters that the worker held; see `Residency`."""
+        super().clear(at_ps)
         self._in_place.clear()
         self.has_base = True

@@ -431,8 +431,12 @@ class Residency:
         given_up, self.given_up = self.given_up, {}
         return frozenset(given_up)
 
-    def clear(self) -> None:
-        """Forget all adapters that the worker held."""
+    def clear(self, at_ps: int) -> None:
+        """Forget all adapters that the worker held; loads that have ended by now count as ended."""
+        self._awaited.clear()
+        self.advance(at_ps)
+        if self.log is not None:
+            self.log.lost(at_ps)
         self.version += 1
         self._num_gone += 1
         for name in self.gpu:
@@ -445,7 +449,6 @@ class Residency:
         self._note_next_event()
         self._waiting.clear()
         self._attempts.clear()
-        self._awaited.clear()
         self._taken_slots = 0
         self.given_up.clear()
         self.retiring.clear()

@@ -5,11 +5,12 @@ only the latest ends and events are kept, and at most `snapshot.MAX_NAMES` names
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan
+from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan, LoadEnded
+from lorrery.scheduler.core.adapter_tally import AdapterTally
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Admitted, Event, Preempted
@@ -49,15 +50,6 @@ class Happened:
     at_ps: int
     kind: str
     text: str
-
-
-@dataclass(slots=True)
-class AdapterCounts:
-    """Loads that began, evictions, and loads soon after an eviction from the same worker."""
-
-    loads: int = 0
-    evictions: int = 0
-    thrash: int = 0
 
 
 @dataclass(slots=True)
@@ -106,7 +98,7 @@ class History:
 
     def __init__(self) -> None:
         self.totals = Totals()
-        self.adapters: dict[str, AdapterCounts] = {}
+        self.adapters = AdapterTally()
         self.tenants: dict[str, TenantCounts] = {}
         self.preempted: dict[str, int] = {}
         self._ended: deque[Ended] = deque(maxlen=MAX_ENDED)
@@ -189,26 +181,19 @@ class History:
                 self.preempted[member.name] = self.preempted.get(member.name, 0) + 1
                 self._happened(at_ps, "preempt", f"request {event.sequence.handle} on {member.name}")
 
-    def adapters_changed(self, worker: str, events: Iterable[AdapterEvent]) -> None:
+    def adapters_changed(self, worker: str, events: Collection[AdapterEvent]) -> None:
         """Record the events of a worker's adapters."""
         for event in events:
-            adapter_id = event.adapter.adapter_id
+            where = f"{event.adapter.adapter_id} on {worker}"
             if isinstance(event, LoadBegan):
-                counts = self._adapter(adapter_id)
-                counts.loads += 1
-                counts.thrash += event.thrash
+                self._happened(event.at_ps, "load", f"{where}, from {event.tier}")
+            elif isinstance(event, LoadEnded):
                 self.totals.loads += 1
-                self._happened(event.at_ps, "load", f"{adapter_id} on {worker}, from {event.tier}")
-            elif isinstance(event, Evicted):
-                if event.level == "gpu":
-                    self._adapter(adapter_id).evictions += 1
-                    self._happened(event.at_ps, "evict", f"{adapter_id} on {worker}")
-            elif event.failed:
-                self._happened(event.at_ps, "load_failed", f"{adapter_id} on {worker}")
-
-    def forget(self, adapter_id: str) -> None:
-        """Drop the counts of an adapter that has been unloaded."""
-        self.adapters.pop(adapter_id, None)
+                if event.failed:
+                    self._happened(event.at_ps, "load_failed", where)
+            elif isinstance(event, Evicted) and event.level == "gpu":
+                self._happened(event.at_ps, "evict", where)
+        self.adapters.record(events)
 
     def joined(self, member: Member, at_ps: int) -> None:
         """Record a worker that has attached."""
@@ -229,13 +214,6 @@ class History:
     def fault(self, text: str, at_ps: int) -> None:
         """Record an injected fault."""
         self._happened(at_ps, "fault", text)
-
-    def _adapter(self, adapter_id: str) -> AdapterCounts:
-        counts = self.adapters.get(adapter_id)
-        if counts is None:
-            name = adapter_id if len(self.adapters) < MAX_NAMES else OTHERS
-            counts = self.adapters.setdefault(name, AdapterCounts())
-        return counts
 
     def _tenant(self, tenant_id: str) -> TenantCounts:
         counts = self.tenants.get(tenant_id)

@@ -548,7 +548,7 @@ class Replica:
         settled = [] if self._overlap is None else self._overlap.settle(None)
         from_batch, ended = self._batch.lose(at_ps)
         unfinished.update((sequence.handle, sequence) for sequence in from_batch)
-        self.adapters.clear()
+        self.adapters.clear(at_ps)
         self._context.admitted.clear()
         self._offload.emptied(at_ps)
         left, cancelled = self._inbox.give_back(unfinished)

@@ -7,8 +7,9 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.history import AdapterCounts, Ended, Happened, History, TenantCounts, Totals
+from lorrery.scheduler.core.history import Ended, Happened, History, TenantCounts, Totals
 from lorrery.scheduler.core.snapshot import ClusterSnapshot, Tables, Use, snapshot
+from lorrery.vocabulary.adapter_figures import AdapterFigures
 
 MAX_ROWS = 1_000
 """Most tenants and adapters in a frame: the busiest ones, if there are more."""
@@ -30,7 +31,7 @@ class AdapterRow:
 
     adapter: int
     use: Use
-    counts: AdapterCounts
+    counts: AdapterFigures
     unloaded: bool
 
 
@@ -121,12 +122,12 @@ class Watcher:
 
     def _adapters(self, uses: dict[int, Use]) -> list[AdapterRow]:
         numbers = self._tables.adapters
-        counts = {numbers.number(name): one for name, one in self._history.adapters.items()}
+        counts = {numbers.number(name): one for name, one in self._history.adapters.by_adapter.items()}
         unloaded = set() if self._known is None else set(numbers.numbers_besides(self._known))
-        rows = [
-            AdapterRow(adapter, uses.get(adapter) or Use(), counts.get(adapter) or AdapterCounts(), adapter in unloaded)
-            for adapter in sorted({*uses, *counts, *unloaded})
-        ]
+        rows = []
+        for adapter in sorted({*uses, *counts, *unloaded}):
+            use, had = uses.get(adapter) or Use(), counts.get(adapter) or AdapterFigures()
+            rows.append(AdapterRow(adapter, use, had, adapter in unloaded))
         return _busiest_adapters(rows) if len(rows) > MAX_ROWS else rows
 
 
@@ -136,5 +137,5 @@ def _busiest_tenants(rows: list[TenantRow]) -> list[TenantRow]:
 
 
 def _busiest_adapters(rows: list[AdapterRow]) -> list[AdapterRow]:
-    rows.sort(key=lambda row: (-row.use.num_running - row.use.num_waiting, -row.counts.loads, row.adapter))
+    rows.sort(key=lambda row: (-row.use.num_running - row.use.num_waiting, -row.counts.num_loads, row.adapter))
     return rows[:MAX_ROWS]

@@ -69,9 +69,9 @@ def write_frame(frame: CoreFrame, workers: Mapping[str, WorkerRuns], time_scale:
                 adapter=row.adapter + 1,
                 num_running=row.use.num_running,
                 num_waiting=row.use.num_waiting,
-                num_loads=row.counts.loads,
-                num_evictions=row.counts.evictions,
-                num_thrash=row.counts.thrash,
+                num_loads=row.counts.num_loads,
+                num_evictions=row.counts.num_evictions,
+                num_thrash=row.counts.num_thrashes,
                 unloaded=row.unloaded,
             )
             for row in frame.adapters

@@ -1,6 +1,7 @@
 """`lorrery load` against `lorrery up`, both as a user starts them, and what is left when the first is interrupted."""
 
 import asyncio
+import csv
 import json
 import re
 import signal
@@ -15,6 +16,7 @@ from tests.cluster.harness import alive, metric, services, wait_until, write_set
 pytestmark = pytest.mark.cluster
 
 NUM_REQUESTS = 60
+ADAPTERS = ("lora-0", "lora-1", "lora-2", "lora-3", "big")
 
 
 async def _read_until(process: asyncio.subprocess.Process, text: str) -> list[str]:
@@ -40,9 +42,11 @@ async def test_load_runs_through_a_cluster_of_up_and_ctrl_c_leaves_no_process(tm
         running = set(services(up.pid))
         assert len(running) == 4
 
-        code, output = await _load("--target", target, "-n", str(NUM_REQUESTS), "-c", "16", "--out", str(tmp_path))
+        given = ("-n", str(NUM_REQUESTS), "-c", "16", "--warmup", "0", "--out", str(tmp_path))
+        code, output = await _load("--target", target, *given)
         assert code == 0, output
-        summary = json.loads((tmp_path / "summary.json").read_text())["summary"]
+        report = json.loads((tmp_path / "summary.json").read_text())
+        summary = report["summary"]
         assert summary["num_completed"] == NUM_REQUESTS
         assert summary["num_failed"] == 0
         assert len((tmp_path / "requests.csv").read_text().splitlines()) == NUM_REQUESTS + 1
@@ -52,6 +56,13 @@ async def test_load_runs_through_a_cluster_of_up_and_ctrl_c_leaves_no_process(tm
         held = [(address, gauge) for name, address in addresses.items() for gauge in HELD[name.partition("-")[0]]]
         await wait_until(lambda: not any(metric(address, gauge) for address, gauge in held), what="nothing held")
         assert metric(addresses["router"], "lorrery_router_requests_total", outcome="ok") == NUM_REQUESTS
+        with (tmp_path / "adapters.csv").open(encoding="utf-8", newline="") as file:
+            assert [row["adapter_id"] for row in csv.DictReader(file)] == sorted(ADAPTERS)
+        total, scheduler = report["adapter_loads"]["total"], addresses["scheduler"]
+        assert total["num_loads"] == metric(scheduler, "lorrery_scheduler_adapter_loads_total") > 0
+        seconds = metric(scheduler, "lorrery_scheduler_adapter_load_seconds_sum")
+        assert total["host_load_seconds"] + total["disk_load_seconds"] == pytest.approx(seconds)
+        assert 0 < total["resident_seconds"] < (summary["duration_seconds"] + 1) * 2 * len(ADAPTERS)
 
         up.send_signal(signal.SIGINT)
         await _read_until(up, "stopped")

@@ -16,6 +16,7 @@ from lorrery.reports.facts import differing
 from lorrery.reports.read import read_folders
 from lorrery.reports.report import report
 from lorrery.simulator.steps import COLUMNS as STEP_COLUMNS
+from lorrery.vocabulary.adapter_figures import FIGURES
 from tests.reports.runs import failed, poisson, row, write
 
 EMPTY_ELEMENTS = {"meta", "br", "line", "path", "rect", "circle"}
@@ -355,3 +356,20 @@ def test_a_page_of_short_runs_says_how_long_would_be_enough_and_counts_what_took
     text, _ = page(*runs, file=tmp_path / "both.html")
     assert re.search(r"There is no interval: [ab] sends for .* it takes 12, of which .* Run for [\d.]+ s or more", text)
     assert "Of 100 requests that both completed, 100 took longer in b and 0 took less" in text
+
+
+def test_loads_of_adapters_are_a_table_of_the_most_loaded_and_all_others(tmp_path: Path):
+    figures = dict.fromkeys(FIGURES, 0) | {"num_loads": 2, "disk_load_seconds": 0.5, "resident_seconds": 4.0}
+    adapters = [figures | {"adapter_id": f"lora-{number}", "num_loads": number + 1} for number in range(60)]
+    text, _ = page(write(tmp_path / "run", poisson(20), summary={"adapter_loads": {"adapters": adapters}}))
+    table = text[text.index("Loads of adapters") :]
+    names = re.findall(r"<td[^>]*>(?:<bdi>)?(lora-\d+|other)", table)
+    assert names == [*(f"lora-{number}" for number in range(59, 9, -1)), "other"]
+    assert re.findall(r"<td[^>]*>(?:<bdi>)?([\d,.]+)", table[table.rindex("other<") - 20 :])[:7] == [
+        *("55", "0", "0", "0", "0", "5,000", "40"),
+    ]
+
+
+@pytest.mark.parametrize("given", [None, 7, [7, {"adapter_id": 3, "num_loads": "x"}], {"adapters": [{}]}])
+def test_a_summary_whose_loads_of_adapters_are_none_makes_a_page(tmp_path: Path, given: object):
+    page(write(tmp_path / "run", poisson(20), summary={"adapter_loads": {"adapters": given}}))

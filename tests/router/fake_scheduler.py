@@ -217,6 +217,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             workers=[
                 types_pb2.Worker(worker_id="w0", num_running=2, resident_adapters=["beta-0", "acme-0"]),
             ],
+            adapter_figures=types_pb2.AdapterFigures(adapter_ids=["beta-0"]) if request.adapter_figures else None,
         )
         return self._counted(request, answer)
 

@@ -136,8 +136,8 @@ async def test_a_tenant_sees_its_own_adapters_and_nobody_s_counts(start_router: 
     assert await seen("beta-secret") == ["beta-0"]
     assert await seen("root-secret") == ["lora-0", "acme-0", "beta-0"]
 
-    async def status(secret: str) -> router_pb2.Shard:
-        request = router_pb2.GetClusterStatusRequest()
+    async def status(secret: str, *, adapter_figures: bool = False) -> router_pb2.Shard:
+        request = router_pb2.GetClusterStatusRequest(adapter_figures=adapter_figures)
         answer = await harness.stub.GetClusterStatus(request, metadata=bearer(secret), timeout=TIMEOUT_SECONDS)
         return answer.shards[0]
 
@@ -147,6 +147,10 @@ async def test_a_tenant_sees_its_own_adapters_and_nobody_s_counts(start_router: 
     assert (own.num_unplaced, own.workers[0].num_running) == (0, 0)
     assert own.workers[0].resident_adapters == ["acme-0"]
     assert (own.workers[0].worker_id, own.max_req_input_len) == ("w0", 100)
+    whole, own = await status("root-secret", adapter_figures=True), await status("acme-secret", adapter_figures=True)
+    assert whole.adapter_figures.adapter_ids == ["beta-0"]
+    assert not own.HasField("adapter_figures")
+    assert not (await status("root-secret")).HasField("adapter_figures")
 
 
 async def test_adapters_are_loaded_by_who_may(start_router: StartRouter, keys: Path):

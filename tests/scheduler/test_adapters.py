@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import grpc
@@ -10,10 +11,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from lorrery.chassis.errors import FormatError, LorreryError
+from lorrery.loadgen.wire import adapter_figures
+from lorrery.router.wire import shard_status
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.settings import load
+from lorrery.v1 import router_pb2, types_pb2
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.v1 import types_pb2
+from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
 from tests.cluster.harness import wait_until
 from tests.scheduler.harness import OVERRIDES, Harness, Router, tokens_of
 
@@ -81,6 +85,25 @@ async def test_the_status_has_as_many_adapters_as_are_asked_for(scheduler: Harne
         assert not status.workers
     status = await scheduler.stub.GetStatus(pb.GetStatusRequest(no_adapters=True))
     assert (len(status.adapters), len(status.workers)) == (0, 1)
+
+
+async def test_the_status_has_the_figures_of_adapters_if_they_are_asked_for(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(1, adapter="a")
+    await worker.plan()
+    assert not (await scheduler.stub.GetStatus(pb.GetStatusRequest())).HasField("adapter_figures")
+    before = time.monotonic()
+    answer = await scheduler.stub.GetStatus(pb.GetStatusRequest(adapter_figures=True))
+    counted = scheduler.service._cluster.adapter_figures()
+    status = router_pb2.GetClusterStatusResponse(shards=[shard_status("", True, answer)])
+    [read] = adapter_figures(status) or []
+    assert counted["a"].num_loads == 1
+    stayed_ps = counted["a"].resident_ps - read["a"].resident_ps
+    assert 0 < stayed_ps < (time.monotonic() - before) * 1e12
+    [resident] = summed([counted], [read]).values()
+    assert resident == AdapterFigures(resident_ps=stayed_ps)
+    with pytest.raises(ValueError, match="less"):
+        summed([read], [counted])
 
 
 async def test_a_load_sends_routers_no_more_when_more_adapters_are_known(scheduler: Harness) -> None:

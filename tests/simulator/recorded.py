@@ -11,6 +11,7 @@ from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of
 from lorrery.simulator.replay_result import Replayed
 from lorrery.tokenizer.file import SHIPPED
+from lorrery.vocabulary.adapter_figures import AdapterFigures
 from tests.simulator.virtual_cluster import play
 from tests.virtual.clock import virtual_time
 
@@ -92,16 +93,21 @@ def run(way: str, seed: int, folder: Path, num_requests: int = 40) -> Path:
 
 
 def run_settings(ways: tuple[str, ...], seed: str, folder: Path, num_requests: int = 40) -> Path:
+    """As `run`, with other settings."""
+    return run_live(ways, seed, folder, num_requests)[0]
+
+
+def run_live(
+    ways: tuple[str, ...], seed: str, folder: Path, num_requests: int = 40
+) -> tuple[Path, dict[str, AdapterFigures]]:
+    """As `run`, with other settings; return the journal, and the figures of the adapters once all workers are gone."""
     settings = load(None, [*COMMON, *ways, f"scheduler.journal='{folder / 'journal.jsonl'}'"])
     rng = random.Random(seed)
-    path: list[Path] = []
-
-    async def main() -> None:
-        path.append(await play(settings, rng, num_requests=num_requests))
-
+    path = settings.scheduler.journal
+    assert path is not None
     with virtual_time(rng) as loop:
-        loop.run_until_complete(main())
-    return path[0]
+        cluster = loop.run_until_complete(play(settings, rng, num_requests=num_requests))
+    return path, cluster.metrics.tally.read([], 0)
 
 
 def replayed(path: Path) -> Replayed:

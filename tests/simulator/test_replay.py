@@ -6,16 +6,23 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.version import core_is_compiled
-from tests.simulator.recorded import WAYS, read_lines, replayed, run, run_settings, write_lines
+from tests.simulator.recorded import WAYS, read_lines, replayed, run, run_live, run_settings, write_lines
 
 
 @pytest.mark.parametrize("seed", [1 if core_is_compiled() else 0])  # each core another
 @pytest.mark.parametrize("way", WAYS)
 def test_a_live_run_is_replayed_exactly(way: str, seed: int, tmp_path: Path) -> None:
-    result = replayed(run(way, seed, tmp_path))
+    path, adapters = run_live(WAYS[way], f"{way} {seed}", tmp_path)
+    result = replayed(path)
     assert result.differences == []
+    assert result.tally.by_adapter == adapters
     assert result.num_requests > 0
     assert result.num_steps > 20
+
+
+def test_a_load_that_had_ended_before_its_worker_was_lost_counts_though_no_decision_followed(tmp_path: Path) -> None:
+    path, adapters = run_live(WAYS["req_queue prefetch"], "req_queue prefetch 89", tmp_path)
+    assert replayed(path).tally.by_adapter == adapters
 
 
 @pytest.mark.parametrize(("way", "seed"), [("fcfs continuous loads", 125), ("fcfs failing loads", 198)])

@@ -279,7 +279,7 @@ class AdapterFrame(message.Message):
     num_waiting: builtins.int
     """Waiting requests."""
     num_loads: builtins.int
-    """Loads started."""
+    """Loads that have ended."""
     num_evictions: builtins.int
     """Evictions from GPUs."""
     num_thrash: builtins.int
@@ -342,7 +342,7 @@ class FrameTotals(message.Message):
     workers_lost: builtins.int
     """Workers lost without draining."""
     loads: builtins.int
-    """Adapter loads started."""
+    """Adapter loads that have ended."""
     prefix_queries: builtins.int
     """Input tokens looked up in prefix caches."""
     prefix_hits: builtins.int

@@ -465,16 +465,21 @@ class UnloadAdapterResponse(message.Message):
 
 @typing.final
 class GetClusterStatusRequest(message.Message):
-    """GetClusterStatusRequest has no fields."""
+    """GetClusterStatusRequest selects parts of the state."""
 
     DESCRIPTOR: descriptor.Descriptor
 
+    ADAPTER_FIGURES_FIELD_NUMBER: builtins.int
+    adapter_figures: builtins.bool
+    """Whether to add the figures of adapters, for an operator."""
     def __init__(
         self,
+        *,
+        adapter_figures: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_figures", b"adapter_figures"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -516,6 +521,7 @@ class Shard(message.Message):
     MAX_REQ_TOTAL_LEN_FIELD_NUMBER: builtins.int
     NUM_UNPLACED_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIGURES_FIELD_NUMBER: builtins.int
     address: builtins.str
     """HOST:PORT, as in the router's settings."""
     connected: builtins.bool
@@ -534,6 +540,10 @@ class Shard(message.Message):
     def workers(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Worker]:
         """Attached workers."""
 
+    @builtins.property
+    def adapter_figures(self) -> types_pb2.AdapterFigures:
+        """Figures of adapters. Unset: not asked for, or not by an operator."""
+
     def __init__(
         self,
         *,
@@ -545,10 +555,11 @@ class Shard(message.Message):
         max_req_total_len: builtins.int = ...,
         num_unplaced: builtins.int = ...,
         workers: abc.Iterable[types_pb2.Worker] | None = ...,
+        adapter_figures: types_pb2.AdapterFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter_figures", b"adapter_figures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "connected", b"connected", "max_req_input_len", b"max_req_input_len", "max_req_total_len", b"max_req_total_len", "model", b"model", "num_unplaced", b"num_unplaced", "time_scale", b"time_scale", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_figures", b"adapter_figures", "address", b"address", "connected", b"connected", "max_req_input_len", b"max_req_input_len", "max_req_total_len", b"max_req_total_len", "model", b"model", "num_unplaced", b"num_unplaced", "time_scale", b"time_scale", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

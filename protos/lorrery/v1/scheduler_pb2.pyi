@@ -2053,19 +2053,23 @@ class GetStatusRequest(message.Message):
 
     ADAPTER_ID_FIELD_NUMBER: builtins.int
     NO_ADAPTERS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIGURES_FIELD_NUMBER: builtins.int
     adapter_id: builtins.str
     """If set: only this adapter, if it is known, and no workers."""
     no_adapters: builtins.bool
     """Whether to omit adapters."""
+    adapter_figures: builtins.bool
+    """Whether to add the figures of adapters."""
     def __init__(
         self,
         *,
         adapter_id: builtins.str = ...,
         no_adapters: builtins.bool = ...,
+        adapter_figures: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "no_adapters", b"no_adapters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_figures", b"adapter_figures", "adapter_id", b"adapter_id", "no_adapters", b"no_adapters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2082,6 +2086,7 @@ class GetStatusResponse(message.Message):
     NUM_UNPLACED_FIELD_NUMBER: builtins.int
     ADAPTERS_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
+    ADAPTER_FIGURES_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The base model's name."""
     time_scale: builtins.float
@@ -2100,6 +2105,10 @@ class GetStatusResponse(message.Message):
     def workers(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Worker]:
         """Attached workers."""
 
+    @builtins.property
+    def adapter_figures(self) -> types_pb2.AdapterFigures:
+        """Figures of adapters. Unset: not asked for."""
+
     def __init__(
         self,
         *,
@@ -2110,10 +2119,11 @@ class GetStatusResponse(message.Message):
         num_unplaced: builtins.int = ...,
         adapters: abc.Iterable[types_pb2.Adapter] | None = ...,
         workers: abc.Iterable[types_pb2.Worker] | None = ...,
+        adapter_figures: types_pb2.AdapterFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter_figures", b"adapter_figures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "max_req_input_len", b"max_req_input_len", "max_req_total_len", b"max_req_total_len", "model", b"model", "num_unplaced", b"num_unplaced", "time_scale", b"time_scale", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_figures", b"adapter_figures", "adapters", b"adapters", "max_req_input_len", b"max_req_input_len", "max_req_total_len", b"max_req_total_len", "model", b"model", "num_unplaced", b"num_unplaced", "time_scale", b"time_scale", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

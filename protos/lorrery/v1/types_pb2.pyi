@@ -300,6 +300,73 @@ class Adapter(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class AdapterFigures(message.Message):
+    """AdapterFigures are loads, evictions and residency of adapters on all workers
+    of a scheduler, present ones and earlier ones, since it started. Each list has
+    a value per adapter. Times are device seconds.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ADAPTER_IDS_FIELD_NUMBER: builtins.int
+    NUM_LOADS_FIELD_NUMBER: builtins.int
+    NUM_FAILED_LOADS_FIELD_NUMBER: builtins.int
+    NUM_THRASHES_FIELD_NUMBER: builtins.int
+    NUM_EVICTIONS_FIELD_NUMBER: builtins.int
+    HOST_LOAD_SECONDS_FIELD_NUMBER: builtins.int
+    DISK_LOAD_SECONDS_FIELD_NUMBER: builtins.int
+    RESIDENT_SECONDS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def adapter_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Their ids; `(others)` for all after the first 10,000."""
+
+    @builtins.property
+    def num_loads(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Loads onto a GPU that have ended."""
+
+    @builtins.property
+    def num_failed_loads(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Those that failed."""
+
+    @builtins.property
+    def num_thrashes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Loads that began within a minute after the same GPU had evicted the adapter."""
+
+    @builtins.property
+    def num_evictions(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Evictions from a GPU."""
+
+    @builtins.property
+    def host_load_seconds(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Duration of the loads from host memory."""
+
+    @builtins.property
+    def disk_load_seconds(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Duration of the loads from disk."""
+
+    @builtins.property
+    def resident_seconds(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Time on a GPU until now; the times on several add up."""
+
+    def __init__(
+        self,
+        *,
+        adapter_ids: abc.Iterable[builtins.str] | None = ...,
+        num_loads: abc.Iterable[builtins.int] | None = ...,
+        num_failed_loads: abc.Iterable[builtins.int] | None = ...,
+        num_thrashes: abc.Iterable[builtins.int] | None = ...,
+        num_evictions: abc.Iterable[builtins.int] | None = ...,
+        host_load_seconds: abc.Iterable[builtins.float] | None = ...,
+        disk_load_seconds: abc.Iterable[builtins.float] | None = ...,
+        resident_seconds: abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_ids", b"adapter_ids", "disk_load_seconds", b"disk_load_seconds", "host_load_seconds", b"host_load_seconds", "num_evictions", b"num_evictions", "num_failed_loads", b"num_failed_loads", "num_loads", b"num_loads", "num_thrashes", b"num_thrashes", "resident_seconds", b"resident_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Worker(message.Message):
     """Worker is one attached worker as its scheduler sees it."""
 

@@ -336,7 +336,7 @@ def test_log_has_loads_and_evictions_with_tier_and_times() -> None:
         LoadEnded(A, "disk", 100, 100, failed=True),
         LoadBegan(A, "disk", 100, thrash=False),
         LoadEnded(A, "disk", 200, 100, failed=False),
-        Evicted(A, "gpu", 1_000),
+        Evicted(A, "gpu", 1_000, stayed_ps=800),
         LoadBegan(B, "disk", 1_000, thrash=False),
         LoadEnded(B, "disk", 1_200, 200, failed=True),
         LoadBegan(B, "disk", 1_200, thrash=False),
@@ -378,7 +378,7 @@ def test_an_adapter_out_of_use_leaves_gpu_and_host_at_once_if_nobody_has_it() ->
     decision = replica.plan(100)
     assert decision.adapter_evictions == ("a",)
     assert (list(held.gpu), list(held.host)) == (["b"], ["b"])
-    assert held.log.take() == [Evicted(A, "gpu", 100), Evicted(A, "host", 100)]
+    assert held.log.take() == [Evicted(A, "gpu", 100, stayed_ps=90), Evicted(A, "host", 100)]
     replica.retire(C.key, 200)  # not there, nor known
     assert not replica.plan(200).adapter_evictions
 

@@ -1,0 +1,63 @@
+"""Figures of adapters, from the events of their loads, evictions and losses."""
+
+from lorrery.scheduler.core.adapter_events import AdapterLog
+from lorrery.scheduler.core.adapter_options import AdapterOptions
+from lorrery.scheduler.core.adapter_tally import AdapterTally
+from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.snapshot import MAX_NAMES, OTHERS
+from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
+from tests.scheduler.core.test_adapters import A, B, residency
+
+
+def logged(held: Residency) -> tuple[AdapterTally, AdapterLog]:
+    log = held.log = AdapterLog()
+    return AdapterTally(), log
+
+
+def test_loads_evictions_thrash_and_stays_of_each_adapter() -> None:
+    held = residency(AdapterOptions(max_loras=1), fails=(0,))
+    tally, log = logged(held)
+    held.require(A, 0)  # fails until 100, is there from 200 on
+    held.advance(1_000)
+    held.require(B, 1_000)  # fails until 1,200, is there from 1,400 on
+    held.advance(2_000)
+    held.require(A, 2_000)  # from the host: fails until 2,010, is there from 2,020 on
+    held.advance(3_000)
+    tally.record(log.take())
+    assert tally.read([log], 5_000) == {
+        "a": AdapterFigures(4, 2, 2, 1, host_load_ps=20, disk_load_ps=200, resident_ps=800 + 2_980),
+        "b": AdapterFigures(2, 1, 0, 1, host_load_ps=0, disk_load_ps=400, resident_ps=600),
+    }
+    assert tally.read([], 5_000)["a"].resident_ps == 800  # without the present stay
+
+
+def test_stays_end_with_their_worker_and_are_no_evictions() -> None:
+    replica = build_replica(ReplicaSettings("fcfs", 1000, 100), load_ps=lambda adapter, tier: 10)
+    tally, log = logged(replica.adapters)
+    replica.adapters.require(A, 0)
+    replica.adapters.advance(100)
+    replica.lose(500)
+    tally.record(log.take())
+    assert tally.read([log], 10_000) == {"a": AdapterFigures(num_loads=1, disk_load_ps=10, resident_ps=490)}
+
+
+def test_versions_of_an_adapter_count_together_and_later_ones_of_too_many_too() -> None:
+    tally, log = AdapterTally(), AdapterLog()
+    for version in (0, 1):
+        log.load_ended(Adapter("a", 1, version=version), "disk", 10, 10, failed=False)
+    for number in range(MAX_NAMES + 5):
+        log.load_ended(Adapter(str(number), 1), "disk", 10, 10, failed=False)
+    tally.record(log.take())
+    figures = tally.read([log], 20)
+    assert figures["a"] == AdapterFigures(num_loads=2, disk_load_ps=20, resident_ps=20)
+    assert len(figures) == MAX_NAMES + 1
+    assert figures[OTHERS] == AdapterFigures(num_loads=6, disk_load_ps=60, resident_ps=60)
+
+
+def test_figures_of_schedulers_add_up_less_those_of_an_earlier_time() -> None:
+    before = {"a": AdapterFigures(num_loads=1), "b": AdapterFigures(num_loads=2)}
+    one, other = {**before, "a": AdapterFigures(num_loads=3)}, {"c": AdapterFigures(resident_ps=5)}
+    assert summed([one, other], [before]) == {"a": AdapterFigures(num_loads=2), "c": AdapterFigures(resident_ps=5)}
