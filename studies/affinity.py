@@ -3,8 +3,9 @@
     python -m studies.affinity [--out docs/figures] [--requests 2000] [--placements least_loaded weighted ...]
 
 Llama-3-8B on eight H100 under vLLM's rules with eight places for adapters each (`adapters.max_loras`), adapters of rank
-64: a request whose adapter finds no place is passed over, without a bound. Prompts of 64 to 192 tokens, outputs of 32 to 96, Poisson arrivals; every rule gets the same requests.
-Workers begin with all adapters on disk; four times as many as places fit into a worker's host memory.
+64: a request whose adapter finds no place is passed over, without a bound. Prompts of 64 to 192 tokens, outputs of 32
+to 96, Poisson arrivals; every rule gets the same requests. Workers begin with all adapters on disk; four times as many
+as places fit into a worker's host memory.
 Above: popularity is a power law with exponent 1, and the number of adapters grows. Below: there are 256 adapters, and
 the exponent grows. Left a low rate, right a high one.
 
