@@ -37,6 +37,7 @@ class EnginePreset:
         settings: that it sets, as a settings file's tables.
         unset: settings that it resets to their defaults, by dotted name.
         by_gpu: rows with GPU-dependent settings; the first that matches applies.
+        without: settings that this version does not have yet, reset likewise, those of `by_gpu` too.
     """
 
     name: str
@@ -45,6 +46,7 @@ class EnginePreset:
     settings: Mapping[str, Any]
     unset: tuple[str, ...] = ()
     by_gpu: tuple[Mapping[str, Any], ...] = field(default=())
+    without: tuple[str, ...] = ()
 
     def tables(self, gpu: Gpu) -> dict[str, Any]:
         """Return the settings for a GPU; None stands for the default."""
@@ -54,6 +56,8 @@ class EnginePreset:
         merge(found, deepcopy(dict(self.settings)))
         row = next((row for row in self.by_gpu if _fits(row, gpu)), {})
         merge(found, deepcopy(row.get("settings", {})))
+        for key in self.without:
+            merge(found, nested(key, None))
         return found
 
 
@@ -75,6 +79,7 @@ def presets() -> Mapping[str, Mapping[str, EnginePreset]]:
                     settings,
                     tuple(entry["unset"]),
                     tuple(entry.get("by_gpu", ())),
+                    tuple(own.get("without", ())),
                 )
     return found
 
