@@ -4,6 +4,7 @@ A driver that wants them sets `Residency.log`, and takes the events after each d
 nothing is recorded. No decision depends on it. Stays on the GPU are counted from then on.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.sequence import Adapter
@@ -71,7 +72,9 @@ class AdapterLog:
     def __init__(self) -> None:
         self.stays: dict[str, tuple[Adapter, int]] = {}
         self._events: list[AdapterEvent] = []
-        self._evicted_ps: dict[str, int] = {}  # GPU evictions by key, oldest first; of the last minute or a bit more
+        # GPU evictions by key, oldest first; of the last minute or a bit more. A plain dict looks for its first key
+        # past all that were deleted before it.
+        self._evicted_ps: OrderedDict[str, int] = OrderedDict()
 
     @property
     def is_empty(self) -> bool:

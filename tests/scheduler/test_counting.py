@@ -7,10 +7,15 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.sections import MetricsSettings
 from lorrery.scheduler import hello
 from lorrery.scheduler import requests as requests_module
+from lorrery.scheduler.core.adapter_events import AdapterLog
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.harness import PATIENCE_SECONDS
@@ -188,3 +193,24 @@ async def test_a_stream_without_a_hello_is_ended(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         "no hello within 0.2 s",
     )
+
+
+def test_however_many_adapters_are_loaded_their_series_are_few_and_add_up() -> None:
+    registry = CollectorRegistry()
+    metrics, log = SchedulerMetrics(registry, MetricsSettings(max_adapters=3)), AdapterLog()
+    for number in range(1_000):
+        adapter = Adapter(f"lora-{number}", 8)
+        metrics.arrived(adapter, "")
+        log.load_ended(adapter, "disk", 0, 10**9, failed=number % 2 > 0)
+        log.evicted(adapter, "gpu", 10**12)
+    metrics.adapters_changed(log.take())
+    found = {family.name: family.samples for family in registry.collect() if "adapter" in family.samples[0].labels}
+    for name, expected, num_labels in (
+        ("loads_by_adapter", 1_000, 5),
+        ("failed_loads_by_adapter", 500, 5),
+        ("load_seconds_by_adapter", 1.0, 10),
+        ("evictions_by_adapter", 1_000, 5),
+        ("adapter_resident_seconds", 500.0, 5),
+    ):
+        samples = found[f"lorrery_scheduler_{name}"]
+        assert (len(samples), sum(sample.value for sample in samples)) == (num_labels, pytest.approx(expected))
