@@ -10,7 +10,7 @@ from lorrery.chassis.sections import MetricsSettings
 from lorrery.chassis.series import Exporter, Sample
 from lorrery.chassis.top import TopNames
 from lorrery.scheduler import series
-from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan
+from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan, LoadEnded
 from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Plan
@@ -179,7 +179,7 @@ class SchedulerMetrics:
             elif isinstance(event, LoadBegan):
                 if event.thrash:
                     self.adapters.of(event.adapter.adapter_id).num_thrashes += 1
-            else:
+            elif isinstance(event, LoadEnded):
                 self._loads.labels(event.tier, "failed" if event.failed else "ok").inc()
                 self._load_seconds.labels(event.tier).observe(event.took_ps / _PS)
                 self.adapters.of(event.adapter.adapter_id).num_loads += 1

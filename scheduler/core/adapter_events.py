@@ -1,4 +1,4 @@
-"""Adapter events of one worker: begin and end of loads, evictions.
+"""Adapter events of one worker: begin and end of loads, activations, evictions.
 
 A driver that wants them sets `Residency.log`, and takes the events after each decision and each commit. Without a log
 nothing is recorded. No decision depends on it.
@@ -48,7 +48,15 @@ class Evicted:
     at_ps: int
 
 
-AdapterEvent = LoadBegan | LoadEnded | Evicted
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """An adapter that a load had brought into host memory alone has got a place on the GPU."""
+
+    adapter: Adapter
+    at_ps: int
+
+
+AdapterEvent = LoadBegan | LoadEnded | Evicted | Activated
 
 
 class AdapterLog:
@@ -70,6 +78,10 @@ class AdapterLog:
         evicted_ps = self._evicted_ps.get(adapter.key)
         thrash = evicted_ps is not None and at_ps - evicted_ps <= THRASH_PS
         self._events.append(LoadBegan(adapter, tier, at_ps, thrash))
+
+    def activated(self, adapter: Adapter, at_ps: int) -> None:
+        """Record that an adapter has got a place after its load."""
+        self._events.append(Activated(adapter, at_ps))
 
     def load_ended(self, adapter: Adapter, tier: str, at_ps: int, took_ps: int, *, failed: bool) -> None:
         """Record the end of a load."""

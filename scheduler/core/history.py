@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan
+from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan, LoadEnded
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Admitted, Event, Preempted
@@ -203,7 +203,7 @@ class History:
                 if event.level == "gpu":
                     self._adapter(adapter_id).evictions += 1
                     self._happened(event.at_ps, "evict", f"{adapter_id} on {worker}")
-            elif event.failed:
+            elif isinstance(event, LoadEnded) and event.failed:
                 self._happened(event.at_ps, "load_failed", f"{adapter_id} on {worker}")
 
     def forget(self, adapter_id: str) -> None:
