@@ -77,8 +77,8 @@ class RouterSettings(Section):
     )
     vllm_quirks: bool = Field(
         default=False,
-        description="whether vLLM's odd behaviours towards clients are kept, those of loading adapters and of"
-        ' vllm:lora_requests_info; `engine = "vllm"` sets it',
+        description="whether odd behaviours of vLLM 0.32 towards clients are kept: answers to loads of adapters, and"
+        " vllm:lora_requests_info; engine = 'vllm-0.32' sets it",
     )
     vllm_grpc: AddressOrNone = Field(
         default=None,
