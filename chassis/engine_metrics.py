@@ -17,6 +17,8 @@ from lorrery.chassis.series import Exporter, Number, Sample, Series
 from lorrery.chassis.throughput import Throughput
 
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+MAX_STALE = 1000
+"""Samples of `vllm:lora_requests_info` kept under vLLM's quirks; vLLM keeps all."""
 TRANSITIONS = {"disk": "load", "host": "activate"}
 """Tier that an adapter is loaded from -> name of the load in vLLM."""
 
@@ -92,6 +94,7 @@ class EngineMetrics:
         sglang: whether to show SGLang's series.
         read: called at each scrape, in its thread, for the current state; None: `state` is used.
         rank: of the engine among those of a process; None: the only one.
+        quirks: whether to show adapters as vLLM 0.32 does; see `router.vllm_quirks`.
 
     Attributes:
         state: the current state.
@@ -108,10 +111,12 @@ class EngineMetrics:
         sglang: bool,
         read: Callable[[], EngineState] | None = None,
         rank: int | None = None,
+        quirks: bool = False,
     ) -> None:
         self.state = EngineState()
         self.cache = cache
-        self.unix_seconds = 0.0  # Unix time of the latest information about adapters
+        self._quirks = quirks
+        self._adapters_known: dict[tuple[str, ...], float] = {}  # labels of information about adapters, Unix time of it
         self.rejections = {reason: Number() for reason in REJECTIONS}
         self.success = {reason: Number() for reason in FINISHED_REASONS}
         self._read = read or (lambda: self.state)
@@ -205,8 +210,15 @@ class EngineMetrics:
             observed[name].observe(number)
 
     def adapters_known(self) -> None:
-        """Record that the information about adapters is current."""
-        self.unix_seconds = time.time()
+        """Record that the information about adapters in the state is current."""
+        state = self._read()
+        running, waiting = ",".join(state.running_adapters), ",".join(state.waiting_adapters)
+        labels = str(state.max_loras), running if self._quirks else waiting, running
+        known = {key: value for key, value in self._adapters_known.items() if self._quirks and key != labels}
+        known[labels] = time.time()
+        if len(known) > MAX_STALE:
+            del known[next(iter(known))]
+        self._adapters_known = known  # scrapes are in another thread
 
     # --- showing ----------------------------------------------------------------------------------------------------
 
@@ -259,11 +271,7 @@ class EngineMetrics:
         return [((*labels, "capacity"), state.num_waiting - deferred), ((*labels, "deferred"), deferred)]
 
     def _lora_requests(self) -> Iterable[Sample]:
-        state = self._read()
-        if not self.unix_seconds:
-            return []
-        names = str(state.max_loras), ",".join(state.waiting_adapters), ",".join(state.running_adapters)
-        return [(names, self.unix_seconds)]
+        return list(self._adapters_known.items())
 
     def _cache_config(self) -> Iterable[Sample]:
         cache = self.cache

@@ -124,7 +124,7 @@ def vllm_series(max_model_len: int) -> dict[str, Series]:
         Series(
             "vllm:lora_requests_info",
             "Unix seconds",
-            "Time at which the adapters of running and waiting requests were last known.",
+            "Time at which these were the adapters of running and waiting requests.",
             ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
         ),
         Series(

@@ -96,11 +96,6 @@ class Fault:
     seed: int = 0
 
     @property
-    def never_ends(self) -> bool:
-        """Whether it applies to all matches, without end."""
-        return self.until_ps == NEVER and self.first is None and self.share == 1
-
-    @property
     def duration_ps(self) -> int:
         """`seconds` in picoseconds."""
         return round(self.seconds * PS_PER_SECOND)

@@ -125,6 +125,16 @@ async def abort(context: Context, error: RequestError, message: str | None = Non
     raise AssertionError("abort returned")
 
 
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """Return the reason in the details of a failed outgoing call; empty: it has none."""
+    for key, value in error.trailing_metadata() or ():
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            info = ErrorInfo()
+            if any(detail.Unpack(info) for detail in Status.FromString(value).details):
+                return info.reason
+    return ""
+
+
 async def pass_on(context: Context, error: grpc.aio.AioRpcError) -> NoReturn:
     """End a call with the status, details included, of a failed outgoing call."""
     details = tuple((key, value) for key, value in error.trailing_metadata() or () if key == _DETAILS_KEY)

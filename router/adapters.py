@@ -6,6 +6,7 @@ streams (`vocabulary.adapter_log`).
 """
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Collection, Iterable
@@ -18,6 +19,7 @@ from lorrery.chassis.channel import failing_when_closed
 from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, Unavailable, UnknownName
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted, why_no_name
+from lorrery.chassis.status import reason_of
 from lorrery.router import wire
 from lorrery.router.checks import check_adapter_id
 from lorrery.router.placement import Placement
@@ -28,6 +30,8 @@ from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 CALL_SECONDS = 5.0
 """Timeout of a call to a scheduler."""
+LOAD_SECONDS = 3600.0
+"""Timeout of a load, which takes as long as the slowest worker does; the client may have a shorter one."""
 STATUS_SECONDS = 1.0
 """Age up to which a cluster status is reused."""
 
@@ -73,7 +77,9 @@ async def load(
     models: Collection[str],
     when_known: scheduler_pb2.WhenKnown.ValueType = scheduler_pb2.WHEN_KNOWN_UNSPECIFIED,
 ) -> int:
-    """Register an adapter at every shard; return its version.
+    """Load an adapter at every shard, and register it there; return its version.
+
+    A shard that cannot load it undoes the change at all of them.
 
     Args:
         placement: has the shards.
@@ -106,9 +112,14 @@ async def load(
     answer = await _register(decides, request)
     change = wire.adapter_change(answer.adapter)
     if change is not None:
-        placement.learn([change], told_by=decides)
         taken_over = scheduler_pb2.RegisterAdapterRequest(adapter=answer.adapter)
-        await _all(_tell(_register(shard, taken_over)) for shard in others)
+        try:
+            await _all(_tell(_register(shard, taken_over), passes=Reason.ADAPTER_LOAD) for shard in others)
+        except BaseException:
+            with contextlib.suppress(UnknownName):
+                await unload(placement, adapter.adapter_id, models)
+            raise
+        placement.learn([change], told_by=decides)
     return answer.adapter.version
 
 
@@ -260,7 +271,7 @@ async def _register(
     shard: Shard, request: scheduler_pb2.RegisterAdapterRequest
 ) -> scheduler_pb2.RegisterAdapterResponse:
     with failing_when_closed():
-        return await shard.stub.RegisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials)
+        return await shard.stub.RegisterAdapter(request, timeout=LOAD_SECONDS, metadata=shard.credentials)
 
 
 async def _unregister(
@@ -270,9 +281,15 @@ async def _unregister(
         return await shard.stub.UnregisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials)
 
 
-async def _tell(call: Awaitable[object]) -> None:
-    """Send a change to a shard; one that does not answer gets the change when it reconnects."""
+async def _tell(call: Awaitable[object], passes: Reason | None = None) -> None:
+    """Send a change to a shard; one that does not answer gets the change when it reconnects.
+
+    Raises:
+        grpc.aio.AioRpcError: the shard's error, if its reason is `passes`.
+    """
     try:
         await call
     except grpc.aio.AioRpcError as error:
+        if passes is not None and reason_of(error) == passes:
+            raise
         _log.warning("shard_not_told", reason=f"{error.code().name}: {error.details()}")

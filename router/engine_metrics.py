@@ -42,7 +42,10 @@ class EdgeEngine:
             KvCache(0, own.block_size, settings.worker.kv_dtype, own.prefix_cache.kind != "none"),
             vllm=settings.metrics.vllm,
             sglang=settings.metrics.sglang,
+            quirks=settings.router.vllm_quirks,
         )
+        if not settings.router.vllm_quirks:
+            self._metrics.adapters_known()
         self._waiting: Counter[str] = Counter()
         self._running: Counter[str] = Counter()
         self._generated = 0

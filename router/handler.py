@@ -23,6 +23,7 @@ from lorrery.chassis.errors import (
     RequestError,
     Unattainable,
     Unavailable,
+    UnknownName,
 )
 from lorrery.chassis.frame_rate import checked_hz
 from lorrery.chassis.log import get_logger
@@ -37,7 +38,7 @@ from lorrery.router.generate import Call, Generation
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import LogprobModel
 from lorrery.router.metrics import RouterMetrics
-from lorrery.router.peft import ConfigReader
+from lorrery.router.peft import AdapterReader
 from lorrery.router.placement import Placement
 from lorrery.router.prompt import encode_chat, encode_prompt, prompt_token_ids
 from lorrery.router.reader import RequestReader, unknown_model
@@ -99,7 +100,7 @@ class Handler:
             settings.router.reader_timeout_seconds,
         )
         self._paths = adapters.AdapterPaths(settings, self._placement.log)
-        self._configs = ConfigReader(settings.adapters.max_lora_rank)
+        self._adapters = AdapterReader(settings.adapters.max_lora_rank, quirks=settings.router.vllm_quirks)
         self._num_open = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -253,14 +254,30 @@ class Handler:
         """Return the error for a request that names an unknown model."""
         return unknown_model(model, self.settings.served_model_names[0])
 
-    async def adapter_rank(self, caller: ApiKey, adapter_id: str, folder: str) -> int:
-        """Return the rank of the adapter that a caller loads from a PEFT folder on this machine."""
+    async def adapter_rank(self, caller: ApiKey, adapter_id: str, folder: str, rank: int | None = None) -> int:
+        """Return the rank of the adapter that a caller loads.
+
+        Args:
+            caller: of the load.
+            adapter_id: to load.
+            folder: of PEFT, on this machine; it is read if it is there. Empty: none.
+            rank: replaces the folder's; with `router.mock_adapters` the folder need not be there. None: the folder's.
+        """
         check_load(caller, adapter_id)
+        is_mock = rank is not None and self.settings.router.mock_adapters
         if not folder:
+            if rank is not None and is_mock:
+                return rank
             raise InvalidRequest(
                 "source_path is empty; give a PEFT folder on the router's machine", field="source_path"
             )
-        return (await self._configs.read(folder)).rank
+        try:
+            found = await self._adapters.read(folder)
+        except UnknownName:
+            if rank is None or not is_mock:
+                raise
+            return rank
+        return found.rank if rank is None else rank
 
     async def load_adapter(
         self,

@@ -71,6 +71,15 @@ class RouterSettings(Section):
         description="probability, 0 to 1, with which an output over HTTP calls tools where the request offers some and"
         " leaves the choice to the model (tool_choice auto)",
     )
+    mock_adapters: bool = Field(
+        default=True,
+        description="whether a client may load an adapter by its rank, without a folder that has its weights",
+    )
+    vllm_quirks: bool = Field(
+        default=False,
+        description="whether odd behaviours of vLLM 0.32 towards clients are kept: answers to loads of adapters, and"
+        " vllm:lora_requests_info; engine = 'vllm-0.32' sets it",
+    )
     vllm_grpc: AddressOrNone = Field(
         default=None,
         description="where gateways that speak vLLM's gRPC (vllm.Inference, vllm.Control) connect, HOST:PORT; port 0"

@@ -1,12 +1,22 @@
-"""Applies run-time changes of adapters: in the core, at the routers, in the journal and the log."""
+"""Applies run-time changes of adapters: in the core, at the routers, in the journal and the log.
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+A load on request comes first to the workers, which read the weights, and then to everybody else; so an adapter that
+cannot be loaded is not known. Loads of one name go one after another. Without workers there is nothing to load into;
+a worker that attaches later loads an adapter with the first request.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 
 from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.errors import Reason, Unavailable
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.names import quoted
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.frames.feed import Feed
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.replicas import ReplicaFactory
@@ -56,6 +66,7 @@ class AdapterChanges:
         self._journal = journal
         self._clock = clock
         self._foresee = foresee
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}  # by adapter id, with the number of loads that have it
         self._carry_out(self.log.changes)
 
     @property
@@ -64,12 +75,54 @@ class AdapterChanges:
         return self._loaded.log
 
     async def load(self, adapter_id: str, rank: int, when_known: WhenKnown = WhenKnown.KEEP) -> None:
-        """Decide to load an adapter, and send the change to all routers.
+        """Load an adapter on all workers, make it known, and send the change to all routers.
 
         Raises:
-            RequestError: see `LoadedAdapters.load`.
+            Conflict, Overloaded: see `LoadedAdapters.check`.
+            Unavailable: a worker has given the load up; the adapter is as known as before.
         """
-        await self._changed(self._loaded.load(adapter_id, rank, when_known))
+        async with self._one_at_a_time(adapter_id):
+            change = self._loaded.check(adapter_id, rank, when_known)
+            if change is None:
+                await self.load_weights(adapter_id)
+                return
+            await self._load_weights(self._factory.adapter(adapter_id, rank, change.version))
+            self._loaded.check(adapter_id, rank, when_known)  # others may have changed it meanwhile
+            await self._changed(self._loaded.merge([change]))
+
+    async def load_weights(self, adapter_id: str) -> None:
+        """Load a known adapter on the workers that do not have it; an unknown one is ignored.
+
+        Raises:
+            Unavailable: a worker has given the load up.
+        """
+        adapter = self._core.adapters.get(adapter_id)
+        if adapter is not None:
+            await self._load_weights(adapter)
+
+    async def _load_weights(self, adapter: Adapter) -> None:
+        at_ps = self._clock.now_ps()
+        begun = [(name, worker.load(adapter, at_ps)) for name, worker in list(self._workers.items())]
+        loads = {name: over for name, over in begun if over is not None}
+        if not loads:
+            return
+        await asyncio.wait(loads.values())
+        failed = [name for name, over in loads.items() if not over.result()]
+        if failed:
+            message = f"adapter {quoted(adapter.adapter_id)} could not be loaded on worker {failed[0]}"
+            raise Unavailable(message, Reason.ADAPTER_LOAD, adapter_id=adapter.adapter_id, worker_id=failed[0])
+
+    @contextlib.asynccontextmanager
+    async def _one_at_a_time(self, adapter_id: str) -> AsyncGenerator[None]:
+        lock, num_waiting = self._locks.get(adapter_id, (asyncio.Lock(), 0))
+        self._locks[adapter_id] = lock, num_waiting + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            _, num_waiting = self._locks.pop(adapter_id)
+            if num_waiting > 1:
+                self._locks[adapter_id] = lock, num_waiting - 1
 
     async def unload(self, adapter_id: str) -> bool:
         """Decide to unload an adapter; return whether it was known."""

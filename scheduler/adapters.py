@@ -65,8 +65,10 @@ class LoadedAdapters:
         latest = self.log.latest(adapter_id)
         return self._listed.get(adapter_id, 0) if latest is None else latest.rank
 
-    def load(self, adapter_id: str, rank: int, when_known: WhenKnown = WhenKnown.KEEP) -> list[AdapterChange]:
-        """Decide to load an adapter; nothing changes if it is known with this rank, unless `when_known` says otherwise.
+    def check(self, adapter_id: str, rank: int, when_known: WhenKnown = WhenKnown.KEEP) -> AdapterChange | None:
+        """Return the change that loads an adapter, for `merge` once its weights are loaded.
+
+        None: it is known with this rank, and `when_known` does not say otherwise.
 
         Raises:
             Conflict: it is known, with another rank or at all.
@@ -75,7 +77,7 @@ class LoadedAdapters:
         known = self.rank(adapter_id)
         if known and when_known is not WhenKnown.REPLACE:
             if known == rank and when_known is not WhenKnown.REFUSE:
-                return []
+                return None
             message = f"adapter {quoted(adapter_id)} is known with rank {known}; unload it first, or give another id"
             raise Conflict(message, field="rank", value=rank, known=known)
         latest = self.log.latest(adapter_id)
@@ -88,11 +90,11 @@ class LoadedAdapters:
                 value=self.log.num_loaded,
                 limit=self._max_loaded,
             )
-        return self._decide(adapter_id, rank)
+        return self._change(adapter_id, rank)
 
     def unload(self, adapter_id: str) -> list[AdapterChange]:
         """Decide to unload an adapter; nothing changes if it is not known."""
-        return self._decide(adapter_id, 0) if self.rank(adapter_id) else []
+        return self._noted(self.log.merge([self._change(adapter_id, 0)])) if self.rank(adapter_id) else []
 
     def merge(self, changes: Iterable[AdapterChange], forgotten: int | None = None) -> list[AdapterChange]:
         """Merge changes that others decided; return the new ones.
@@ -113,9 +115,8 @@ class LoadedAdapters:
             return self._noted(self.log.merge_all(possible, min(forgotten, latest)))
         return self._noted(self.log.merge(possible))
 
-    def _decide(self, adapter_id: str, rank: int) -> list[AdapterChange]:
-        version = self.log.next_version(time.time_ns() // 1000)
-        return self._noted(self.log.merge([AdapterChange(version, adapter_id, rank)]))
+    def _change(self, adapter_id: str, rank: int) -> AdapterChange:
+        return AdapterChange(self.log.next_version(time.time_ns() // 1000), adapter_id, rank)
 
     def _noted(self, news: list[AdapterChange]) -> list[AdapterChange]:
         if news and self._file is not None:

@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.errors import InjectedFault, InvalidRequest
+from lorrery.chassis.errors import InjectedFault
 from lorrery.chassis.fault_calls import check_number, further, read_rules
 from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.chassis.faults import (
     FREEZE_WORKER,
-    LOAD_FAILURE,
     LOAD_KINDS,
     SLOW_WORKER,
     WORKER_KINDS,
@@ -94,10 +93,6 @@ class ClusterFaults:
             InvalidRequest: a rule is invalid, or not for workers and loads; or they conflict with active ones.
         """
         asked = read_rules(texts, "rules", WORKER_KINDS | LOAD_KINDS)
-        blocking = self._settings.scheduler.strict or self._settings.adapters.loading == "blocking"
-        if blocking and any(fault.kind == LOAD_FAILURE and fault.never_ends for fault in asked):
-            message = "rules: adapter_load_failure without for: a prefill that waits for the load never runs"
-            raise InvalidRequest(message, field="rules")
         held = [fault for one in self.book.current for fault in one.timed] if add else []
         faults = further(asked, held, from_ps)
         check_number(len(held), len(faults))

@@ -1,4 +1,4 @@
-"""Inputs of one worker: requests, cancels, recalls, retired adapters; which take effect too late; the journal.
+"""Inputs of one worker: requests, cancels, recalls, adapters to load or retire; which take effect late; the journal.
 
 The rule is in `effects.py`. An input that comes while a plan runs and may change it should take effect at the next
 boundary; one that takes effect later is counted, and recorded with the boundary at which it did.
@@ -6,6 +6,7 @@ boundary; one that takes effect later is counted, and recorded with the boundary
 
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
 from lorrery.scheduler.core.plan import Cancelled, Failed, Idle, Plan
+from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.effects import NOBODY, Effects
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.metrics import SchedulerMetrics
@@ -59,6 +60,12 @@ class Inputs:
         """Record an adapter to be released once no sequence has it."""
         if self._journal is not None:
             self._journal.retired(self._num, adapter_key, at_ps, overdue=self._overdue(at_ps, True, lost))
+        self._take(NOBODY, at_ps, not lost)
+
+    def load(self, adapter: Adapter, at_ps: int, *, lost: bool) -> None:
+        """Record an adapter to be loaded on an operator's request."""
+        if self._journal is not None:
+            self._journal.load(self._num, adapter, at_ps, overdue=self._overdue(at_ps, True, lost))
         self._take(NOBODY, at_ps, not lost)
 
     def decided(self, decision: Plan | Idle, at_ps: int) -> None:

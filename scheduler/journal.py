@@ -23,7 +23,7 @@ from lorrery.chassis.version import VERSION
 from lorrery.scheduler.core.plan import Event, Idle, Plan
 from lorrery.scheduler.core.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
 from lorrery.scheduler.core.refusals import RefusalReason
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.scheduler.effects import NOBODY, Awaited
 from lorrery.scheduler.messages import StepReport, WorkerHello
@@ -226,6 +226,11 @@ class WorkerJournal:
     def retired(self, number: int, adapter_key: str, at_ps: int, *, overdue: bool) -> None:
         """Record an adapter that the worker is to release once no sequence there has it."""
         self._add("retire", {**_input(number, NOBODY, at_ps, overdue), "adapter_key": adapter_key})
+
+    def load(self, number: int, adapter: Adapter, at_ps: int, *, overdue: bool) -> None:
+        """Record an adapter that the worker is to load on an operator's request."""
+        named = [adapter.adapter_id, adapter.rank, adapter.version]
+        self._add("load", {**_input(number, NOBODY, at_ps, overdue), "adapter": named})
 
     def late(self, event: Awaited, boundary_ps: int | None) -> None:
         """Record an input that took effect at this boundary, later than it should have; None: it left before.

@@ -166,10 +166,9 @@ PREFIX_EVICTIONS = Series(
 ADAPTER_LOADS = Series(
     "lorrery_scheduler_adapter_loads_total",
     "adapters",
-    "Finished adapter loads into a worker's GPU memory, by source tier and outcome.",
+    "Finished adapter loads, by source tier and outcome.",
     ("tier", "outcome"),
-    more='`tier`: `host`, `disk`. `outcome`: `ok`, `failed`; a failed load is retried, with `loading = "background"`'
-    " until 3 attempts have failed.",
+    more="`tier`: `host`, `disk`. `outcome`: `ok`, `failed`; a failed load is retried until 3 attempts have failed.",
 )
 LOADS_BY_ADAPTER = Series(
     "lorrery_scheduler_loads_by_adapter_total",

@@ -191,12 +191,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if adapter.version:
             change = AdapterChange(adapter.version, adapter.adapter_id, adapter.rank)
             await self._cluster.adapters.learn([change])
-        else:
-            try:
+        try:
+            if adapter.version:
+                await self._cluster.adapters.load_weights(adapter.adapter_id)
+            else:
                 when_known = _WHEN_KNOWN.get(request.when_known, WhenKnown.KEEP)
                 await self._cluster.adapters.load(adapter.adapter_id, adapter.rank, when_known)
-            except RequestError as error:
-                await status.abort(context, error)
+        except RequestError as error:
+            await status.abort(context, error)
         known = self._cluster.core.adapters.get(adapter.adapter_id)
         return pb.RegisterAdapterResponse(adapter=None if known is None else wire.write_adapter(known))
 

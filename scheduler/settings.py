@@ -125,7 +125,7 @@ class AdapterSettings(Section):
     loading: Literal["background", "blocking"] = Field(
         default="background",
         description="what an adapter load delays: background: only the request, which stays in the queue;"
-        " blocking: the whole prefill step",
+        " blocking: the whole prefill step, unless a fault makes it slow or fail",
     )
     host_gb_per_second: GbPerSecond = Field(
         default=24.0, description="load bandwidth from pinned host memory, GB/s; 24 over PCIe 4.0, 50 over 5.0"

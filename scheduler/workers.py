@@ -21,6 +21,7 @@ from lorrery.scheduler.core.cluster_events import GaveBack, Placed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.engine_counts import EngineTally
 from lorrery.scheduler.fan_out import FanOuts
 from lorrery.scheduler.faults import ClusterFaults
@@ -110,6 +111,7 @@ class Dispatcher:
         self._next_decision = NextDecision(self._clock, partial(self._guarded, self._decide))
         self.outbox = Outbox()
         self._given_up = asyncio.Event()
+        self._loads: dict[str, list[asyncio.Future[bool]]] = {}  # on request, by adapter key
         self._adapter_log = member.replica.adapters.log = AdapterLog()
         self.num_tokens = self.busy_ps = self._last_step_ps = 0
         self._told_faults = ToldFaults(self.worker_id, cluster.clock, cluster.faults, journal)
@@ -179,6 +181,29 @@ class Dispatcher:
         if self.member.retire(adapter_key, at_ps):
             self._inputs.retired(adapter_key, at_ps, lost=bool(self.loss))
             self._guarded(self._nudge, at_ps, True)
+
+    def load(self, adapter: Adapter, at_ps: int) -> asyncio.Future[bool] | None:
+        """Load an adapter on request; None: this worker loads none.
+
+        Returns:
+            Whether the load succeeded; also true if the worker drains or is gone first, and so needs no adapter.
+        """
+        if self.loss or not self.member.load(adapter, at_ps):
+            return None
+        over = asyncio.get_running_loop().create_future()
+        self._loads.setdefault(adapter.key, []).append(over)
+        self._inputs.load(adapter, at_ps, lost=False)
+        self._guarded(self._nudge, at_ps, True)
+        return over
+
+    def _end_loads(self, adapter_key: str, *, loaded: bool) -> None:
+        for over in self._loads.pop(adapter_key, ()):
+            if not over.done():
+                over.set_result(loaded)
+
+    def _end_all_loads(self) -> None:
+        for adapter_key in list(self._loads):
+            self._end_loads(adapter_key, loaded=True)
 
     def _expects(self, at_ps: int, heeded: bool) -> bool:
         """Return whether an input should take effect at the next boundary."""
@@ -261,7 +286,9 @@ class Dispatcher:
         return None
 
     def _note_adapters(self) -> None:
-        """Count the events of its adapters, and record them in the history."""
+        """Count the events of its adapters, record them in the history, and end loads on request."""
+        for adapter_key, loaded in self.replica.adapters.take_answers():
+            self._end_loads(adapter_key, loaded=loaded)
         events = self._adapter_log.take()
         if not events:
             return
@@ -385,6 +412,7 @@ class Dispatcher:
         """Stop deciding; the worker is gone."""
         self._next_decision.cancel()
         self._running = None
+        self._end_all_loads()
 
     def lost(self, gave_back: GaveBack, at_ps: int) -> None:
         """Handle what the core has taken back from a worker that is gone."""
@@ -395,6 +423,7 @@ class Dispatcher:
     def drained(self, gave_back: GaveBack, at_ps: int) -> None:
         """Handle what the core has taken back while the rest runs on."""
         self._inputs.drained(gave_back, at_ps)
+        self._end_all_loads()
         if self._engine is not None:
             self._engine.happened(gave_back.events)
             self._engine.gave_back(gave_back.sequences)

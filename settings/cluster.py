@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from lorrery.chassis import settings as reading
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.faults import LOAD_FAILURE, Fault, check_faults, parse_fault
+from lorrery.chassis.faults import Fault, check_faults, parse_fault
 from lorrery.chassis.names import gpu_names
 from lorrery.chassis.sections import (
     LogSettings,
@@ -170,9 +170,6 @@ class Settings(FileSettings):
             check_faults(faults, adapters=self.adapters_of(faults), replaced=True)
         except SettingsError as error:
             raise ValueError(str(error)) from None
-        blocking = self.scheduler.strict or self.adapters.loading == "blocking"
-        if blocking and any(fault.kind == LOAD_FAILURE and fault.never_ends for fault in faults):
-            raise ValueError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
         return self
 
     @model_validator(mode="after")

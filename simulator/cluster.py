@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lorrery.autoscaler.rule import MOST_REPLICAS
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.fault_rules import LoadRules, RuleBook
-from lorrery.chassis.faults import LOAD_FAILURE, Fault
+from lorrery.chassis.faults import Fault
 from lorrery.chassis.names import gpu_names
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
@@ -256,10 +256,6 @@ class SimulatedCluster:
             device=device.settings,
         )
         replica_settings = factory.replica_settings(hello)
-        faults = self._options.faults
-        if replica_settings.adapter_options.blocking and any(f.kind == LOAD_FAILURE and f.never_ends for f in faults):
-            raise SettingsError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
-
         book = self._faults  # not the cluster: a policy could reach its requests from here
 
         def make_replica() -> Replica:

@@ -14,7 +14,7 @@ from lorrery.chassis.errors import FormatError
 from lorrery.chassis.text_files import DAMAGED, damage, open_text
 from lorrery.scheduler.core.record import FORMAT_VERSION, Record
 
-FORMAT_VERSIONS = (1, 2, 3, 4, 5, 6, 7, FORMAT_VERSION)
+FORMAT_VERSIONS = (1, 2, 3, 4, 5, 6, 7, 8, FORMAT_VERSION)
 """Readable versions; see `FORMAT_VERSION`. In version 1 the placement of each request is an input too."""
 
 KIND = "journal"
@@ -23,7 +23,7 @@ KIND = "journal"
 INPUTS = frozenset(
     {
         *("adapter", "adapter_removed", "faults", "attached", "request", "refused"),
-        *("placed", "cancel", "recall", "retire", "drained", "lost"),
+        *("placed", "cancel", "recall", "retire", "load", "drained", "lost"),
     }
 )
 

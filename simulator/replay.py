@@ -65,7 +65,7 @@ class _Replay:
                 self._result.num_cancels += 1
                 if "worker" in content:
                     self._worker(content).give(content, None)
-            case "recall" | "retire":
+            case "recall" | "retire" | "load":
                 self._worker(content).give(content, None)
             case "faults":
                 faults = [parse_fault(rule) for rule in content["rules"]]

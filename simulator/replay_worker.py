@@ -98,6 +98,8 @@ class ReplayWorker:
             member.recall(content["handle"], content["to"], at_ps)
         elif content["type"] == "retire":
             member.replica.retire(content["adapter_key"], at_ps)
+        elif content["type"] == "load":
+            member.replica.load(self._parts.make_adapter(*content["adapter"]), at_ps)
         elif request is None:
             member.replica.cancel(content["handle"], at_ps)
         else:

@@ -39,6 +39,7 @@ class Engine:
             vllm=settings.metrics.vllm,
             sglang=settings.metrics.sglang,
             rank=number if settings.worker.gpus > 1 else None,
+            quirks=settings.router.vllm_quirks,
         )
         self._max_loras = settings.adapters.max_loras or 0
         self._metrics.state = self._idle()
@@ -107,9 +108,9 @@ class Engine:
         del attached
         self._adapters = {}
         self._joined.clear()
-        if self._metrics.state.running_adapters or self._metrics.state.waiting_adapters:
+        before, self._metrics.state = self._metrics.state, self._idle()
+        if before.running_adapters or before.waiting_adapters:
             self._metrics.adapters_known()
-        self._metrics.state = self._idle()
 
     def take(self, said: pb.EngineCounts) -> None:
         """Show the scheduler's counts.
@@ -122,11 +123,9 @@ class Engine:
             config = said.config
             self._max_loras = config.max_loras
             metrics.cache = KvCache(config.pool_tokens, config.block_size, self._dtype, config.prefix_caching)
-            metrics.adapters_known()
         running, waiting = before.running_adapters, before.waiting_adapters
         if said.HasField("adapters"):
             running, waiting = tuple(said.adapters.running), tuple(said.adapters.waiting)
-            metrics.adapters_known()
         if said.places:
             self._adapters = self._adapters | {place.adapter_id: (place.gpu, place.host) for place in said.places}
             self._adapters = {name: place for name, place in self._adapters.items() if any(place)}
@@ -140,6 +139,8 @@ class Engine:
             waiting_adapters=waiting,
             adapters=self._adapters,
         )
+        if said.HasField("config") or said.HasField("adapters"):
+            metrics.adapters_known()
         if said.num_preemptions:
             metrics.preempted(said.num_preemptions)
         if said.prefix_queries:

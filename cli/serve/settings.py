@@ -38,6 +38,7 @@ _OWN: Mapping[str, Any] = {
     "engine": "vllm",
     "log.level": "warning",
     "router.http": "127.0.0.1:8000",
+    "router.mock_adapters": False,
     "scheduler.max_req_total_len": MAX_MODEL_LEN,  # until the pool is known
     "scheduler.max_req_input_len": MAX_MODEL_LEN - 1,
     "worker.gpu": "H100-SXM",

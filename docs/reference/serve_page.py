@@ -40,7 +40,11 @@ curl http://127.0.0.1:8000/v1/models
   and no weights are read: of an `adapter_config.json`, the rank and the projections count. What vLLM refuses in one is
   refused: `use_dora`, `modules_to_save` other than `classifier` and `score`, a `bias` other than `none`, a `peft_type`
   other than `LORA`, and ranks above `--max-lora-rank`, those of `rank_pattern` included. `GET /v1/models` shows PATH as
-  `root`. `POST /v1/load_lora_adapter` loads further adapters.
+  `root`.
+* `POST /v1/load_lora_adapter` loads further adapters, from a folder that is there (`--set router.mock_adapters=true`:
+  also by `rank` alone), and answers when the workers have loaded them. Here the weights count too: an
+  `adapter_model.safetensors` whose header and length agree, or an `adapter_model.bin`; a config without `r`,
+  `lora_alpha` or `target_modules` is refused. Not checked: whether the model has the projections.
 * `--print-config` prints the equivalent settings, to keep, to change, or to simulate:
 
 ```sh
@@ -56,6 +60,22 @@ lorrery simulate --config engine.toml --rate 10 --duration 3600
 Settings in environment variables (`LORRERY_SCHEDULER__...`) are ignored here; `--set` works and has the highest
 precedence. Only HTTP has a port by default; all else listens on free ports, unless `--grpc-port` or `--set`, such as
 `--set worker.metrics=127.0.0.1:9102`, gives one. Workers' ports count up from there.
+
+## vLLM's quirks
+
+`engine = "vllm-0.32"` sets `router.vllm_quirks`, which keeps what clients see of that version where something else
+would make more sense; `--set router.vllm_quirks=false` has that instead.
+
+| what | with quirks | without |
+| --- | --- | --- |
+| load of an adapter that its worker refuses (rank, `use_dora`, weights, ...) | 500, `InternalServerError` | 400 |
+| load that fails on a worker (`adapter_load_failure`) | the same | 503 |
+| load of a folder without `adapter_config.json` | 404, `NotFoundError` | 404, `model_not_found` |
+| load without name or path, of a known name, or of the base model's | 400, `InvalidUserInput` | 400, with field |
+| load of a `peft_type` other than `LORA`, with the fields of one | 200 | 400 |
+| `vllm:lora_requests_info`: both labels | the adapters of running requests | those of running, those of waiting ones |
+| `vllm:lora_requests_info`: names that are no more | samples with an earlier time | none |
+| `vllm:lora_requests_info` before the first request | no sample | one without names |
 
 ## Flags
 

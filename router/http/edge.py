@@ -48,6 +48,7 @@ class Edge:
         self.texts = TokenTexts(handler.tokenizer)
         self.models = handler.settings.served_model_names
         self.model = self.models[0]
+        self.vllm_quirks = handler.settings.router.vllm_quirks
         self.tool_call_probability = handler.settings.router.tool_call_probability
         self.max_model_len = handler.settings.scheduler.max_req_total_len
 

@@ -1,5 +1,7 @@
 """vLLM's routes beside OpenAI's: adapters at run time, and the tokenizer."""
 
+import re
+from http import HTTPStatus
 from typing import Annotated
 
 import grpc
@@ -8,9 +10,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import PlainTextResponse, Response
 
-from lorrery.chassis.errors import InvalidRequest, Reason, UnknownName
+from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
 from lorrery.chassis.names import quoted
-from lorrery.router.access import check_load
+from lorrery.chassis.status import reason_of
 from lorrery.router.field_names import named
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
@@ -18,10 +20,18 @@ from lorrery.router.http.errors import json_response
 from lorrery.router.http.field_names import LORA
 from lorrery.router.http.generating import LENIENT, Tokens
 from lorrery.router.http.openai_requests import ChatMessage, turns
+from lorrery.router.keys import ApiKey
+from lorrery.router.peft import BrokenAdapterError
 from lorrery.v1 import scheduler_pb2, types_pb2
 
 _MAX_PATH_CHARACTERS = 4096
 """Linux's PATH_MAX."""
+_BOTH = "Both 'lora_name' and 'lora_path' must be provided."
+_PATHS = (
+    re.compile(r"/(?:home|usr|opt|var|tmp|root|lib|mnt|srv)(?:/[\w.\-]+)+"),
+    re.compile(r"(?:/[\w\-]+)+/[\w\-]+\.\w+"),
+)
+"""Paths that vLLM takes out of messages (entrypoints/serve/exception_handling/utils.py)."""
 
 
 class LoadLora(BaseModel):
@@ -73,15 +83,28 @@ def routes(edge: Edge) -> APIRouter:
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load_lora_adapter(request: LoadLora, http: Request) -> Response:
-        """Make an adapter known; its rank is given, or stands in the adapter_config.json of its path."""
-        caller, name = edge.caller(http), _given(request.lora_name)
-        rank, path = request.rank, request.lora_path or ""
-        if rank is None and not path:
-            raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided, or rank.", field="lora_path")
+        """Load an adapter; its rank stands in the adapter_config.json of its path, or is given."""
+        caller = edge.caller(http)
+        if not edge.vllm_quirks:
+            return await load(caller, request)
+        try:
+            if not request.lora_name:
+                raise InvalidRequest(_BOTH)
+            if request.lora_name in handler.settings.model_names:
+                raise InvalidRequest(f"The lora adapter '{request.lora_name}' conflicts with a served base model.")
+            return await load(caller, request)
+        except (RequestError, grpc.aio.AioRpcError) as error:
+            response = _as_vllm(error, request)
+            if response is None:
+                raise
+            return response
+
+    async def load(caller: ApiKey, request: LoadLora) -> Response:
+        name, path = _given(request.lora_name), request.lora_path or ""
+        if not path and (request.rank is None or not handler.settings.router.mock_adapters):
+            raise InvalidRequest(_BOTH if edge.vllm_quirks else f"{_BOTH[:-1]}, or rank.", field="lora_path")
         with named(LORA):
-            check_load(caller, name)
-            if rank is None:
-                rank = await handler.adapter_rank(caller, name, path)
+            rank = await handler.adapter_rank(caller, name, path, request.rank)
         in_place = request.load_inplace
         when_known = scheduler_pb2.WHEN_KNOWN_REPLACE if in_place else scheduler_pb2.WHEN_KNOWN_REFUSE
         try:
@@ -138,6 +161,35 @@ def routes(edge: Edge) -> APIRouter:
         return json_response({"prompt": handler.detokenize(request.tokens)})
 
     return router
+
+
+def _as_vllm(error: RequestError | grpc.aio.AioRpcError, request: LoadLora) -> Response | None:
+    """Return vLLM's response to a load that failed: 500 if its worker refuses what the client gave; None: as ever."""
+    status, kind, message = HTTPStatus.BAD_REQUEST, "InvalidUserInput", str(error)
+    if isinstance(error, UnknownName):
+        status, kind = HTTPStatus.NOT_FOUND, "NotFoundError"
+        message = f"Loading lora {request.lora_name} failed: No adapter found for {request.lora_path}"
+    elif (theirs := _words_of_worker(error)) is not None:
+        status, kind = HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError"
+        message = f"Call to add_lora method failed: Worker failed with error '{theirs}', please check the stack trace"
+        message += " above for the root cause"
+    elif not isinstance(error, InvalidRequest):
+        return None
+    for path in _PATHS:
+        message = path.sub("<path>", message)
+    return json_response({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
+
+
+def _words_of_worker(error: RequestError | grpc.aio.AioRpcError) -> str | None:
+    """Return how vLLM's worker refuses a load; None: another part does."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.details() if reason_of(error) == Reason.ADAPTER_LOAD else None
+    if isinstance(error, RankOverLimit):
+        return f"LoRA rank {error.facts['value']} is greater than max_lora_rank {error.facts['limit']}."
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, BrokenAdapterError):  # it may have been renamed
+        cause = cause.__cause__
+    return None if cause is None else cause.theirs
 
 
 def _given(name: str | None) -> str:

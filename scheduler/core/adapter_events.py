@@ -1,4 +1,4 @@
-"""Adapter events of one worker: begin and end of loads, evictions.
+"""Adapter events of one worker: begin and end of loads, activations, evictions.
 
 A driver that wants them sets `Residency.log`, and takes the events after each decision and each commit. Without a log
 nothing is recorded. No decision depends on it. Stays on the GPU are counted from then on.
@@ -59,7 +59,15 @@ class Lost:
     stayed_ps: int
 
 
-AdapterEvent = LoadBegan | LoadEnded | Evicted | Lost
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """An adapter that a load had brought into host memory alone has got a place on the GPU."""
+
+    adapter: Adapter
+    at_ps: int
+
+
+AdapterEvent = LoadBegan | LoadEnded | Evicted | Lost | Activated
 
 
 class AdapterLog:
@@ -94,9 +102,16 @@ class AdapterLog:
         thrash = evicted_ps is not None and at_ps - evicted_ps <= THRASH_PS
         self._events.append(LoadBegan(adapter, tier, at_ps, thrash))
 
-    def load_ended(self, adapter: Adapter, tier: str, at_ps: int, took_ps: int, *, failed: bool) -> None:
-        """Record the end of a load."""
-        if not failed:
+    def activated(self, adapter: Adapter, at_ps: int) -> None:
+        """Record that an adapter has got a place after its load."""
+        self.stays[adapter.key] = adapter, at_ps
+        self._events.append(Activated(adapter, at_ps))
+
+    def load_ended(
+        self, adapter: Adapter, tier: str, at_ps: int, took_ps: int, *, failed: bool, in_place: bool = True
+    ) -> None:
+        """Record the end of a load; `in_place`: it ended on the GPU, not in host memory."""
+        if in_place and not failed:
             self.stays[adapter.key] = adapter, at_ps
         self._events.append(LoadEnded(adapter, tier, at_ps, took_ps, failed))
 

@@ -4,17 +4,23 @@ Each batch has the adapters of its own sequences in place before it runs, and wa
 may evict an adapter with which others decode; the next decode step loads it again. Least recently used goes first, the
 base model last, a pinned adapter never; adapters of one batch count as used in order of their keys.
 
+A load on request brings an adapter into host memory alone.
+
+Faults concern loads from disk alone. There an adapter is read before any batch needs it; here when the first sequence
+that has it is tried (`is_readable`), and one whose load goes wrong waits in the queue.
+
 sgl-project/sglang (0.5.23), srt/lora/lora_manager.py (`validate_lora_batch`, `fetch_new_loras`), mem_pool.py
 (`prepare_lora_batch`) and eviction_policy.py. There the keys are random ids; here they are names.
 """
 
 from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from lorrery.scheduler.core.adapter_loads import WELL, LoadFaults, LoadTime
 from lorrery.scheduler.core.adapter_options import AdapterOptions
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 class AdapterSlots(Residency):
@@ -45,6 +51,8 @@ class AdapterSlots(Residency):
         self.last_loads: list[tuple[str | None, ...]] = []
         self._in_place: dict[str, None] = {}
         """Adapters with a place, least recently used first."""
+        self._readable: set[str] = set()
+        """Adapters without one whose load from disk will go well."""
 
     def fit(self, keys: Collection[str | None]) -> bool:
         """Return whether the adapters of one batch can have places at once; None is the base model."""
@@ -57,6 +65,27 @@ class AdapterSlots(Residency):
             return True
         num_unpinned = sum([key not in self.pinned for key in keys])
         return num_unpinned <= most - len(self.pinned)
+
+    def is_readable(self, adapter: Adapter, at_ps: int) -> bool:
+        """Return whether a batch may have an adapter; if a fault concerns its load from disk, run that aside first."""
+        key = adapter.key
+        if key in self._in_place or key in self.host or key in self._readable:
+            return True
+        if key not in self.aside:
+            fault = self._load_faults(adapter, self._attempts.get(key, 0), at_ps)
+            if fault == WELL:
+                self._readable.add(key)
+                return True
+            self._start(self.aside, adapter, fault, at_ps)
+            self.advance(at_ps)  # a load that takes no time
+        return key in self.host
+
+    def load(self, adapter: Adapter, at_ps: int) -> None:
+        """Load an adapter into host memory on request, unless it is there or on its way."""
+        if adapter.key in self.host:
+            self.requested[adapter.key] = adapter
+        else:
+            super().load(adapter, at_ps)
 
     def place(self, batch: Mapping[str, Adapter], at_ps: int, *, with_base: bool) -> tuple[Adapter, ...]:
         """Begin the loads that a batch needs; return the adapters that it has to wait for.
@@ -85,7 +114,8 @@ class AdapterSlots(Residency):
         for key in missing:
             self._make_free(key, batch, num_free, at_ps)
             num_free -= 1
-            self._begin(batch[key], at_ps)
+            self._readable.discard(key)
+            self._take_place(batch[key], at_ps)
             waits_for.append(batch[key])
         return tuple(waits_for)
 
@@ -102,6 +132,10 @@ class AdapterSlots(Residency):
         self.has_base = False
         self.last_loads.append((key, None))
 
+    def _make_place(self, adapter: Adapter, at_ps: int, admitted: Many[Sequence] = ()) -> bool:
+        """Refuse: places are for the batch that runs next."""
+        return False
+
     def _evict(self, name: str, at_ps: int) -> None:
         super()._evict(name, at_ps)
         self._in_place.pop(name, None)
@@ -110,4 +144,5 @@ class AdapterSlots(Residency):
         """Forget all adapters that the worker held; see `Residency`."""
         super().clear(at_ps)
         self._in_place.clear()
+        self._readable.clear()
         self.has_base = True

@@ -7,7 +7,7 @@ ones count together.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from lorrery.scheduler.core.adapter_events import AdapterEvent, AdapterLog, Evicted, LoadBegan, LoadEnded
+from lorrery.scheduler.core.adapter_events import AdapterEvent, AdapterLog, Evicted, LoadBegan, LoadEnded, Lost
 from lorrery.scheduler.core.snapshot import MAX_NAMES, OTHERS
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 
@@ -27,7 +27,7 @@ def count(figures: AdapterFigures, event: AdapterEvent) -> None:
         if event.level == "gpu":
             figures.num_evictions += 1
             figures.resident_ps += event.stayed_ps
-    else:
+    elif isinstance(event, Lost):
         figures.resident_ps += event.stayed_ps
 
 

@@ -15,10 +15,15 @@ adapter that they need too, and never delays a load that a sequence requires now
   of the load is a timed event, and the batch ends its segment at the boundary after it.
 * blocking (S-LoRA): the sequence enters at once, and its prefill step waits for the rest of the load.
 
-A load may fail, and then starts over. In the background mode the adapter is given up after `max_load_attempts`, and the
-sequences that wait for it are dropped.
+A load that a fault makes slow or lets fail runs *aside*, into host memory: it takes no place on the GPU and none of
+the `max_concurrent_loads`, and in both modes its sequence waits in the queue, so it delays nobody else. One that fails
+starts over; after `max_load_attempts` the adapter is given up, and the sequences that wait for it are dropped.
 
 `keep_unused = False` is S-LoRA's way: an adapter leaves the GPU as soon as no running sequence uses it.
+
+A load on request (`load`), for no sequence, runs aside too, and evicts an unused adapter only once the weights are
+read. If every place is in use then, the adapter stays in host memory, and the first sequence that has it loads it from
+there.
 
 An adapter that new requests cannot name any more (`retire`) leaves GPU and host once no sequence of the worker has it.
 """
@@ -29,7 +34,7 @@ from typing import Final
 
 from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.adapter_holders import AdapterHolders
-from lorrery.scheduler.core.adapter_loads import WELL, Load, LoadFaults, LoadTime, Tier
+from lorrery.scheduler.core.adapter_loads import WELL, Load, LoadFault, LoadFaults, LoadTime, Tier
 from lorrery.scheduler.core.adapter_options import DEFAULT, AdapterOptions
 from lorrery.scheduler.core.adapter_use import AdapterUse
 from lorrery.scheduler.core.adapters_ahead import Ahead
@@ -68,9 +73,16 @@ class Residency:
         self.gpu: dict[str, Adapter] = {}
         """Usable adapters."""
         self.loading: dict[str, Load] = {}
-        """Loads that are running."""
+        """Loads that are running, each with a place on the GPU."""
+        self.aside: dict[str, Load] = {}
+        """Loads that are running into host memory."""
+        self.staged: dict[str, Adapter] = {}
+        """Adapters that such a load has brought, until they get a place on the GPU or `settle`."""
+        self.requested: dict[str, Adapter] = {}
+        """Adapters to load on request, until `settle` finds their load over."""
+        self._answers: list[tuple[str, bool]] = []
         self.next_event_ps: int | None = None
-        """When the first of them ends."""
+        """When the first load ends."""
         self._next_to_come: str | None = None
         self.given_up: dict[str, Adapter] = {}
         """Adapters whose load was given up, until `take_given_up`."""
@@ -94,6 +106,7 @@ class Residency:
         self._load_faults = load_faults
         self._waiting: dict[str, Adapter] = {}
         self._attempts: dict[str, int] = {}
+        self._read: set[str] = set()  # in host memory, and without a place since: no fault concerns their next load
         self._awaited: dict[str, LoadEnd] = {}
         self._taken_slots = 0  # of adapters on the GPU, loading, and waiting for their load
 
@@ -123,17 +136,28 @@ class Residency:
             if name in self.host:
                 self.host[name] = self.host.pop(name)
             return True
-        if name not in self.loading and name not in self._waiting:
+        if not self.has_asked_for(adapter):
             if not self._make_place(adapter, at_ps, admitted):
                 return False
-            self._begin(adapter, at_ps)
-            self.advance(at_ps)  # a load that takes no time
-        return self.options.blocking or name in self.gpu
+            if name not in self.staged:
+                self._begin(adapter, at_ps)
+                self.advance(at_ps)  # a load that takes no time
+            if name in self.staged and self._make_place(adapter, at_ps, admitted):
+                self._activate(adapter, at_ps)
+        return name in self.gpu or (self.options.blocking and name not in self.aside and self.has_asked_for(adapter))
 
     def prefetch(self, adapter: Adapter, at_ps: int) -> None:
         """Begin to load an adapter that will be needed, if a place can be had without evicting one in use."""
         if not self.has_asked_for(adapter) and self._make_place(adapter, at_ps):
             self._begin(adapter, at_ps)
+
+    def load(self, adapter: Adapter, at_ps: int) -> None:
+        """Load an adapter on request, unless it is on the GPU or on its way; see `take_answers`."""
+        self.requested[adapter.key] = adapter
+        if not self.has_asked_for(adapter) and adapter.key not in self.staged:
+            fault = self._load_faults(adapter, self._attempts.get(adapter.key, 0), at_ps)
+            self._start(self.aside, adapter, fault, at_ps)
+            self.advance(at_ps)  # a load that takes no time
 
     def load_ahead(self, ahead: Ahead, at_ps: int) -> bool:
         """Begin to load adapters that will be needed next, as far as loads and places are free.
@@ -153,7 +177,7 @@ class Residency:
         wants_place = False
         while place < num:
             adapter = adapters[place]
-            if adapter.key not in gpu and adapter.key not in loading:
+            if adapter.key not in gpu and adapter.key not in loading and adapter.key not in self.aside:
                 if not self._has_place(adapter):
                     before = self._num_gone
                     if not self._put_out_for(adapter, at_ps, ahead.by_key):
@@ -186,7 +210,7 @@ class Residency:
             if len(known_ps) == _MOST_KNOWN:
                 known_ps.clear()
             known_ps[key] = load_ps
-        return load_ps // 2 if key in self.loading else load_ps
+        return load_ps // 2 if key in self.loading or key in self.aside else load_ps
 
     def tell(self, holders: AdapterHolders | None, number: int) -> None:
         """Report the adapters on the GPU to `holders` from now on, under this number; None: to nothing."""
@@ -198,12 +222,12 @@ class Residency:
     def has_asked_for(self, adapter: Adapter) -> bool:
         """Return whether an adapter is on the GPU, loading, or waiting for its load."""
         key = adapter.key
-        return key in self.gpu or key in self.loading or key in self._waiting
+        return key in self.gpu or key in self.loading or key in self._waiting or key in self.aside
 
     def holds(self, adapter_key: str) -> bool:
         """Return whether an adapter is on the GPU or the host, or on its way there."""
         there = adapter_key in self.gpu or adapter_key in self.host
-        return there or adapter_key in self.loading or adapter_key in self._waiting
+        return there or adapter_key in self.loading or adapter_key in self._waiting or adapter_key in self.aside
 
     @property
     def awaited(self) -> Collection[str]:
@@ -291,6 +315,16 @@ class Residency:
             self.log.evicted(adapter, "gpu", at_ps)
 
     def _begin(self, adapter: Adapter, at_ps: int) -> None:
+        """Load an adapter for which there is a place; aside, if a fault concerns the load."""
+        was_read = adapter.key in self._read
+        fault = WELL if was_read else self._load_faults(adapter, self._attempts.get(adapter.key, 0), at_ps)
+        self._read.discard(adapter.key)
+        if fault == WELL:
+            self._take_place(adapter, at_ps)
+        else:
+            self._start(self.aside, adapter, fault, at_ps)
+
+    def _take_place(self, adapter: Adapter, at_ps: int) -> None:
         """Take a place for an adapter, and queue its load."""
         self.version += 1
         self._taken_slots += adapter.slots
@@ -299,27 +333,27 @@ class Residency:
 
     def _begin_waiting(self, at_ps: int) -> None:
         while self._waiting and len(self.loading) < self.options.max_concurrent_loads:
-            name = next(iter(self._waiting))
-            adapter = self._waiting.pop(name)
-            attempt = self._attempts.get(name, 0)
-            tier = Tier.HOST if name in self.host else Tier.DISK
-            self.num_loads += 1
-            fault, load_ps = self._load_faults(adapter, attempt, at_ps), self._load_ps(adapter, tier)
-            if fault is not WELL:
-                load_ps = load_ps * fault.factor.numerator // fault.factor.denominator
-            self.loading[name] = Load(adapter, tier, at_ps, at_ps + load_ps, fault.fails)
-            self._note_next_event()
-            if self.log is not None:
-                self.log.load_began(adapter, tier.value, at_ps)
+            self._start(self.loading, self._waiting.pop(next(iter(self._waiting))), WELL, at_ps)
+
+    def _start(self, loads: dict[str, Load], adapter: Adapter, fault: LoadFault, at_ps: int) -> None:
+        tier = Tier.HOST if adapter.key in self.host else Tier.DISK
+        load_ps = self._load_ps(adapter, tier) * fault.factor.numerator // fault.factor.denominator
+        self.version += 1
+        self.num_loads += 1
+        loads[adapter.key] = Load(adapter, tier, at_ps, at_ps + load_ps, fault.fails)
+        self._note_next_event()
+        if self.log is not None:
+            self.log.load_began(adapter, tier.value, at_ps)
 
     def _note_next_event(self) -> None:
         """Update which load ends next; ties go to the first by name."""
         first: str | None = None
         first_ps = 0
-        for name, load in self.loading.items():
-            ready_ps = load.ready_ps
-            if first is None or ready_ps < first_ps or (ready_ps == first_ps and name < first):
-                first, first_ps = name, ready_ps
+        for loads in (self.loading, self.aside):
+            for name, load in loads.items():
+                ready_ps = load.ready_ps
+                if first is None or ready_ps < first_ps or (ready_ps == first_ps and name < first):
+                    first, first_ps = name, ready_ps
         self._next_to_come = first
         self.next_event_ps = None if first is None else first_ps
 
@@ -333,38 +367,80 @@ class Residency:
     def _end_load(self) -> None:
         name = self._next_to_come
         assert name is not None
-        load = self.loading.pop(name)
+        aside = self.aside.pop(name, None)
+        load = self.loading.pop(name) if aside is None else aside
         self._note_next_event()
         self.version += 1
         if self.log is not None:
             took_ps = load.ready_ps - load.began_ps
-            self.log.load_ended(load.adapter, load.tier.value, load.ready_ps, took_ps, failed=load.fails)
+            self.log.load_ended(
+                load.adapter, load.tier.value, load.ready_ps, took_ps, failed=load.fails, in_place=aside is None
+            )
         if load.fails:
-            self._failed(load.adapter)
-        else:
-            self._attempts.pop(name, None)
-            self.gpu[name] = load.adapter
-            self.use.came(name)
-            if self._holders is not None:
-                self._holders.came(self._number, name)
-            self._cache_on_host(load.adapter, load.ready_ps)
-            if name in self._retired:
-                self.retiring[name] = None
-            if self._awaited and (awaited := self._awaited.pop(name, None)) is not None:
-                awaited.at_ps = load.ready_ps
+            self._failed(load.adapter, load.ready_ps)
+            return
+        self._attempts.pop(name, None)
+        self._cache_on_host(load.adapter, load.ready_ps)
+        if name in self._retired:
+            self.retiring[name] = None
+        if aside is not None:
+            self._num_gone += 1
+            self.staged[name] = load.adapter
+            return
+        self._taken_slots -= load.adapter.slots
+        self._arrive(load.adapter, load.ready_ps)
         self._begin_waiting(load.ready_ps)
 
-    def _failed(self, adapter: Adapter) -> None:
+    def _arrive(self, adapter: Adapter, at_ps: int) -> None:
+        """Put an adapter on the GPU, where there is a place for it."""
+        name = adapter.key
+        self.version += 1
+        self.staged.pop(name, None)
+        self._taken_slots += adapter.slots
+        self.gpu[name] = adapter
+        self.use.came(name)
+        if self._holders is not None:
+            self._holders.came(self._number, name)
+        if self._awaited and (awaited := self._awaited.pop(name, None)) is not None:
+            awaited.at_ps = at_ps
+
+    def _activate(self, adapter: Adapter, at_ps: int) -> None:
+        self._arrive(adapter, at_ps)
+        if self.log is not None:
+            self.log.activated(adapter, at_ps)
+
+    def settle(self, at_ps: int) -> None:
+        """Give the adapters that loads have brought into host memory their places, as far as these can be had.
+
+        Then answer requests for loads that are over.
+        """
+        for adapter in list(self.staged.values()):
+            if self._make_place(adapter, at_ps):
+                self._activate(adapter, at_ps)
+        self._read |= self.staged.keys()
+        self.staged.clear()
+        for name in [name for name in self.requested if self._is_over(name)]:
+            del self.requested[name]
+            self._answers.append((name, name not in self.given_up))
+
+    def _is_over(self, name: str) -> bool:
+        return name not in self.aside and name not in self.loading and name not in self._waiting
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the next decision has something to `settle` or sequences to drop."""
+        return bool(self.given_up or self.staged) or any(map(self._is_over, self.requested))
+
+    def _failed(self, adapter: Adapter, at_ps: int) -> None:
         name = adapter.key
         self.num_failed_loads += 1
         self._num_gone += 1
-        self._attempts[name] = self._attempts.get(name, 0) + 1
-        if self.options.blocking or self._attempts[name] < self.options.max_load_attempts:
-            self._waiting[name] = adapter
+        attempt = self._attempts[name] = self._attempts.get(name, 0) + 1
+        if attempt < self.options.max_load_attempts:
+            self._start(self.aside, adapter, self._load_faults(adapter, attempt, at_ps), at_ps)
         else:
             del self._attempts[name]
             self.given_up[name] = adapter
-            self._taken_slots -= adapter.slots
 
     def _cache_on_host(self, adapter: Adapter, at_ps: int) -> None:
         name = adapter.key
@@ -402,6 +478,7 @@ class Residency:
     def put_out(self, adapter_key: str, at_ps: int) -> None:
         """Remove a retiring adapter that no sequence has from GPU and host."""
         del self.retiring[adapter_key]
+        self._read.discard(adapter_key)
         if adapter_key in self.gpu:
             self._evict(adapter_key, at_ps)
         adapter = self.host.pop(adapter_key, None)
@@ -431,6 +508,13 @@ class Residency:
         given_up, self.given_up = self.given_up, {}
         return frozenset(given_up)
 
+    def take_answers(self) -> list[tuple[str, bool]]:
+        """Return, once, the adapters by key whose load on request is over, each with whether it has succeeded."""
+        answers = self._answers
+        if answers:
+            self._answers = []
+        return answers
+
     def clear(self, at_ps: int) -> None:
         """Forget all adapters that the worker held; loads that have ended by now count as ended."""
         self._awaited.clear()
@@ -446,6 +530,11 @@ class Residency:
         self.gpu.clear()
         self.host.clear()
         self.loading.clear()
+        self.aside.clear()
+        self.staged.clear()
+        self._read.clear()
+        self.requested.clear()
+        self._answers.clear()
         self._note_next_event()
         self._waiting.clear()
         self._attempts.clear()

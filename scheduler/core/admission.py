@@ -8,9 +8,10 @@ A queue gives the order in which to try them; the pass tests each one under thre
 
 and its adapter must be on the GPU, or loading if the prefill step waits for the load. A queue may let others overtake
 a sequence that lacks only its adapter (`pass_over`), within a bound: after that many, nothing enters before it does.
+There is no bound while a fault concerns the adapter's load (`Residency.aside`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -92,6 +93,7 @@ class AdmissionPass:
         max_overtakes: how many sequences may overtake one that waits for its adapter, and how many may be overtaken.
             None: no bound.
         at_ps: now; `admitted_ps` of admitted sequences.
+        aside: keys of adapters whose sequences any number may overtake.
 
     Attributes:
         admitted: sequences that have passed, in order.
@@ -111,6 +113,7 @@ class AdmissionPass:
         max_prompt_tokens: int | None = None,
         max_overtakes: int | None = 0,
         at_ps: int = 0,
+        aside: Collection[str] = (),
     ) -> None:
         self.admitted: list[Sequence] = []
         self.refused: tuple[Sequence, Blocked] | None = None
@@ -121,6 +124,7 @@ class AdmissionPass:
         self._on_check = on_check
         self._on_take = on_take
         self._at_ps = at_ps
+        self._aside = aside
         self._max_overtakes = NEVER if max_overtakes is None else max_overtakes
         self._overtakes_left = self._max_overtakes
         self.passed_over: list[tuple[Sequence, int]] = []
@@ -180,6 +184,8 @@ class AdmissionPass:
         if self.refused is None or self.refused[1] is not Blocked.ADAPTER:
             return False
         sequence = self.refused[0]
+        if sequence.adapter is not None and sequence.adapter.key in self._aside:
+            return True
         self._overtakes_left = min(self._overtakes_left, self._max_overtakes - sequence.num_overtaken)
         if self._overtakes_left <= 0 or len(self.passed_over) >= self._max_overtakes:
             return False
@@ -211,7 +217,7 @@ class StepPass(AdmissionPass):
         budget: tokens left of the step.
         most: most tokens of one prompt.
         max_loras: distinct adapters of a step; None: any number.
-        has_adapter, on_take, max_overtakes, at_ps: as in `AdmissionPass`.
+        has_adapter, on_take, max_overtakes, at_ps, aside: as in `AdmissionPass`.
         min_computed_tokens: see `ReplicaOptions`.
 
     Attributes:
@@ -232,8 +238,9 @@ class StepPass(AdmissionPass):
         max_overtakes: int | None,
         at_ps: int,
         min_computed_tokens: int,
+        aside: Collection[str],
     ) -> None:
-        super().__init__(None, limits, _none_cached, has_adapter, None, on_take, budget, max_overtakes, at_ps)
+        super().__init__(None, limits, _none_cached, has_adapter, None, on_take, budget, max_overtakes, at_ps, aside)
         self.chunks: list[Chunk] = []
         self._running = running
         self._memory = memory

@@ -1,6 +1,6 @@
 """A replica as its way to batch sees it: running sequences, and admission of waiting ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from typing import NoReturn
 
@@ -82,6 +82,7 @@ class ReplicaBatchContext(BatchContext):
         # What a pass calls is bound once, since a pass begins at most boundaries.
         self._count_cached = self._cached_tokens
         self._require_adapter = None if adapters is None else self._has_adapter
+        self._loads_aside: Collection[str] = () if adapters is None else adapters.aside.keys()
         self._on_take = None if batch.prefix_cache is None else self._pin_prefix
         self._on_check = on_check
         self._max_overtakes = max_overtakes
@@ -148,6 +149,7 @@ class ReplicaBatchContext(BatchContext):
             self._max_overtakes,
             at_ps,
             self._min_computed_tokens,
+            self._loads_aside,
         )
         self._admit(admission, at_ps)
         return admission.chunks
@@ -247,6 +249,7 @@ class ReplicaBatchContext(BatchContext):
             max_prompt_tokens=max_prompt_tokens,
             max_overtakes=self._max_overtakes,
             at_ps=at_ps,
+            aside=self._loads_aside,
         )
         return self._admit(admission, at_ps)
 

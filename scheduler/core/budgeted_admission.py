@@ -183,8 +183,15 @@ class BudgetedPass(AdmissionPass):
     def _may_place(self, sequence: Sequence) -> bool:
         if self._drain is not None and not self._drain.admits(sequence):
             return False
-        key = key_of(sequence)
-        return key in self._keys or self._adapters is None or self._adapters.fit({key, *self._keys})
+        key, adapters, adapter = key_of(sequence), self._adapters, sequence.adapter
+        if key in self._keys or adapters is None:
+            return True
+        if not adapters.fit({key, *self._keys}):
+            return False
+        if adapter is None or adapters.is_readable(adapter, self._at_ps):
+            return True
+        sequence.await_adapter(adapters.load_end(adapter), self._at_ps)
+        return False
 
     def _try(self, sequence: Sequence, cached_tokens: int) -> Blocked | None:
         """Charge the budgets with a sequence; None: it has passed."""

@@ -1,13 +1,13 @@
 """Timed events of a replica that have not taken effect yet.
 
-Arrivals, cancels, recalls, and adapters to retire.
+Arrivals, cancels, recalls, and adapters to load or to retire.
 """
 
 from collections import deque
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.plan import Cancelled, Event
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,15 @@ class Retire:
     adapter_key: str
 
 
-Input = Sequence | int | Recall | Retire
-"""An arrival, a cancel by handle, a recall, or an adapter to retire."""
+@dataclass(frozen=True, slots=True)
+class LoadOnRequest:
+    """An operator wants an adapter loaded."""
+
+    adapter: Adapter
+
+
+Input = Sequence | int | Recall | Retire | LoadOnRequest
+"""An arrival, a cancel by handle, a recall, or an adapter to retire or to load."""
 
 
 class Inbox:
@@ -97,7 +104,7 @@ class Inbox:
     def give_back(self, unfinished: dict[int, Sequence]) -> tuple[list[Sequence], list[Event]]:
         """Add the arrivals to `unfinished`, by handle, and remove what was cancelled.
 
-        Cancels of other sequences stay; recalls and retirements are discarded. Returns the remaining sequences, in
+        Cancels of other sequences stay; the rest is discarded. Returns the remaining sequences, in
         order of arrival, and the cancels that took effect.
         """
         cancelled: set[int] = set()

@@ -29,7 +29,7 @@ from lorrery.scheduler.core.plan import (
 from lorrery.scheduler.core.policy_answers import DROPPED_UNKNOWN, HAS_ENDED, LOST
 from lorrery.scheduler.core.policy_errors import SequenceError, error_text
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.standings import Standings
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.pace import Pace
@@ -217,6 +217,13 @@ class Member:
         if adapters.is_retired(adapter_key) or not (self.sequences or adapters.holds(adapter_key)):
             return False
         self.replica.retire(adapter_key, at_ps)
+        return True
+
+    def load(self, adapter: Adapter, at_ps: int) -> bool:
+        """Load an adapter on an operator's request; return whether this worker loads adapters and takes requests."""
+        if self.draining or self.replica.options.no_lora:
+            return False
+        self.replica.load(adapter, at_ps)
         return True
 
     def plan(self, at_ps: int) -> Plan | Idle:

@@ -154,8 +154,7 @@ class Planner:
             self._batch.shrink_cache(0)
         plan = Plan(at_ps, max_steps, decode=True)
         plan.until_ps = self._inbox.next_ps
-        if adapters.loading:
-            plan.until_ps = _earlier(plan.until_ps, adapters.next_event_ps)
+        plan.until_ps = _earlier(plan.until_ps, adapters.next_event_ps)
         return plan
 
     def _load_ahead(self, at_ps: int) -> None:
@@ -231,10 +230,8 @@ class Planner:
                 sequence.await_adapter(adapters.load_end(sequence.adapter), at_ps)
 
     def _next_event_ps(self, at_ps: int) -> int | None:
-        next_ps = self._inbox.next_ps
-        if self._adapters.loading:
-            next_ps = _earlier(next_ps, self._adapters.next_event_ps)
-        if self._adapters.given_up:  # sequences that wait for them are dropped in the next decision
+        next_ps = _earlier(self._inbox.next_ps, self._adapters.next_event_ps)
+        if self._adapters.has_news:
             return at_ps
         if self._errors.error is not None:
             return at_ps

@@ -25,11 +25,11 @@ from lorrery.scheduler.core.plan import (
     Recalled,
 )
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 """Of the journal. Since 2 a `placed` line has what the placement read; since 3 adapters have versions, their loads
 overlap as the settings say, and waiting requests may be recalled for another worker; since 4 an operator may set
 faults, since 5 add to them; since 6 finishes have their phases; since 7 a hello has the settings of its worker's
-device; since 8 workers retire adapters that are out of use."""
+device; since 8 workers retire adapters that are out of use; since 9 they load adapters on request."""
 
 Record = dict[str, Any]
 """Names and values as JSON has them; empty ones are left out."""

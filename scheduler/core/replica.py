@@ -15,7 +15,7 @@ from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.given import Given
 from lorrery.scheduler.core.headroom import Headroom
-from lorrery.scheduler.core.inbox import Inbox, Recall, Retire
+from lorrery.scheduler.core.inbox import Inbox, LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.offload import Offload
@@ -139,12 +139,10 @@ class Replica:
     @property
     def next_event_ps(self) -> int | None:
         """When the next event that was handed in takes effect, or a load of an adapter ends."""
-        next_ps = self._inbox.next_ps
-        if self.adapters.loading:
-            end_ps = self.adapters.next_event_ps
-            if next_ps is None or (end_ps is not None and end_ps < next_ps):
-                return end_ps
-        return next_ps
+        next_ps, end_ps = self._inbox.next_ps, self.adapters.next_event_ps
+        if next_ps is None or end_ps is None:
+            return end_ps if next_ps is None else next_ps
+        return min(next_ps, end_ps)
 
     @property
     def num_running(self) -> int:
@@ -198,6 +196,10 @@ class Replica:
     def retire(self, adapter_key: str, at_ps: int) -> None:
         """Release an adapter once no sequence here has it; no further request will name it."""
         self._inbox.put(at_ps, Retire(adapter_key))
+
+    def load(self, adapter: Adapter, at_ps: int) -> None:
+        """Load an adapter that need not have a sequence here; see `Residency.take_answers`."""
+        self._inbox.put(at_ps, LoadOnRequest(adapter))
 
     def headroom(self) -> Headroom:
         """Return what could enter the batch now; invalid after the next plan or commit."""
@@ -258,8 +260,7 @@ class Replica:
         adapters, inbox, context = self.adapters, self._inbox, self._context
         if self._errors.error is not None:
             self._errors.raise_again()
-        if adapters.loading:
-            adapters.advance(at_ps)
+        adapters.advance(at_ps)
         effective_ps = self._effective_ps(at_ps) if self.options.async_scheduling else at_ps
         while inbox.next_ps is not None and inbox.next_ps <= effective_ps:
             what = inbox.take()
@@ -269,8 +270,12 @@ class Replica:
                 self._apply_cancel(what, at_ps)
             elif isinstance(what, Recall):
                 self._apply_recall(what, at_ps)
+            elif isinstance(what, LoadOnRequest):
+                adapters.load(what.adapter, at_ps)
             else:
                 adapters.retire(what.adapter_key)
+        if adapters.staged or adapters.requested:
+            adapters.settle(at_ps)
         if adapters.given_up:
             self._drop_unloadable(adapters.take_given_up())
         if adapters.retiring:

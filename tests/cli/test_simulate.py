@@ -315,10 +315,6 @@ def test_a_deadline_passes_without_a_worker_too(tmp_path: Path) -> None:
         (["--sweep", "a" * 5_000 + "=1"], "--sweep a+[.]{3}: no such setting"),
         (["--sweep", "a" * 5_000 + "=1,1"], "--sweep a+[.]{3}: 1,1 has a value twice"),
         (["--set", "scheduler.policy=best"], "scheduler.policy"),
-        (
-            ["--set", "adapters.loading=blocking", "--fault", "adapter_load_failure,at=1"],
-            "a prefill that waits for the load never runs",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:

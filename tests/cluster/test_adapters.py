@@ -49,6 +49,14 @@ async def _knows(client: Client, adapter_id: str, rank: int | None) -> None:
     await wait_until(so, what=f"{adapter_id} has rank {rank}")
 
 
+async def _resident(cluster: LocalCluster, scheduler: str) -> list[str]:
+    """Return the adapters on the GPU of a scheduler's only worker."""
+    async with grpc.aio.insecure_channel(cluster.processes[scheduler].grpc) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        (worker,) = (await stub.GetStatus(scheduler_pb2.GetStatusRequest(no_adapters=True))).workers
+        return list(worker.resident_adapters)
+
+
 async def test_an_adapter_loaded_again_under_another_rank_while_the_old_one_runs(start_cluster: StartCluster):
     cluster = await start_cluster("scheduler.policy=fcfs", "scheduler.prefix_cache.kind=blocks")
     async with client_of(cluster) as client:
@@ -230,3 +238,66 @@ async def test_loads_overlap_and_others_pass_who_waits_for_one_within_the_bound(
             stream.cancel()
         (await held_up).check(cluster.settings)
     await nothing_held(cluster)
+
+
+async def test_a_load_over_http_returns_when_every_worker_has_the_adapter_on_its_gpu(start_cluster: StartCluster):
+    cluster = await start_cluster("adapters.max_loras=1", "scheduler.policy=fcfs")
+    await cluster.add("scheduler-1", "scheduler")
+    await cluster.add("shard-1-worker", "worker", [f"worker.scheduler={cluster.processes['scheduler-1'].grpc}"])
+    await cluster.serving("shard-1-worker")
+    await _add_router(cluster, "scheduler", "scheduler-1")
+    async with Client(cluster.processes["router-1"].grpc) as client:
+
+        async def attached() -> bool:
+            return sum(len(shard.workers) for shard in await client.shards()) == 2
+
+        await wait_until(attached, what="both workers are attached")
+        for name, replaced in (("first", set()), ("second", {"first"})):
+            await client.load_adapter(name, 16)
+            assert [await _resident(cluster, shard) for shard in ("scheduler", "scheduler-1")] == [[name]] * 2
+            gone = [
+                await scrape(cluster, shard, "lorrery_scheduler_adapter_evictions_total", level="gpu")
+                for shard in ("scheduler", "scheduler-1")
+            ]
+            assert gone == [len(replaced)] * 2
+        (await _one_token(client, "second")).check(cluster.settings)
+        for shard in ("scheduler", "scheduler-1"):
+            assert await scrape(cluster, shard, "lorrery_scheduler_adapter_loads_total", outcome="ok", tier="disk") == 2
+            assert await scrape(cluster, shard, "lorrery_scheduler_adapter_loads_total", outcome="ok", tier="host") == 0
+
+
+async def test_with_every_place_in_use_a_load_ends_in_host_memory(start_cluster: StartCluster):
+    cluster = await start_cluster("adapters.max_loras=1", "scheduler.policy=fcfs")
+    async with client_of(cluster) as client:
+        running = client.start(Ask(1, 8, ENDLESS, "lora-0"))
+        await running.at(1)
+        await client.load_adapter("new", 16)
+        assert (
+            await scrape(cluster, "scheduler", "lorrery_scheduler_adapter_loads_total", outcome="ok", tier="disk") == 2
+        )
+        waiting = client.start(Ask(2, 8, 1, "new"))
+        running.cancel()
+        (await waiting).check(cluster.settings)
+        assert (
+            await scrape(cluster, "scheduler", "lorrery_scheduler_adapter_loads_total", outcome="ok", tier="host") == 1
+        )
+    await nothing_held(cluster)
+
+
+async def test_a_load_that_one_shard_cannot_do_is_undone_at_the_others(start_cluster: StartCluster):
+    cluster = await start_cluster("scheduler.policy=fcfs")
+    await cluster.add("scheduler-1", "scheduler", ["faults=['adapter_load_failure']"])
+    await cluster.add("shard-1-worker", "worker", [f"worker.scheduler={cluster.processes['scheduler-1'].grpc}"])
+    await cluster.serving("shard-1-worker")
+    await _add_router(cluster, "scheduler", "scheduler-1")
+    async with Client(cluster.processes["router-1"].grpc) as client:
+
+        async def attached() -> bool:
+            return sum(len(shard.workers) for shard in await client.shards()) == 2
+
+        await wait_until(attached, what="both workers are attached")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await client.load_adapter("new", 16)
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "could not be loaded on worker" in (error.value.details() or "")
+        assert "new" not in await client.adapters()

@@ -23,6 +23,7 @@ from smg_grpc_proto.generated import (
 from lorrery.vllm import control_pb2, inference_pb2
 from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask, error_info, text_of
 from tests.cluster.engines import PORTS, TENANT, Engines, expected, native, running_engines, sglang, smg
+from tests.router.adapter_folder import write_adapter
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
@@ -66,7 +67,7 @@ async def test_an_error_names_the_field_of_the_protocol(engines: Engines, tmp_pa
     biased.decoding.presence_penalty = 9.0
     wrong_ids = [5, 2**31]
     folder = str(tmp_path)
-    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    write_adapter(tmp_path)
     sglang_load, sglang_unload = engines.sglang.LoadLoRAAdapter, engines.sglang.UnloadLoRAAdapter
     new_lora = sglang_scheduler_pb2.LoadLoRAAdapterRequest
     for call, message, field in (

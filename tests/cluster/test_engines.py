@@ -25,6 +25,7 @@ from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask, error_in
 from tests.cluster.engines import PORTS, ROOT, TENANT, Engines, expected, native, running_engines, sglang, smg
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import wait_until
+from tests.router.adapter_folder import write_adapter
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
@@ -111,7 +112,7 @@ async def test_without_a_budget_the_rest_of_the_context_or_of_the_key_is_used(en
 
 
 async def test_an_adapter_is_loaded_from_its_folder_asked_and_unloaded(engines: Engines, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    write_adapter(tmp_path)
     load = control_pb2.LoadLoraRequest(lora_name="late", source_path=str(tmp_path))
     loaded = (await engines.answer(engines.control.LoadLora, load)).adapter
     assert (loaded.lora_name, loaded.source_path) == ("late", str(tmp_path))
@@ -185,7 +186,7 @@ async def test_a_port_of_one_adapter_serves_it_under_its_name(engines: Engines) 
 async def test_sglang_s_adapters_are_named_by_the_id_that_they_were_loaded_with(
     engines: Engines, tmp_path: Path
 ) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    write_adapter(tmp_path)
     load = sglang_scheduler_pb2.LoadLoRAAdapterRequest(lora_name="mine", lora_path=str(tmp_path), lora_id="id-1")
     assert "id-1" in (await engines.answer(engines.sglang.LoadLoRAAdapter, load)).loaded_lora_ids
     listed = await engines.answer(

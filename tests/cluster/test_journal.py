@@ -86,6 +86,7 @@ async def test_a_run_with_loads_cancels_and_a_killed_worker_is_replayed_exactly(
     assert num_requests > NUM_STREAMS * 5 / 6  # a cancel may overtake its request, which then never gets there
     assert result.num_workers == 3
     assert sum(line.type == "retire" for line in journal.inputs) >= len(BRIEF_RANKS)
+    assert sum(line.type == "load" for line in journal.inputs) >= len(BRIEF_RANKS)
     assert result.num_cancels > 0
     assert requeues > 0
     assert num_loads > len(ADAPTERS)

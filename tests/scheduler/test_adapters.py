@@ -10,7 +10,8 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from lorrery.chassis.errors import FormatError, LorreryError
+from lorrery.chassis.errors import FormatError, LorreryError, Reason
+from lorrery.chassis.status import reason_of
 from lorrery.loadgen.wire import adapter_figures
 from lorrery.router.wire import shard_status
 from lorrery.scheduler.adapters import LoadedAdapters
@@ -53,7 +54,8 @@ async def unregister(harness: Harness, adapter_id: str, version: int = 0) -> int
 
 
 async def next_changes(router: Router) -> list[tuple[str, int]]:
-    message = await router.read()
+    while (message := await router.read()).WhichOneof("message") == "tokens":
+        pass
     assert message.WhichOneof("message") == "adapter_changes"
     return told(message.adapter_changes)
 
@@ -152,13 +154,20 @@ async def test_a_load_again_under_another_rank_is_another_adapter_for_the_worker
     plan = await worker.plan()
     assert plan.joins[0].adapter == first
     await unregister(scheduler, "x")
-    second = await register(scheduler, "x", 32)
+    loading = asyncio.create_task(register(scheduler, "x", 32))
+    assert await next_changes(router) == [("x", 0)]
+    while not loading.done():  # it takes effect at a boundary
+        await worker.step(plan, hand_back=True)
+        plan = await worker.plan()
+    second = await loading
     assert second.version > first.version
-    assert [await next_changes(router), await next_changes(router)] == [[("x", 0)], [("x", 32)]]
+    assert await next_changes(router) == [("x", 32)]
     await router.submit(2, adapter="x", max_new=3, pinned=first)  # the router has not heard of it yet
-    pinned = (await router.read()).adapter_pinned
+    while (message := await router.read()).WhichOneof("message") == "tokens":
+        pass
+    pinned = message.adapter_pinned
     assert (pinned.handle, pinned.adapter) == (2, second)
-    while len(worker.lengths) < 2:  # until the load of the second has ended
+    while len(worker.lengths) < 2:
         await worker.step(plan, hand_back=True)
         plan = await worker.plan()
     assert plan.joins[0].adapter == second
@@ -323,3 +332,59 @@ def test_the_file_keeps_what_is_forgotten(tmp_path: Path) -> None:
     path.write_text(json.dumps(record))
     adapters = LoadedAdapters(load(None, [f"scheduler.adapters_file='{path}'"]))
     assert (adapters.log.forgotten, adapters.rank("x")) == (9, 8)
+
+
+async def worker_that_is_there(scheduler: Harness) -> types_pb2.Worker:
+    (worker,) = (await scheduler.stub.GetStatus(pb.GetStatusRequest())).workers
+    return worker
+
+
+async def test_a_load_returns_when_the_worker_has_the_adapter_and_before_that_no_one_knows_it(
+    scheduler: Harness,
+) -> None:
+    await scheduler.attach()
+    router = await scheduler.route()
+    await scheduler.service._cluster.adapters.load("new", 16)
+    assert (await worker_that_is_there(scheduler)).resident_adapters == ["new"]
+    assert await next_changes(router) == [("new", 16)]
+    assert scheduler.value("adapter_loads_total", tier="disk", outcome="ok") == 1
+    await register(scheduler, "new", 16)  # known already
+    assert scheduler.value("adapter_loads_total", tier="disk", outcome="ok") == 1
+
+
+async def test_a_load_that_fails_is_an_error_and_changes_nothing(scheduler: Harness) -> None:
+    await scheduler.attach()
+    scheduler.service._cluster.set_faults(["adapter_load_failure,adapter=new"], add=False)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await register(scheduler, "new", 16)
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert reason_of(error.value) == Reason.ADAPTER_LOAD
+    assert "adapter 'new' could not be loaded on worker w" in (error.value.details() or "")
+    assert "new" not in await known(scheduler)
+    assert scheduler.value("adapter_loads_total", tier="disk", outcome="failed") == 3
+    with pytest.raises(grpc.aio.AioRpcError):  # another scheduler has decided; this one cannot follow
+        await register(scheduler, "new", 16, version=5)
+    await unregister(scheduler, "new")  # as the router does
+    scheduler.service._cluster.set_faults([], add=False)
+    assert (await register(scheduler, "new", 16)).version > 5
+
+
+async def test_a_load_waits_for_no_worker_that_is_gone_or_drains(scheduler: Harness) -> None:
+    worker = await scheduler.attach()
+    scheduler.service._cluster.set_faults(["slow_adapter_load,factor=1000000000"], add=False)
+    loading = asyncio.create_task(register(scheduler, "new", 16))
+    await wait_until(lambda: bool(scheduler.service._cluster.workers["w"].replica.adapters.aside), what="a load")
+    worker.call.cancel()
+    assert (await loading).rank == 16
+    assert (await known(scheduler))["new"] == 16
+
+
+async def test_a_load_whose_caller_gives_up_registers_nothing(scheduler: Harness) -> None:
+    await scheduler.attach()
+    scheduler.service._cluster.set_faults(["slow_adapter_load,factor=1000000000,first=1"], add=False)
+    loading = asyncio.create_task(register(scheduler, "new", 16))
+    await wait_until(lambda: bool(scheduler.service._cluster.workers["w"].replica.adapters.aside), what="a load")
+    loading.cancel()
+    await asyncio.wait([loading])
+    assert (await register(scheduler, "new", 8)).rank == 8
+    assert (await known(scheduler))["new"] == 8

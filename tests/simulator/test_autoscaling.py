@@ -253,7 +253,7 @@ def test_two_gpus_in_a_process_come_and_go_together():
 
 def test_the_timeline_is_written_beside_the_report(tmp_path: Path):
     paths = run().write(tmp_path)
-    assert [path.name for path in paths] == ["summary.json", "requests.csv", "scaling.csv"]
+    assert [path.name for path in paths] == ["summary.json", "requests.csv", "scaling.csv", "adapters.csv"]
     with paths[2].open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert rows[0]["seconds"] == "0"

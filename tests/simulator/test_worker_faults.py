@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lorrery
@@ -59,10 +60,21 @@ def test_a_fault_of_a_worker_that_is_not_there_is_refused(fault: str) -> None:
         columns(f"{fault},worker=worker-2", workers=2)
 
 
-def test_loads_that_a_prefill_waits_for_may_not_fail_for_ever() -> None:
-    blocking = SETTINGS | {"adapters": SETTINGS["adapters"] | {"loading": "blocking"}}
-    requests = lorrery.Requests([0.0], [8], [4], ["a"])
-    with pytest.raises(SettingsError, match="never runs"):
-        lorrery.simulate(blocking, requests, workers=1, faults=("adapter_load_failure",))
-    found = lorrery.simulate(blocking, requests, workers=1, faults=("adapter_load_failure,first=5",))
-    assert found.columns.status.tolist() == ["OK"]
+@pytest.mark.parametrize(
+    "settings",
+    [{"adapters": {"loading": "blocking"}}, {"engine": "vllm"}, {"engine": "sglang"}, {"scheduler": {"strict": True}}],
+    ids=["blocking", "vllm", "sglang", "strict"],
+)
+@pytest.mark.parametrize("rule", ["adapter_load_failure,adapter=a", "slow_adapter_load,adapter=a,factor=2000"])
+def test_a_load_that_fails_or_hangs_hurts_only_the_requests_that_need_it(settings: dict[str, Any], rule: str) -> None:
+    settings = {"model": "Llama-3-8B", "worker": {"gpu": "H100-SXM"}} | settings
+    settings["adapters"] = SETTINGS["adapters"] | settings.get("adapters", {}) | {"max_loras": 4}
+    arrivals, names = [0.0, 0.0, 0.001, 0.3, 0.5], ["b", "a", None, "b", "a"]
+    requests = lorrery.Requests(arrivals, [8] * 5, [40] * 5, names)
+    plain, faulty = (lorrery.simulate(settings, requests, workers=1, faults=faults).columns for faults in ((), (rule,)))
+    others = [place for place, name in enumerate(names) if name != "a"]
+    took = [(found.end_seconds - np.array(arrivals))[others] for found in (plain, faulty)]
+    assert (took[1] < took[0] + 0.1).all()
+    assert faulty.status[others].tolist() == ["OK"] * 3
+    fails = rule.startswith("adapter_load_failure")
+    assert faulty.status[[1, 4]].tolist() == ["UNAVAILABLE" if fails else "OK"] * 2

@@ -412,7 +412,7 @@ class LoadAdapterRequest(message.Message):
 @typing.final
 class LoadAdapterResponse(message.Message):
     """LoadAdapterResponse has no fields: every connected scheduler knows the
-    adapter.
+    adapter, and its workers have it.
     """
 
     DESCRIPTOR: descriptor.Descriptor

@@ -101,11 +101,13 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """LoadAdapter makes an adapter known to all schedulers, including those that
-        connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
+        """LoadAdapter loads an adapter on all attached workers and makes it known to
+        all schedulers, including those that connect later or restart. It returns
+        when the weights are loaded; if a worker fails to, the adapter is not known.
+        Errors: INVALID_ARGUMENT (no id, or rank 0),
         FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
         another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
-        UNAVAILABLE (no scheduler is connected).
+        UNAVAILABLE (no scheduler is connected, or a worker cannot load it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,11 +45,13 @@ class RouterServiceStub:
     scheduler is connected.
     """
     LoadAdapter: grpc.UnaryUnaryMultiCallable[router_pb2.LoadAdapterRequest, router_pb2.LoadAdapterResponse]
-    """LoadAdapter makes an adapter known to all schedulers, including those that
-    connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
+    """LoadAdapter loads an adapter on all attached workers and makes it known to
+    all schedulers, including those that connect later or restart. It returns
+    when the weights are loaded; if a worker fails to, the adapter is not known.
+    Errors: INVALID_ARGUMENT (no id, or rank 0),
     FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
     another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
-    UNAVAILABLE (no scheduler is connected).
+    UNAVAILABLE (no scheduler is connected, or a worker cannot load it).
     """
     UnloadAdapter: grpc.UnaryUnaryMultiCallable[router_pb2.UnloadAdapterRequest, router_pb2.UnloadAdapterResponse]
     """UnloadAdapter makes an adapter unknown to new requests; accepted requests
@@ -98,11 +100,13 @@ class RouterServiceAsyncStub(RouterServiceStub):
     scheduler is connected.
     """
     LoadAdapter: aio.UnaryUnaryMultiCallable[router_pb2.LoadAdapterRequest, router_pb2.LoadAdapterResponse]  # type: ignore[assignment]
-    """LoadAdapter makes an adapter known to all schedulers, including those that
-    connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
+    """LoadAdapter loads an adapter on all attached workers and makes it known to
+    all schedulers, including those that connect later or restart. It returns
+    when the weights are loaded; if a worker fails to, the adapter is not known.
+    Errors: INVALID_ARGUMENT (no id, or rank 0),
     FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
     another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
-    UNAVAILABLE (no scheduler is connected).
+    UNAVAILABLE (no scheduler is connected, or a worker cannot load it).
     """
     UnloadAdapter: aio.UnaryUnaryMultiCallable[router_pb2.UnloadAdapterRequest, router_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
     """UnloadAdapter makes an adapter unknown to new requests; accepted requests
@@ -166,11 +170,13 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.LoadAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.LoadAdapterResponse, abc.Awaitable[router_pb2.LoadAdapterResponse]]:
-        """LoadAdapter makes an adapter known to all schedulers, including those that
-        connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
+        """LoadAdapter loads an adapter on all attached workers and makes it known to
+        all schedulers, including those that connect later or restart. It returns
+        when the weights are loaded; if a worker fails to, the adapter is not known.
+        Errors: INVALID_ARGUMENT (no id, or rank 0),
         FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
         another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
-        UNAVAILABLE (no scheduler is connected).
+        UNAVAILABLE (no scheduler is connected, or a worker cannot load it).
         """
 
     @abc_1.abstractmethod

@@ -133,9 +133,11 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterAdapter(self, request, context):
-        """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
+        """RegisterAdapter loads an adapter on all attached workers and makes it known.
+        It returns when the weights are loaded. Errors: INVALID_ARGUMENT (no id, or
         rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known,
-        see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
+        see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
+        UNAVAILABLE (a worker cannot load it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

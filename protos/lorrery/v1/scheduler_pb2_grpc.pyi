@@ -54,9 +54,11 @@ class SchedulerServiceStub:
     chooses a scheduler to attach or move to. No errors of its own.
     """
     RegisterAdapter: grpc.UnaryUnaryMultiCallable[scheduler_pb2.RegisterAdapterRequest, scheduler_pb2.RegisterAdapterResponse]
-    """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
+    """RegisterAdapter loads an adapter on all attached workers and makes it known.
+    It returns when the weights are loaded. Errors: INVALID_ARGUMENT (no id, or
     rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known,
-    see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
+    see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
+    UNAVAILABLE (a worker cannot load it).
     """
     UnregisterAdapter: grpc.UnaryUnaryMultiCallable[scheduler_pb2.UnregisterAdapterRequest, scheduler_pb2.UnregisterAdapterResponse]
     """UnregisterAdapter makes an adapter unknown to new requests; running ones
@@ -116,9 +118,11 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     chooses a scheduler to attach or move to. No errors of its own.
     """
     RegisterAdapter: aio.UnaryUnaryMultiCallable[scheduler_pb2.RegisterAdapterRequest, scheduler_pb2.RegisterAdapterResponse]  # type: ignore[assignment]
-    """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
+    """RegisterAdapter loads an adapter on all attached workers and makes it known.
+    It returns when the weights are loaded. Errors: INVALID_ARGUMENT (no id, or
     rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known,
-    see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
+    see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
+    UNAVAILABLE (a worker cannot load it).
     """
     UnregisterAdapter: aio.UnaryUnaryMultiCallable[scheduler_pb2.UnregisterAdapterRequest, scheduler_pb2.UnregisterAdapterResponse]  # type: ignore[assignment]
     """UnregisterAdapter makes an adapter unknown to new requests; running ones
@@ -199,9 +203,11 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request: scheduler_pb2.RegisterAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.RegisterAdapterResponse, abc.Awaitable[scheduler_pb2.RegisterAdapterResponse]]:
-        """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
+        """RegisterAdapter loads an adapter on all attached workers and makes it known.
+        It returns when the weights are loaded. Errors: INVALID_ARGUMENT (no id, or
         rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known,
-        see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known).
+        see WhenKnown), RESOURCE_EXHAUSTED (max_loaded_adapters are known),
+        UNAVAILABLE (a worker cannot load it).
         """
 
     @abc_1.abstractmethod

@@ -4,10 +4,12 @@ import asyncio
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lorrery.router import peft
+from tests.router.adapter_folder import weights, write_adapter
 from tests.router.http.conftest import TIMEOUT_SECONDS, StartHttp, refusal
 
 
@@ -27,12 +29,12 @@ async def test_others_are_answered_while_a_config_is_being_read(
     begun, over = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def hang(folder: str, max_lora_rank: int) -> peft.Config:
+    def hang(folder: str, max_lora_rank: int, *, quirks: bool) -> peft.Config:
         loop.call_soon_threadsafe(begun.set)
         over.wait(TIMEOUT_SECONDS)
         raise peft.FormatError(f"{folder} answers at last; max_lora_rank is {max_lora_rank}")
 
-    monkeypatch.setattr(peft, "read_config", hang)
+    monkeypatch.setattr(peft, "read_adapter", hang)
     router = await start_http()
     async with router.connection() as connection, asyncio.timeout(TIMEOUT_SECONDS), asyncio.TaskGroup() as tasks:
         body = {"lora_name": "x", "lora_path": str(tmp_path)}
@@ -44,3 +46,74 @@ async def test_others_are_answered_while_a_config_is_being_read(
         status, error = await loading
     assert status == 400
     assert "answers at last" in error["message"]
+
+
+WORKER = "Call to add_lora method failed: Worker failed with error '{}', please check the stack trace above"
+WORKER += " for the root cause"
+"""As vLLM 0.32 answered when it was given the same folders."""
+
+
+@pytest.mark.parametrize(
+    ("broken", "status", "kind", "message"),
+    [
+        ({"use_dora": True}, 500, "InternalServerError", WORKER.format("vLLM does not yet support DoRA.")),
+        ({"bias": "all"}, 500, "InternalServerError", WORKER.format("Adapter bias is not supported.")),
+        (
+            {"rank_pattern": {"q_proj": 65}},
+            500,
+            "InternalServerError",
+            WORKER.format("LoRA rank 65 is greater than max_lora_rank 64."),
+        ),
+        ({"r": 65}, 500, "InternalServerError", WORKER.format("LoRA rank 65 is greater than max_lora_rank 64.")),
+        (
+            {"lora_alpha": None},
+            500,
+            "InternalServerError",
+            WORKER.format("Missing required configuration fields: {'lora_alpha'}"),
+        ),
+        (
+            {"file": b""},
+            500,
+            "InternalServerError",
+            WORKER.format("Error while deserializing header: header too small"),
+        ),
+        (
+            {"file": weights()[:300]},
+            500,
+            "InternalServerError",
+            WORKER.format("Error while deserializing header: incomplete metadata, file not fully covered"),
+        ),
+        ({"no": "weights"}, 500, "InternalServerError", WORKER.format("<path> doesn't contain tensors")),
+        ({"no": "config"}, 404, "NotFoundError", "Loading lora x failed: No adapter found for <path>"),
+        ({"peft_type": "PREFIX_TUNING"}, 503, "server_error", "no scheduler is connected"),
+    ],
+)
+async def test_a_broken_adapter_has_vllms_status_and_words_or_400_and_ours(
+    start_http: StartHttp, tmp_path: Path, broken: dict[str, Any], status: int, kind: str, message: str
+):
+    missing = broken.pop("no", "")
+    body = {"lora_name": "x", "lora_path": write_adapter(tmp_path, **broken)}
+    if missing:
+        (tmp_path / {"weights": "adapter_model.safetensors", "config": peft.CONFIG}[missing]).unlink()
+    for quirks in (True, False):
+        router = await start_http(router={"vllm_quirks": quirks})
+        async with router.connection() as connection:
+            answered, error = await refusal(connection, "/v1/load_lora_adapter", body)
+        if quirks:
+            assert (answered, error["type"], error["message"]) == (status, kind, message)
+            assert error["code"] == (status if status != 503 else "no_scheduler")
+        else:
+            assert (answered, error["type"]) == (404 if status == 404 else 400, "invalid_request_error")
+
+
+async def test_without_mock_adapters_a_rank_needs_a_folder(start_http: StartHttp, tmp_path: Path):
+    both = {"lora_name": "x", "rank": 8}
+    for mock, body, status in (
+        (True, both, 503),  # no scheduler is connected
+        (True, both | {"lora_path": str(tmp_path / "none")}, 503),
+        (False, both, 400),
+        (False, both | {"lora_path": str(tmp_path / "none")}, 404),
+    ):
+        router = await start_http(router={"mock_adapters": mock})
+        async with router.connection() as connection:
+            assert (await refusal(connection, "/v1/load_lora_adapter", body))[0] == status

@@ -20,18 +20,21 @@ def logged(held: Residency) -> tuple[AdapterTally, AdapterLog]:
 def test_loads_evictions_thrash_and_stays_of_each_adapter() -> None:
     held = residency(AdapterOptions(max_loras=1), fails=(0,))
     tally, log = logged(held)
-    held.require(A, 0)  # fails until 100, is there from 200 on
+    held.require(A, 0)  # fails until 100, is in host memory from 200 on, and has a place from 1,000 on
     held.advance(1_000)
-    held.require(B, 1_000)  # fails until 1,200, is there from 1,400 on
+    held.settle(1_000)
+    held.require(B, 1_500)  # fails until 1,700, is in host memory from 1,900 on, and has a place from 2,000 on
     held.advance(2_000)
-    held.require(A, 2_000)  # from the host: fails until 2,010, is there from 2,020 on
+    held.settle(2_000)
+    held.require(A, 2_600)  # from the host: fails until 2,610, has come at 2,620, and has a place from 3,000 on
     held.advance(3_000)
+    held.settle(3_000)
     tally.record(log.take())
     assert tally.read([log], 5_000) == {
-        "a": AdapterFigures(4, 2, 2, 1, host_load_ps=20, disk_load_ps=200, resident_ps=800 + 2_980),
+        "a": AdapterFigures(4, 2, 2, 1, host_load_ps=20, disk_load_ps=200, resident_ps=500 + 2_000),
         "b": AdapterFigures(2, 1, 0, 1, host_load_ps=0, disk_load_ps=400, resident_ps=600),
     }
-    assert tally.read([], 5_000)["a"].resident_ps == 800  # without the present stay
+    assert tally.read([], 5_000)["a"].resident_ps == 500  # without the present stay
 
 
 def test_stays_end_with_their_worker_and_are_no_evictions() -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.adapter_events import THRASH_PS, AdapterLog, Evicted, LoadBegan, LoadEnded
-from lorrery.scheduler.core.adapter_loads import LoadFault, Tier
+from lorrery.scheduler.core.adapter_events import THRASH_PS, Activated, AdapterLog, Evicted, LoadBegan, LoadEnded
+from lorrery.scheduler.core.adapter_loads import WELL, LoadFault, Tier
 from lorrery.scheduler.core.adapter_options import AdapterOptions
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.adapters_ahead import Ahead
@@ -107,7 +108,8 @@ def test_a_load_that_fails_begins_anew_and_is_given_up_after_the_last_attempt() 
     held = residency(AdapterOptions(max_load_attempts=2), fails=(0,))
     held.require(A, 0)
     held.advance(1_000)
-    assert ("a" in held.gpu, held.num_failed_loads) == (True, 1)
+    assert held.require(A, 1_000)
+    assert (held.num_loads, held.num_failed_loads) == (2, 1)
     lost = residency(AdapterOptions(max_load_attempts=2), fails=(0, 1))
     lost.require(A, 0)
     lost.advance(1_000)
@@ -234,7 +236,7 @@ def test_looking_ahead_puts_out_only_what_nobody_uses_or_needs() -> None:
 
 MANY = [Adapter(f"m{number}", 4 + number) for number in range(6)]
 CHANGES = st.tuples(
-    st.sampled_from(["look", "look", "require", "pin", "unpin", "advance", "keep"]),
+    st.sampled_from(["look", "look", "require", "pin", "unpin", "advance", "settle", "keep"]),
     st.integers(0, 5),
     st.integers(1, 900),
 )
@@ -275,6 +277,8 @@ def test_what_is_remembered_of_the_adapters_ahead_changes_nothing(
                 held.use.unpin(adapter)
             elif what == "advance":
                 held.advance(at_ps + later_ps)
+            elif what == "settle":
+                held.settle(at_ps)
             elif what == "keep":
                 held.keep_only([*held.use.pins], at_ps)
         if what == "pin" and adapter.key in other.gpu:
@@ -284,7 +288,7 @@ def test_what_is_remembered_of_the_adapters_ahead_changes_nothing(
         elif what == "advance":
             at_ps += later_ps
         assert wants[:1] == wants[1:]
-        for shown in ("gpu", "loading", "given_up", "evicted", "next_event_ps", "num_loads"):
+        for shown in ("gpu", "loading", "aside", "staged", "given_up", "evicted", "next_event_ps", "num_loads"):
             assert getattr(remembering, shown) == getattr(other, shown)
 
 
@@ -307,12 +311,36 @@ def test_without_a_number_the_slots_of_all_bound_what_is_on_the_gpu() -> None:
         assert not held.require(A, 9_000)
 
 
-def test_a_load_that_is_given_up_frees_its_slots() -> None:
-    held = residency(AdapterOptions(max_slots=12, max_load_attempts=1), fails=(0,))
-    held.require(C, 0)
-    held.advance(1_000)
-    assert held.take_given_up() == {"c"}
-    assert ahead(held, Adapter("d", 2), A) == ["d", "a"]
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_load_that_fails_or_hangs_takes_no_place_and_no_other_load_waits_for_it(blocking: bool) -> None:
+    held = Residency(
+        AdapterOptions(max_loras=2, max_concurrent_loads=1, max_load_attempts=2, blocking=blocking),
+        load_ps=lambda adapter, tier: 100,
+        load_faults=lambda adapter, attempt, at_ps: {
+            "a": LoadFault(fails=True),
+            "b": LoadFault(factor=Fraction(1_000)),
+        }.get(adapter.key, WELL),
+    )
+    d = Adapter("d", 4)
+    for adapter in (A, B):
+        assert not held.require(adapter, 0)
+    assert [held.require(adapter, 0) for adapter in (C, d)] == [blocking] * 2
+    assert held.wait_ps([C], 0) == 100
+    held.advance(200)
+    assert (set(held.gpu), held.take_given_up()) == ({"c", "d"}, {"a"})
+    held.advance(100_000)
+    with in_use(held, C, d):
+        assert not held.require(B, 100_000)  # read, but there is no place
+        held.settle(100_000)
+    assert ("b" in held.host, held.take_evicted()) == (True, ())
+
+
+def test_an_adapter_that_was_read_aside_gets_the_place_of_an_unused_one() -> None:
+    held = residency(AdapterOptions(max_loras=1, blocking=True), fails=(0,))
+    assert not held.require(C, 0)
+    held.advance(600)
+    held.settle(600)
+    assert list(held.gpu) == ["c"]
 
 
 @pytest.mark.parametrize(("memory_tokens", "slots"), [(0, 900), (5_000, 4_900)])
@@ -329,6 +357,7 @@ def test_log_has_loads_and_evictions_with_tier_and_times() -> None:
     held.log = AdapterLog()
     held.require(A, 0)
     held.advance(1_000)
+    held.settle(1_000)
     held.require(B, 1_000)
     held.advance(2_000)
     assert held.log.take() == [
@@ -336,7 +365,8 @@ def test_log_has_loads_and_evictions_with_tier_and_times() -> None:
         LoadEnded(A, "disk", 100, 100, failed=True),
         LoadBegan(A, "disk", 100, thrash=False),
         LoadEnded(A, "disk", 200, 100, failed=False),
-        Evicted(A, "gpu", 1_000, stayed_ps=800),
+        Activated(A, 1_000),
+        Evicted(A, "gpu", 1_000, stayed_ps=0),
         LoadBegan(B, "disk", 1_000, thrash=False),
         LoadEnded(B, "disk", 1_200, 200, failed=True),
         LoadBegan(B, "disk", 1_200, thrash=False),
@@ -411,6 +441,31 @@ def test_an_adapter_out_of_use_stays_for_those_who_have_it_and_goes_when_it_came
     replica.commit(plan, Ran(1, at_ps + 20, [(3, FinishReason.STOP)]))
     assert replica.plan(at_ps + 20).adapter_evictions == ("a",)
     assert not replica.adapters.retiring
+
+
+def test_a_load_on_request_evicts_what_is_unused_once_it_is_over_and_else_ends_in_host_memory() -> None:
+    replica = build_replica(
+        ReplicaSettings("fcfs", 1000, 100, max_loras=1), load_ps=lambda adapter, tier: 10 if tier is Tier.HOST else 100
+    )
+    held = replica.adapters
+    replica.load(A, 0)
+    assert replica.plan(0).until_ps == 100
+    assert (held.take_answers(), list(held.gpu)) == ([], [])
+    replica.load(B, 100)
+    replica.plan(100)
+    assert (held.take_answers(), list(held.gpu)) == ([("a", True)], ["a"])
+    assert replica.plan(200).adapter_evictions == ("a",)
+    assert (held.take_answers(), list(held.gpu)) == ([("b", True)], ["b"])
+    replica.submit(Sequence(1, 5, 100, adapter=B), 300)
+    replica.load(C, 300)
+    plan = replica.plan(300)
+    assert isinstance(plan, Plan)
+    assert plan.until_ps == 400  # the batch need not wait
+    replica.commit(plan, Ran(1, 400))
+    replica.plan(400)
+    assert (held.take_answers(), list(held.gpu), "c" in held.host) == ([("c", True)], ["b"], True)
+    replica.load(C, 400)
+    assert replica.plan(400).until_ps == 410
 
 
 class CountingFifo(Fifo):
