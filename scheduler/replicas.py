@@ -162,6 +162,7 @@ class ReplicaFactory:
             max_cpu_loras=adapters.max_cpu_loras,
             max_concurrent_loads=adapters.max_concurrent_loads,
             blocking_loads=adapters.loading == "blocking",
+            keep_unloaded=adapters.keep_unloaded,
             max_overtakes=adapters.max_overtakes,
             adapter_place_slots=0 if own.max_total_token_num else self._largest_adapter_slots(),
             sglang=own.sglang.rules,
