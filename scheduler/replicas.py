@@ -163,6 +163,7 @@ class ReplicaFactory:
             max_cpu_loras=adapters.host_places,
             max_concurrent_loads=adapters.max_concurrent_loads,
             blocking_loads=adapters.loading == "blocking",
+            keep_unloaded=adapters.keep_unloaded,
             max_overtakes=adapters.max_overtakes,
             sglang=own.sglang.rules,
             look_ahead=adapters.look_ahead,

@@ -109,6 +109,11 @@ class AdapterSettings(Section):
         description="maximum adapters in a worker's host memory, least recently used out first; max_loras: as many as"
         " on its GPU, as vLLM has it; unset: every adapter read so far",
     )
+    keep_unloaded: bool = Field(
+        default=False,
+        description="whether an unloaded adapter stays in a worker's memory until another one needs its place; else it"
+        " leaves with its last request",
+    )
     max_concurrent_loads: Count = Field(default=4, description="maximum concurrent adapter loads per worker")
     look_ahead: CountOrZero = Field(
         default=LOOK_AHEAD,

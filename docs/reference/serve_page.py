@@ -72,6 +72,7 @@ would make more sense; `--set router.vllm_quirks=false` has that instead.
 | load that fails on a worker (`adapter_load_failure`) | the same | 503 |
 | load of a folder without `adapter_config.json` | 404, `NotFoundError` | 404, `model_not_found` |
 | load without name or path, of a known name, or of the base model's | 400, `InvalidUserInput` | 400, with field |
+| unload of an unknown name | 404, `NotFoundError` | 404, `model_not_found` |
 | load of a `peft_type` other than `LORA`, with the fields of one | 200 | 400 |
 | `vllm:lora_requests_info`: both labels | the adapters of running requests | those of running, those of waiting ones |
 | `vllm:lora_requests_info`: names that are no more | samples with an earlier time | none |

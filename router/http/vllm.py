@@ -27,6 +27,7 @@ from lorrery.v1 import scheduler_pb2, types_pb2
 _MAX_PATH_CHARACTERS = 4096
 """Linux's PATH_MAX."""
 _BOTH = "Both 'lora_name' and 'lora_path' must be provided."
+_INVALID, _NOT_FOUND = "InvalidUserInput", "NotFoundError"
 _PATHS = (
     re.compile(r"/(?:home|usr|opt|var|tmp|root|lib|mnt|srv)(?:/[\w.\-]+)+"),
     re.compile(r"(?:/[\w\-]+)+/[\w\-]+\.\w+"),
@@ -53,6 +54,18 @@ class UnloadLora(BaseModel):
     model_config = LENIENT
 
     lora_name: str | None = None
+
+
+class Adapter(BaseModel):
+    """The body of `POST /adapters`."""
+
+    model_config = LENIENT
+
+    name: str | None = None
+    src: Annotated[str, Field(max_length=_MAX_PATH_CHARACTERS)] | None = Field(
+        default=None, description="a PEFT folder on the router's machine"
+    )
+    load_inplace: bool | None = Field(default=None, description="take the place of one of this name")
 
 
 class TokenizeRequest(BaseModel):
@@ -125,14 +138,37 @@ def routes(edge: Edge) -> APIRouter:
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
     async def unload_lora_adapter(request: UnloadLora, http: Request) -> Response:
         """Make an adapter unknown to new requests."""
-        name = _given(request.lora_name)
+        name = request.lora_name
+        return await unload(edge.caller(http), name, f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def unload(caller: ApiKey, name: str | None, success: str) -> Response:
         try:
+            if not name and edge.vllm_quirks:
+                message = "'lora_name' needs to be provided to unload a LoRA adapter."
+                return _vllm_error(HTTPStatus.BAD_REQUEST, _INVALID, message)
+            name = _given(name)
             with named(LORA):
-                await handler.unload_adapter(edge.caller(http), name)
+                await handler.unload_adapter(caller, name)
         except UnknownName:
-            text = f"The lora adapter {quoted(name)} cannot be found."
-            raise UnknownName(text, field="lora_name", value=quoted(name)) from None
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+            text = f"The lora adapter {quoted(name or '')} cannot be found."
+            if edge.vllm_quirks:
+                return _vllm_error(HTTPStatus.NOT_FOUND, _NOT_FOUND, text)
+            raise UnknownName(text, field="lora_name", value=quoted(name or "")) from None
+        return PlainTextResponse(success)
+
+    @router.post("/adapters", response_class=PlainTextResponse)
+    async def add_adapter(request: Adapter, http: Request) -> Response:
+        """Load an adapter, as SageMaker does: `/v1/load_lora_adapter` in other words."""
+        own = LoadLora(lora_name=request.name, lora_path=request.src, load_inplace=request.load_inplace)
+        response = await load_lora_adapter(own, http)
+        if response.status_code != HTTPStatus.OK:
+            return response
+        return PlainTextResponse(f"Adapter {request.name} registered")
+
+    @router.delete("/adapters/{name:path}", response_class=PlainTextResponse)
+    async def remove_adapter(name: str, http: Request) -> Response:
+        """Unload an adapter, as SageMaker does."""
+        return await unload(edge.caller(http), name, f"Adapter {name} unregistered")
 
     @router.post("/tokenize")
     async def tokenize(request: TokenizeRequest, http: Request) -> Response:
@@ -165,9 +201,9 @@ def routes(edge: Edge) -> APIRouter:
 
 def _as_vllm(error: RequestError | grpc.aio.AioRpcError, request: LoadLora) -> Response | None:
     """Return vLLM's response to a load that failed: 500 if its worker refuses what the client gave; None: as ever."""
-    status, kind, message = HTTPStatus.BAD_REQUEST, "InvalidUserInput", str(error)
+    status, kind, message = HTTPStatus.BAD_REQUEST, _INVALID, str(error)
     if isinstance(error, UnknownName):
-        status, kind = HTTPStatus.NOT_FOUND, "NotFoundError"
+        status, kind = HTTPStatus.NOT_FOUND, _NOT_FOUND
         message = f"Loading lora {request.lora_name} failed: No adapter found for {request.lora_path}"
     elif (theirs := _words_of_worker(error)) is not None:
         status, kind = HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError"
@@ -175,6 +211,10 @@ def _as_vllm(error: RequestError | grpc.aio.AioRpcError, request: LoadLora) -> R
         message += " above for the root cause"
     elif not isinstance(error, InvalidRequest):
         return None
+    return _vllm_error(status, kind, message)
+
+
+def _vllm_error(status: HTTPStatus, kind: str, message: str) -> Response:
     for path in _PATHS:
         message = path.sub("<path>", message)
     return json_response({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)

@@ -16,6 +16,7 @@ class AdapterOptions:
         max_load_attempts: how often a load is tried.
         blocking: the prefill step waits for the load, instead of the sequence in the queue.
         keep_unused: keep unused adapters until their place is needed.
+        keep_unloaded: likewise those that no new request can name.
     """
 
     max_loras: int | None = None
@@ -25,6 +26,7 @@ class AdapterOptions:
     max_load_attempts: int = 3
     blocking: bool = False
     keep_unused: bool = True
+    keep_unloaded: bool = False
 
 
 DEFAULT = AdapterOptions()

@@ -211,10 +211,13 @@ class Member:
     def retire(self, adapter_key: str, at_ps: int) -> bool:
         """Release an adapter that no new request will name; return whether that is new and the adapter may be here.
 
+        Nothing happens if the worker keeps such adapters until their place is needed.
+
         If it comes later, with a request that had it before, it has to be retired then.
         """
         adapters = self.replica.adapters
-        if adapters.is_retired(adapter_key) or not (self.sequences or adapters.holds(adapter_key)):
+        may_be_here = bool(self.sequences) or adapters.holds(adapter_key)
+        if adapters.options.keep_unloaded or adapters.is_retired(adapter_key) or not may_be_here:
             return False
         self.replica.retire(adapter_key, at_ps)
         return True

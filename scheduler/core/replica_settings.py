@@ -53,6 +53,7 @@ class ReplicaSettings:
     max_cpu_loras: int | None = None
     max_concurrent_loads: int = 4
     blocking_loads: bool = False
+    keep_unloaded: bool = False
     max_overtakes: int | None = None
     look_ahead: int = LOOK_AHEAD
     memory_tokens: int = 0
@@ -76,6 +77,7 @@ class ReplicaSettings:
             max_cpu_loras=self.max_cpu_loras,
             max_concurrent_loads=self.max_concurrent_loads,
             blocking=self.blocking_loads,
+            keep_unloaded=self.keep_unloaded,
         )
 
     @property

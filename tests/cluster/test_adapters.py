@@ -13,7 +13,8 @@ from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster, wait_until
-from tests.cluster.http_client import exchange, status_of
+from tests.cluster.http_client import exchange, json_of, status_of
+from tests.router.adapter_folder import write_adapter
 
 pytestmark = pytest.mark.cluster
 
@@ -301,3 +302,43 @@ async def test_a_load_that_one_shard_cannot_do_is_undone_at_the_others(start_clu
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "could not be loaded on worker" in (error.value.details() or "")
         assert "new" not in await client.adapters()
+
+
+async def test_an_unloaded_adapter_stays_in_memory_until_its_place_is_needed(
+    start_cluster: StartCluster, tmp_path: Path
+):
+    keep = "adapters.keep_unloaded=true"
+    cluster = await start_cluster(keep, "adapters.max_loras=1", "scheduler.policy=fcfs")
+    async with client_of(cluster) as client:
+        for name in "xy":
+            body = {"name": name, "src": write_adapter(tmp_path / name)}
+            answer = await exchange(cluster, "POST", "/adapters", body)
+            assert (status_of(answer), answer.partition(b"\r\n\r\n")[2]) == (200, f"Adapter {name} registered".encode())
+            assert await _resident(cluster, "scheduler") == [name]
+            running = client.start(Ask(1, 8, LONG, name))
+            await running.at(1)
+            assert status_of(await exchange(cluster, "DELETE", f"/adapters/{name}")) == 200
+            assert status_of(await exchange(cluster, "DELETE", f"/adapters/{name}")) == 404
+            assert (await client.failure(Ask(2, 8, 1, name)))[0] is grpc.StatusCode.NOT_FOUND
+            (await running).check(cluster.settings)
+            assert await _resident(cluster, "scheduler") == [name]
+    await nothing_held(cluster)
+
+
+async def test_with_vllms_quirks_loads_and_unloads_are_answered_as_by_vllm(start_cluster: StartCluster, tmp_path: Path):
+    cluster = await start_cluster("router.vllm_quirks=true", "scheduler.policy=fcfs", "faults=['adapter_load_failure']")
+    folder = write_adapter(tmp_path)
+    failed = "could not be loaded on worker worker-0', please check the stack trace above for the root cause"
+    for method, path, body, status, kind, message in (
+        ("POST", "/v1/load_lora_adapter", {"lora_name": "x"}, 400, "InvalidUserInput", "must be provided."),
+        ("POST", "/adapters", {"name": "lora-0", "src": folder}, 400, "InvalidUserInput", "'load_inplace' to True."),
+        ("POST", "/adapters", {"name": "Llama-3-8B", "src": folder}, 400, "InvalidUserInput", "a served base model."),
+        ("POST", "/adapters", {"name": "x", "src": folder}, 500, "InternalServerError", failed),
+        ("DELETE", "/adapters/x", None, 404, "NotFoundError", "The lora adapter 'x' cannot be found."),
+        ("POST", "/v1/unload_lora_adapter", {"lora_name": "x"}, 404, "NotFoundError", "'x' cannot be found."),
+        ("POST", "/v1/unload_lora_adapter", {}, 400, "InvalidUserInput", "to unload a LoRA adapter."),
+    ):
+        answer = await exchange(cluster, method, path, body)
+        error = json_of(answer)["error"]
+        assert (status_of(answer), error["code"], error["type"]) == (status, status, kind), error
+        assert error["message"].endswith(message)
