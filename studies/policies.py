@@ -233,6 +233,7 @@ def tables() -> Iterable[tuple[str, Columns, list[tuple[str, Result]]]]:
         "max_loras unset": {},
         "max_loras 16": {"max_loras": 16},
         "max_loras 4": {"max_loras": 4},
+        "max_loras 4, no bound": {"max_loras": 4, "max_overtakes": 1_000_000},
         "max_loras 4, blocking": {"max_loras": 4, "blocking_loads": True},
         "strict S-LoRA": {"strict": True},
     }
