@@ -88,7 +88,8 @@ async def test_an_output_without_a_reader_changes_no_exit_code(command: str, cod
 
 async def test_files_are_written_whole_though_nobody_reads_the_report(tmp_path: Path):
     assert await with_unread_output("simulate", "-n", "1", "--out", str(tmp_path / "out")) == (0, b"")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"summary.json", "requests.csv", "report.html"}
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"summary.json", "requests.csv", "adapters.csv", "report.html"}
 
 
 async def test_what_the_encoding_lacks_is_written_as_its_code():

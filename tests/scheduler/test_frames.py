@@ -160,7 +160,7 @@ async def test_an_adapter_that_is_unloaded_is_marked_and_its_counts_are_forgotte
     watch = Watch(scheduler)
     await watch.next()
     worker, router = await scheduler.attach(), await scheduler.route()
-    await router.submit(1, max_new=2, adapter="new")
+    await router.submit(1, max_new=2_000, adapter="new")
     await worker.step(await worker.plan())
 
     async def row_of_new(seen: Callable[[frame_pb2.AdapterFrame], bool]) -> frame_pb2.AdapterFrame:
@@ -181,5 +181,7 @@ async def test_an_adapter_that_is_unloaded_is_marked_and_its_counts_are_forgotte
     late = Watch(scheduler)
     frame = await late.next()
     assert [(late.adapters[row.adapter], row.unloaded) for row in frame.adapters] == [("new", True)]
-    await load()
+    loading = asyncio.create_task(load())
+    while not loading.done():  # it returns when the worker has the adapter, some steps later
+        await worker.step(await worker.plan(), hand_back=True)
     assert (await row_of_new(lambda row: not row.unloaded)).num_running == 1
