@@ -222,6 +222,8 @@ class Replica:
         """
         if again or self.queue.arrivals_read_state or self.batching.arrivals_matter(self._context):
             return True
+        if self.options.async_scheduling and self.adapters.next_event_ps is not None:
+            return True  # the end of a load may end the plan, at a decision that has to know what came a step before it
         return adapter is not None and self.num_waiting < self._look_ahead and not self.adapters.has_asked_for(adapter)
 
     def never_fits_reason(self, sequence: Sequence) -> str | None:

@@ -235,6 +235,20 @@ def phases(log: Log, world: World) -> dict[int, Phases]:
     return found
 
 
+def test_an_arrival_during_a_load_is_known_when_the_load_ends_if_steps_are_decided_ahead() -> None:
+    """The decision at the end of the load was taken a step before, when the arrival was there."""
+
+    def sequence(handle: int, at_ps: int, adapter: Adapter | None = None) -> tuple[int, Sequence, int]:
+        ids = list(range(1, 21))
+        return at_ps, Sequence(handle, 1, 20, at_ps, adapter, prompt_token_ids=[0], output_token_ids=ids), 20
+
+    world = World([sequence(0, 0), sequence(1, 1, Adapter("a0", 1)), sequence(2, 3_001)], step_ps=1_000, token_ps=7)
+    stepped, skipped = (build("fcfs vllm on_demand blocks share ahead loads", 134, 40, 3) for _ in range(2))
+    log = step_by_step(stepped, world.anew(), lambda _replica: None)
+    assert [entry[1:3] for entry in log if entry[0] == "admitted"] == [(0, 0), (5_077, 1), (5_077, 2)]
+    assert jump(skipped, world.anew()) == log
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(world=worlds(), pool=st.integers(60, 150), batch_tokens=st.integers(40, 60), most=st.integers(1, 6))
