@@ -2,8 +2,8 @@
 
 Without a command it runs every check of the shipped figures (`validation/overview.py`).
 `golden` replays golden records (`validate_golden.py`), `steptime` compares the step-time models with measured steps,
-`kernels` their kernels one by one, `serving` whole runs of served models, `lora` runs
-with adapters, `vidur` the simulator with a run of Vidur.
+`kernels` their kernels one by one, `serving` whole runs of served models, `lora` runs with adapters, `vidur` the
+simulator with a run of Vidur.
 """
 
 import json

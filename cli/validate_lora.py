@@ -1,8 +1,6 @@
 """`lorrery validate lora`: compares simulated with published runs with adapters; `validation/serving_lora.py`."""
 
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,7 +10,7 @@ from lorrery.chassis.terminal import table_console
 from lorrery.chassis.whole_file import check_writable
 from lorrery.cli.output import write
 from lorrery.cli.validate_rows import JsonFile, say_left_out
-from lorrery.cli.validate_serving import Jobs, MoreCatalogues, Overrides, Plot, Seed
+from lorrery.cli.validate_serving import Jobs, MoreCatalogues, Overrides, Plot, Runs, Seed
 from lorrery.plots import style
 from lorrery.validation import serving_lora, serving_plot
 from lorrery.validation.published import SERVED_LORA
@@ -21,16 +19,7 @@ from lorrery.validation.serving_run import Options
 
 
 def lora(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            show_default=False,
-            help="CSV of measured runs; default: the shipped published ones.",
-        ),
-    ] = SERVED_LORA,
+    file: Runs = SERVED_LORA,
     json_file: JsonFile = None,
     catalogue: MoreCatalogues = None,
     overrides: Overrides = None,

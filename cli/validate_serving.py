@@ -21,7 +21,17 @@ from lorrery.validation.serving_rows import read_file
 from lorrery.validation.serving_run import Options, Prediction
 from lorrery.worker.build import read_catalogue
 
-# Options of `validate lora` too.
+# Parameters of `validate lora` too.
+Runs = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        show_default=False,
+        help="CSV of measured runs; default: the shipped published ones.",
+    ),
+]
 MoreCatalogues = Annotated[
     list[Path] | None, typer.Option(help="TOML file with additional GPUs, models, engines; repeatable.")
 ]
@@ -42,16 +52,7 @@ Jobs = Annotated[
 
 
 def serving(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            show_default=False,
-            help="CSV of measured runs; default: the shipped published ones.",
-        ),
-    ] = MEASURED_SERVING,
+    file: Runs = MEASURED_SERVING,
     group: Annotated[
         list[str] | None,
         typer.Option(

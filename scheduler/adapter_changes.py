@@ -6,8 +6,8 @@ a worker that attaches later loads an adapter with the first request.
 """
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.errors import Reason, Unavailable
@@ -66,7 +66,7 @@ class AdapterChanges:
         self._journal = journal
         self._clock = clock
         self._foresee = foresee
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}  # by adapter id, with the number of loads that have it
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by adapter id, of running loads
         self._carry_out(self.log.changes)
 
     @property
@@ -81,7 +81,7 @@ class AdapterChanges:
             Conflict, Overloaded: see `LoadedAdapters.check`.
             Unavailable: a worker has given the load up; the adapter is as known as before.
         """
-        async with self._one_at_a_time(adapter_id):
+        async with self._locks.setdefault(adapter_id, asyncio.Lock()):
             change = self._loaded.check(adapter_id, rank, when_known)
             if change is None:
                 await self.load_weights(adapter_id)
@@ -111,18 +111,6 @@ class AdapterChanges:
         if failed:
             message = f"adapter {quoted(adapter.adapter_id)} could not be loaded on worker {failed[0]}"
             raise Unavailable(message, Reason.ADAPTER_LOAD, adapter_id=adapter.adapter_id, worker_id=failed[0])
-
-    @contextlib.asynccontextmanager
-    async def _one_at_a_time(self, adapter_id: str) -> AsyncGenerator[None]:
-        lock, num_waiting = self._locks.get(adapter_id, (asyncio.Lock(), 0))
-        self._locks[adapter_id] = lock, num_waiting + 1
-        try:
-            async with lock:
-                yield
-        finally:
-            _, num_waiting = self._locks.pop(adapter_id)
-            if num_waiting > 1:
-                self._locks[adapter_id] = lock, num_waiting - 1
 
     async def unload(self, adapter_id: str) -> bool:
         """Decide to unload an adapter; return whether it was known."""

@@ -13,6 +13,7 @@ requests one run alone says little.
 import ast
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,9 @@ _DRAWS = 8
 RATIO: Final = "ratio"
 """Kind under which a pair's ratio is shown."""
 QUANTITIES: Final = {"out_tps": "tokens/s", "ttft": "TTFT (ms)", "tpot": "TPOT (ms)", "e2e": "E2E (ms)"}
-"""Measured quantities; a column is `m_` and one of these, with `_pN` for a percentile in place of the mean."""
+"""Measured quantities; a column is `m_` and one of these, with `_pN` for a percentile in place of the mean. Others are
+not read."""
+_MEASURED: Final = re.compile(rf"m_((?:{'|'.join(QUANTITIES)})(?:_p(?:100|\d\d?(?:\.\d+)?))?)")
 # Of ShareGPT's prompts and answers: sigma, least and most tokens.
 _SHAREGPT: Final = ((1.3, 4, 1024), (1.05, 4, 1400))
 
@@ -137,14 +140,12 @@ def _row(cells: Cells) -> LoraRow:
     engine, _, version = cells.name("engine").partition("-")
     adapters = cells.count_or("adapters", _MOST_ADAPTERS, 0)
     measured = {
-        name.removeprefix("m_"): cells.number(name)
+        found[1]: cells.number(name)
         for name, text in cells.texts.items()
-        if name.startswith("m_") and name.removeprefix("m_").partition("_p")[0] in QUANTITIES and text.strip()
+        if (found := _MEASURED.fullmatch(name)) and text.strip()
     }
-    prompts, outputs = (
-        (cells.number(f"{side}_mean", _MOST_TOKENS), cells.count_or(f"{side}_max", _MOST_TOKENS, 0))
-        for side in ("in", "out")
-    )
+    distribution = cells.one_of("in_dist", _DISTRIBUTIONS)
+    prompts, outputs = (_mean_and_most(cells, side, distribution) for side in ("in", "out"))
     return LoraRow(
         line=cells.line,
         cells=cells.texts,
@@ -155,12 +156,22 @@ def _row(cells: Cells) -> LoraRow:
         num_requests=cells.count("n", _MOST),
         clients=cells.any_count("c", _MOST),
         rate=cells.number("rate") if cells.text("rate") else None,
-        distribution=cells.one_of("in_dist", _DISTRIBUTIONS),
+        distribution=distribution,
         lengths=(prompts, outputs),
         adapters=adapters,
         flags=_flags(cells, adapters),
         measured=measured,
     )
+
+
+def _mean_and_most(cells: Cells, side: str, distribution: str) -> tuple[float, int]:
+    mean, most = cells.number(f"{side}_mean", _MOST_TOKENS), cells.count_or(f"{side}_max", _MOST_TOKENS, 0)
+    if distribution == "uniform" and most < mean:
+        raise FormatError(
+            f"line {cells.line}: {side}_max is {cells.text(f'{side}_max')!r}; lengths that are uniform up to it have a"
+            f" mean of at most that, and {side}_mean is {mean:g}"
+        )
+    return mean, most
 
 
 def _flags(cells: Cells, adapters: int) -> dict[str, Any]:
@@ -187,9 +198,9 @@ def _flags(cells: Cells, adapters: int) -> dict[str, Any]:
 def _sets(cells: Cells) -> dict[str, Any]:
     try:
         sets = ast.literal_eval(cells.text("sets", "{}"))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # what it may raise, by its manual
         sets = None
-    if not isinstance(sets, dict):
+    if not isinstance(sets, dict) or not all(isinstance(name, str) for name in sets):
         raise FormatError(
             f"line {cells.line}: sets is {cells.text('sets')!r}; it must be settings such as"
             " {'worker.gpu_memory_utilization': 0.92}"

@@ -104,8 +104,8 @@ class Inbox:
     def give_back(self, unfinished: dict[int, Sequence]) -> tuple[list[Sequence], list[Event]]:
         """Add the arrivals to `unfinished`, by handle, and remove what was cancelled.
 
-        Cancels of other sequences stay; the rest is discarded. Returns the remaining sequences, in
-        order of arrival, and the cancels that took effect.
+        Cancels of other sequences stay; the rest is discarded. Returns the remaining sequences, in order of arrival,
+        and the cancels that took effect.
         """
         cancelled: set[int] = set()
         kept: deque[tuple[int, Input]] = deque()

@@ -118,8 +118,12 @@ def test_a_figure_is_drawn_and_what_cannot_be_simulated_is_counted(tmp_path):
     ("cells", "said"),
     [
         ({"sets": "worker.gpu=H100"}, "sets is 'worker.gpu=H100'; it must be settings such as"),
+        ({"sets": "{1: 2}"}, "sets is '{1: 2}'; it must be settings such as"),
+        ({"sets": "{" * 500}, "it must be settings such as"),
         ({"in_dist": "zipf"}, "in_dist is 'zipf'; it must be fixed or uniform or sharegpt_in"),
         ({"n": 0}, "n is '0'"),
+        ({"in_dist": "uniform"}, "in_max is ''; lengths that are uniform up to it have a mean of at most that"),
+        ({"in_dist": "uniform", "in_max": 96, "out_max": 15}, "out_max is '15'"),
         ({"m_out_tps": "fast"}, "m_out_tps is 'fast'; it must be a number above 0"),
     ],
 )
@@ -127,6 +131,12 @@ def test_a_wrong_cell_is_refused_by_line_and_column(tmp_path, cells, said):
     with pytest.raises(FormatError, match=r"line 2: ") as refused:
         only(tmp_path, **cells)
     assert said in str(refused.value)
+
+
+def test_only_percentiles_that_exist_are_measured(tmp_path):
+    given = {"m_ttft_p99.9": 1.0, "m_ttft_p100": 1.0, "m_ttft_p150": 1.0, "m_ttft_px": 1.0, "m_ttft_std": 1.0}
+    path = written(tmp_path / "r.csv", A10 | given, columns=[*COLUMNS, *given])
+    assert set(read_file(path)[1][0].measured) == {"out_tps", "ttft_p99.9", "ttft_p100"}
 
 
 def test_a_missing_column_is_named(tmp_path):

@@ -36,15 +36,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from math import ceil
 from typing import Literal, NamedTuple
 
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.architecture import Model, Precision, check_split, held_experts
+from lorrery.worker.device.architecture import Model, check_split, held_experts
 from lorrery.worker.device.batch import LoraWork
 from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
 from lorrery.worker.device.hardware import AllReduce, Gpu
-from lorrery.worker.device.memory import SIXTEEN_BITS, kv_bytes_per_token
 from lorrery.worker.device.segmented_lora import num_segments, segmented_seconds
 
 Targets = Literal["qkvo", "all-linear"]
@@ -192,23 +190,6 @@ def place_bytes(
     """
     cuts = [p.cut(tensor_parallel, expert_parallel, sharded=sharded) for p in projections(model, targets)]
     return 2 * rank * model.num_layers * tensor_parallel * sum(one.number * one.held for one in cuts)
-
-
-def adapter_slots(
-    model: Model,
-    rank: int,
-    rule: Literal["slora", "exact"],
-    targets: Targets = "qkvo",
-    tensor_parallel: int = 1,
-    precision: Precision = SIXTEEN_BITS,
-) -> int:
-    """Return how many token slots of the KV pool an adapter takes.
-
-    S-LoRA charges four slots per rank, which is right for four projections of h x h only; "exact" divides the bytes.
-    """
-    if rule == "slora":
-        return 4 * rank
-    return ceil(adapter_bytes(model, rank, targets) / kv_bytes_per_token(model, tensor_parallel, precision))
 
 
 REQUEST_SECONDS = 300e-6

@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lorrery.scheduler.core.adapter_costs import AdapterCosts
+from lorrery.scheduler.core.sequence import Adapter
 from lorrery.worker.device.basis import kernel_ground
 from lorrery.worker.device.batch import Batch, LoraWork
 from lorrery.worker.device.grouped_lora import Slices, grouped_seconds
-from lorrery.worker.device.lora import LoraCost, LoraKernels, adapter_bytes, adapter_slots, load_ps, place_bytes
+from lorrery.worker.device.lora import LoraCost, LoraKernels, adapter_bytes, load_ps, place_bytes
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, deployment
 
@@ -35,9 +37,9 @@ def test_adapter_bytes_are_the_published_ones(model, targets, mib_at_rank_8):
     ("model", "slots"), [("Llama-2-7B", 4), ("Llama-2-13B", 4), ("Llama-3-70B", 25), ("Llama-3-8B", 13)]
 )
 def test_slots_are_s_loras_or_exact(model, slots):
-    known = CATALOGUE.model(model)
-    assert adapter_slots(known, 16, "slora") == 64
-    assert adapter_slots(known, 16, "exact") == 16 * slots
+    costs = AdapterCosts(CATALOGUE.model(model), "qkvo", 24.0, 2.0)
+    assert Adapter("a", 16).slots == 64
+    assert Adapter("a", 16, costs.exact_slots(16)).slots == 16 * slots
 
 
 def step_ms(model: str, adapters: list[tuple[int, int]], degree: int = 1, **kernels: object) -> float:
