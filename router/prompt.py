@@ -17,7 +17,7 @@ LONG_TEXT_CHARACTERS = 8192
 async def prompt_token_ids(
     message: router_pb2.GenerateRequest, tokenizer: Tokenizer, max_new_tokens: int, max_req_input_len: int
 ) -> Sequence[int]:
-    """Return the tokens of a message's prompt: the last `truncate_prompt_tokens` of them, if set.
+    """Return the tokens of a message's prompt: `truncate_prompt_tokens` of them, if set.
 
     Args:
         message: as the client sent it.
@@ -31,29 +31,35 @@ async def prompt_token_ids(
     kind = message.WhichOneof("prompt")
     token_ids: Sequence[int] = ()
     if kind == "token_ids":
-        token_ids = _last(message.token_ids.ids, message)
+        token_ids = _truncated(message.token_ids.ids, message)
         check_prompt_tokens(len(token_ids), max_new_tokens, max_req_input_len)
         token_ids = array("I", token_ids)
         check_token_ids("token_ids", token_ids, tokenizer.vocab_size)
     elif message.text:
         check_text("text", message.text, tokenizer, max_req_input_len)
         encoded = await encode_prompt(tokenizer, message.text, special_tokens=not message.without_special_tokens)
-        token_ids = _last(encoded, message)
+        token_ids = _truncated(encoded, message, () if message.without_special_tokens else tokenizer.encode_prompt(""))
         check_prompt_tokens(len(token_ids), max_new_tokens, max_req_input_len)
     if not token_ids:
         raise InvalidRequest("prompt is empty; give text or token_ids", field="prompt")
     return token_ids
 
 
-def _last(token_ids: Sequence[int], message: router_pb2.GenerateRequest) -> Sequence[int]:
-    if not message.HasField("truncate_prompt_tokens"):
+def _truncated(
+    token_ids: Sequence[int], message: router_pb2.GenerateRequest, begin: Sequence[int] = ()
+) -> Sequence[int]:
+    """Return the tokens that count; `begin`: those that begin any text, which stay unless a side is given."""
+    most, side = message.truncate_prompt_tokens, message.truncation_side
+    if not message.HasField("truncate_prompt_tokens") or len(token_ids) <= most:
         return token_ids
-    most = message.truncate_prompt_tokens
     if most < 1:
         raise InvalidRequest(
             "truncate_prompt_tokens is 0; it must be at least 1", field="truncate_prompt_tokens", value=0, limit=1
         )
-    return token_ids[-most:]
+    if side == router_pb2.TRUNCATION_SIDE_RIGHT:
+        return token_ids[:most]
+    kept = list(begin[:most]) if side == router_pb2.TRUNCATION_SIDE_UNSPECIFIED else []
+    return [*kept, *token_ids[len(token_ids) - most + len(kept) :]]
 
 
 async def encode_prompt(tokenizer: Tokenizer, text: str, *, special_tokens: bool = True) -> list[int]:

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from uuid import uuid4
@@ -10,7 +12,7 @@ from lorrery.chassis.errors import InvalidRequest, Reason, UnknownName
 from lorrery.chassis.names import quoted, why_no_name
 from lorrery.router import wire
 from lorrery.router.access import Access, check_use
-from lorrery.router.checks import check_adapter_id, check_length, check_stop_strings, check_stop_tokens
+from lorrery.router.checks import check_adapter_id, check_length, check_stop_strings, check_stop_tokens, check_token_ids
 from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import check_top_logprobs
@@ -22,6 +24,7 @@ from lorrery.settings import Settings
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.splitmix import hash64
 
 
 class RequestReader:
@@ -63,12 +66,14 @@ class RequestReader:
         if message.HasField("true_output_tokens") and message.true_output_tokens < 1:
             raise InvalidRequest("true_output_tokens must be at least 1, got 0", field="true_output_tokens", value=0)
         tenant_id = self._access.tenant(caller, message.tenant_id)
-        fills_context = message.fill_context and not message.sampling.HasField("max_new_tokens")
-        check_use(caller, adapter_id, 1 if fills_context else sampling.max_new_tokens, 0)
+        check_use(caller, adapter_id, 1 if message.fill_context else sampling.max_new_tokens, 0)
         scheduler = self._settings.scheduler
         prompt = await prompt_token_ids(message, self._tokenizer, sampling.max_new_tokens, scheduler.max_req_input_len)
-        if fills_context:
-            sampling = replace(sampling, max_new_tokens=self._room(len(prompt), caller))
+        if message.fill_context:
+            room = self._room(len(prompt), caller)
+            if message.sampling.HasField("max_new_tokens"):
+                room = min(room, sampling.max_new_tokens)
+            sampling = replace(sampling, max_new_tokens=room, min_new_tokens=min(sampling.min_new_tokens, room))
         check_use(caller, adapter_id, sampling.max_new_tokens, len(prompt))
         check_least(sampling)
         prompt_u32 = u32.pack(prompt)
@@ -76,6 +81,8 @@ class RequestReader:
         if constraint is None and message.HasField("constraint"):
             constraint = SharedConstraint(message.constraint)
         output = None if constraint is None else await self._given_output(constraint, seed)
+        if output is None and message.allowed_token_ids:
+            output = self._allowed_output(message.allowed_token_ids, sampling, seed)
         if output is not None:
             sampling = replace(sampling, ignore_eos=False, min_new_tokens=0)
         return Request(
@@ -134,6 +141,15 @@ class RequestReader:
             return None
         token_ids = await encode_prompt(self._tokenizer, text, special_tokens=False)
         return [*token_ids, self._tokenizer.eos_id]
+
+    def _allowed_output(self, allowed: Sequence[int], sampling: SamplingParams, seed: int) -> list[int]:
+        """Return as many of the allowed tokens as there may be, up to an end of sequence if that is one."""
+        check_token_ids("allowed_token_ids", array("I", allowed), self._tokenizer.vocab_size)
+        eos_id = None if sampling.ignore_eos else self._tokenizer.eos_id
+        output: list[int] = []
+        while len(output) < sampling.max_new_tokens and eos_id not in output[-1:]:
+            output.append(allowed[hash64(seed, len(output)) % len(allowed)])
+        return output
 
     async def _draw(self, constraint: SharedConstraint, seed: int) -> str | None:
         async with self._drawing:  # one at a time: each thread that computes delays the event loop by up to 5 ms

@@ -71,6 +71,14 @@ class RouterSettings(Section):
         description="probability, 0 to 1, with which an output over HTTP calls tools where the request offers some and"
         " leaves the choice to the model (tool_choice auto)",
     )
+    tool_calls: Literal["none", "required", "auto"] = Field(
+        default="auto",
+        description="calls of tools that clients may ask for over HTTP: `none`; `required`, those that they name or"
+        " require; `auto`, also those that they leave to the model",
+    )
+    exclude_tools_when_tool_choice_none: bool = Field(
+        default=False, description="leave tools out of the prompt where tool_choice is none"
+    )
     mock_adapters: bool = Field(
         default=True,
         description="whether a client may load an adapter by its rank, without a folder that has its weights",

@@ -265,8 +265,14 @@ def _time_and_faults(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
         values["worker.startup_seconds"] = seconds("--startup-duration", flags["startup_duration"], _SECONDS[""])
     if "seed" in flags:
         values |= {"router.seed": flags["seed"], "scheduler.seed": flags["seed"]}
-    if flags.get("enable_auto_tool_choice"):
+    auto = bool(flags.get("enable_auto_tool_choice"))
+    if auto and "tool_call_parser" not in flags:
+        raise SettingsError("--enable-auto-tool-choice needs --tool-call-parser; give one, such as hermes")
+    values["router.tool_calls"] = "auto" if auto else "required" if "tool_call_parser" in flags else "none"
+    if auto:
         values["router.tool_call_probability"] = _TOOL_CALL_PROBABILITY
+    if flags.get("exclude_tools_when_tool_choice_none"):
+        values["router.exclude_tools_when_tool_choice_none"] = True
     if "speedup_ratio" in flags:
         ratio = flags["speedup_ratio"]
         if not 0 < ratio < float("inf"):

@@ -9,8 +9,12 @@ from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
 from lorrery.router.http.blocks import Block, Blocks, Content, text_of, unread
 from lorrery.router.http.forms import Form, Function, chosen, of_format, only_one, with_tools
-from lorrery.router.http.generating import LENIENT, GeneratingRequest, Positive, Switch, Texts, refuse_given
+from lorrery.router.http.generating import LENIENT, GeneratingRequest, Texts, refuse_given
 from lorrery.router.http.tool_calls import read_arguments
+
+Switch = Annotated[bool, Field(strict=False)]
+Whole = Annotated[int, Field(strict=False)]
+Positive = Annotated[Whole, Field(ge=1, le=0x7FFFFFFF)]
 
 _TEXTS = {"text": "text"}
 _KINDS = ("text", "tool_use", "tool_result")

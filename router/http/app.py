@@ -1,6 +1,5 @@
 """The application: the routes of every kind of client, those of the process itself, and errors as responses."""
 
-from collections.abc import Sequence
 from http import HTTPStatus
 from json import dumps
 from typing import Any
@@ -9,7 +8,6 @@ import grpc.aio
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 
@@ -21,8 +19,7 @@ from lorrery.router.access import check_operator
 from lorrery.router.handler import Handler
 from lorrery.router.http import anthropic, openai, responses, slora, vllm
 from lorrery.router.http.edge import Edge
-from lorrery.router.http.errors import BODY_TOO_LONG, HTTP_STATUS, body, error_response, json_response
-from lorrery.router.http.slora import KINDS
+from lorrery.router.http.errors import HTTP_STATUS, body, error_response, json_response
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {}}}
@@ -33,7 +30,6 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (404, "No such model or adapter."),
         (409, "The name stands for something else."),
         (413, "The body is too long."),
-        (415, "The body is not said to be JSON."),
         (429, "A queue or quota is full; see retry-after."),
         (500, "Our fault; the router's log has more."),
         (503, "No worker or scheduler, or draining; see retry-after."),
@@ -43,7 +39,6 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 _MAX_REASONS = 3
-_CODES = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE: BODY_TOO_LONG, HTTPStatus.BAD_REQUEST: "invalid_value"}
 
 
 def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
@@ -53,7 +48,7 @@ def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
         handler: performs the operations.
         registry: shown by `/metrics`.
     """
-    app = FastAPI(title="Lorrery", version=VERSION, responses=_ERRORS, redoc_url=None)
+    app = FastAPI(title="Lorrery", version=VERSION, responses=_ERRORS)
     edge = Edge(handler)
     for dialect in (openai, responses, anthropic, vllm, slora):
         app.include_router(dialect.routes(edge))
@@ -124,31 +119,23 @@ def _field(error: dict[str, Any], body: object) -> tuple[str | int, ...]:
     for part in error["loc"][1:]:
         if (isinstance(at, dict) and part in at) or (isinstance(at, list) and isinstance(part, int)):
             at = at[part]
-        elif error["type"] != "missing" or part != error["loc"][-1]:
-            if part in KINDS:
-                continue
-            break
+        elif not (isinstance(part, int) or (error["type"] == "missing" and part == error["loc"][-1])):
+            continue
         field.append(part)
     return tuple(field)
 
 
-def _path(field: Sequence[str | int]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in field)
-    return text.removeprefix(".") or "body"
-
-
-def _first_error(error: RequestValidationError) -> tuple[str, str]:
+def _first_error(error: RequestValidationError) -> tuple[str | None, str]:
     """Return the path of the first wrong field and why it is wrong; a field of a union type has one reason per type."""
     errors = error.errors()
+    if isinstance(errors[0], str):  # about the whole request
+        return None, errors[0]
     where = _field(errors[0], error.body)
     reasons = dict.fromkeys(str(one["msg"]) for one in errors if _field(one, error.body) == where)
-    return _path(where), "; or ".join(list(reasons)[: 1 + _MAX_REASONS]) + _got(errors[0])
+    return ".".join(["body", *map(str, where)]), "; or ".join(list(reasons)[: 1 + _MAX_REASONS]) + _got(errors[0])
 
 
 def _add_errors(app: FastAPI) -> None:
-    def unknown_route(request: Request) -> str:
-        return f"there is no {quoted(request.url.path)} here; there are {', '.join(app.openapi()['paths'])}"
-
     @app.exception_handler(RequestError)
     async def refused(_: Request, error: RequestError) -> Response:
         return error_response(error)
@@ -156,25 +143,19 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(grpc.aio.AioRpcError)
     async def scheduler_refused(_: Request, error: grpc.aio.AioRpcError) -> Response:
         status = HTTP_STATUS.get(error.code(), HTTPStatus.INTERNAL_SERVER_ERROR)
-        return json_response(body(status, error.details() or "", error.code().name.lower()), status)
+        return json_response(body(status, error.details() or ""), status)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
         field, why = _first_error(error)
-        text = f"{field}: {why}"
-        return json_response(body(HTTPStatus.BAD_REQUEST, text, "invalid_value", field), HTTPStatus.BAD_REQUEST)
+        text = why if field is None else f"{field}: {why}"
+        status = HTTPStatus.BAD_REQUEST
+        return json_response(body(status, text, field, status.phrase), status)
 
     @app.exception_handler(UnicodeEncodeError)
     async def no_unicode(_: Request, error: UnicodeEncodeError) -> Response:
         text = f"half of a surrogate pair ({error.object[error.start]!r}) is no character; leave it out"
-        return json_response(body(HTTPStatus.BAD_REQUEST, text, "invalid_value"), HTTPStatus.BAD_REQUEST)
-
-    @app.exception_handler(HTTPException)
-    async def no_route(request: Request, error: HTTPException) -> Response:
-        status = HTTPStatus(error.status_code)
-        code = _CODES.get(status, status.name.lower())
-        text = unknown_route(request) if status == HTTPStatus.NOT_FOUND else str(error.detail)
-        return json_response(body(status, text, code), status, dict(error.headers or {}))
+        return json_response(body(HTTPStatus.BAD_REQUEST, text), HTTPStatus.BAD_REQUEST)
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:

@@ -71,9 +71,10 @@ class CallReader:
         return pieces
 
     def end(self) -> list[CallPiece]:
-        """Return what is left at the end: what never became a call is text, unless calls precede it."""
+        """Return what is left at the end: what cannot become a call is text, unless calls precede it."""
+        is_part_of_call = bool(self._held.strip()) and self._may_begin()
         held, self._held, self._is_text = self._held, "", True
-        return [CallPiece(held)] if held and not self.num_calls else []
+        return [CallPiece(held)] if held and not self.num_calls and not is_part_of_call else []
 
     def _arguments_of(self, tool: str, text: str) -> list[CallPiece]:
         if self.num_calls:

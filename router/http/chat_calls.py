@@ -1,13 +1,11 @@
 """How a chat of OpenAI's shows an output that calls tools, as vLLM does."""
 
+from collections.abc import Iterator
 from json import dumps
 from json.encoder import encode_basestring_ascii as quoted
 
 from lorrery.router.http.call_reader import CallPiece, CallReader, call_id, read_whole
 from lorrery.router.http.forms import Form
-
-NO_CONTENT = '"content": ""'
-NO_DELTA = '"delta": {}'
 
 
 class ChatCalls:
@@ -32,32 +30,32 @@ class ChatCalls:
         pieces = self._reader.push(text)
         if last:
             pieces += self._reader.end()
-        fields = []
-        if content := "".join(piece.text for piece in pieces if piece.call is None):
-            fields.append(f'"content": {quoted(content)}')
-        calls = [piece for piece in pieces if piece.call is not None]
-        if calls:
-            fields.append(f'"tool_calls": [{", ".join(map(self._call_delta, calls))}]')
-        return ", ".join(fields)
+        content = "".join(piece.text for piece in pieces if piece.call is None)
+        calls = [shown for piece in pieces if piece.call is not None for shown in self._call_deltas(piece)]
+        if not calls:
+            return f'"content": {quoted(content)}' if content else ""
+        return f'"content": {quoted(content) if content else "null"}, "tool_calls": [{", ".join(calls)}]'
 
-    def _call_delta(self, piece: CallPiece) -> str:
+    def _call_deltas(self, piece: CallPiece) -> Iterator[str]:
+        """Yield the parts of a call: its name, and more of its arguments."""
         assert piece.call is not None
-        if piece.name is None:
-            return f'{{"index": {piece.call}, "function": {{"arguments": {quoted(piece.text)}}}}}'
-        head = {"index": piece.call, "id": call_id("call_", self._output_id, piece.call), "type": "function"}
-        return dumps(head | {"function": {"name": piece.name, "arguments": piece.text}})
+        if piece.name is not None:
+            identity = {"id": call_id("chatcmpl-tool-", self._output_id, piece.call), "type": "function"}
+            yield dumps(identity | {"index": piece.call, "function": {"name": piece.name}})
+        if piece.text:
+            yield f'{{"index": {piece.call}, "function": {{"arguments": {quoted(piece.text)}}}}}'
 
-    def whole(self, text: str) -> str:
-        """Return the fields of a message for its whole text."""
+    def whole(self, text: str) -> tuple[str, str]:
+        """Return the content of a message for its whole text, and its field with calls after a comma; empty: none."""
         content, calls = read_whole(self._reader, text)
         if not calls:
-            return f'"content": {quoted(content)}'
+            return content, ""
         shown = [
             {
-                "id": call_id("call_", self._output_id, number),
+                "id": call_id("chatcmpl-tool-", self._output_id, number),
                 "type": "function",
                 "function": {"name": name, "arguments": arguments},
             }
             for number, (name, arguments) in enumerate(calls)
         ]
-        return f'"content": {quoted(content)}, "tool_calls": {dumps(shown)}'
+        return content, f', "tool_calls": {dumps(shown)}'

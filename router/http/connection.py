@@ -64,7 +64,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             self._num_bytes = 0  # received since a message last ended
             self._num_messages = 0
             self._head_bytes = 0  # of the request being received
-            self._wrong_head: tuple[HTTPStatus, str, str] | None = None  # error for the request being received
+            self._wrong_head: tuple[HTTPStatus, str] | None = None  # error for the request being received
             self._last_words = b""  # sent after the responses under way; input after it is ignored
             self._running: RequestResponseCycle | None = None
 
@@ -108,7 +108,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             if self._refused:
                 limit = settings.http_max_connections
                 text = f"{limit} connections are open; http_max_connections is {limit}; try later"
-                self._end(HTTPStatus.SERVICE_UNAVAILABLE, text, "too_many_connections")
+                self._end(HTTPStatus.SERVICE_UNAVAILABLE, text)
                 return
             if self._last_words:
                 return
@@ -140,7 +140,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             elif self._wrong_head is not None:
                 self._end(*self._wrong_head)
             else:
-                self._end(HTTPStatus.BAD_REQUEST, "this is no HTTP request", "bad_request")
+                self._end(HTTPStatus.BAD_REQUEST, "this is no HTTP request")
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -208,13 +208,13 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             else:
                 seconds = settings.http_request_seconds
                 text = f"the request took more than {seconds:g} s to come; http_request_seconds is {seconds:g}"
-                self._end(HTTPStatus.REQUEST_TIMEOUT, text, "request_too_slow")
+                self._end(HTTPStatus.REQUEST_TIMEOUT, text)
 
         def _head_too_long(self) -> None:
             text = f"the head of the request has more than {MAX_HEAD_BYTES} bytes; send less"
-            self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, "head_too_long")
+            self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
 
-        def _end(self, status: HTTPStatus, text: str, code: str) -> None:
+        def _end(self, status: HTTPStatus, text: str) -> None:
             """Refuse the request being received, after the responses to those before it, and close."""
             if self.transport.is_closing() or self._last_words:
                 return
@@ -226,7 +226,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
             elif not self._in_head and self.cycle.response_started:
                 self.transport.close()  # its response started before its body was complete
                 return
-            content = json.dumps(body(status, text, code)).encode()
+            content = json.dumps(body(status, text)).encode()
             request_id = given_request_id(self.headers) if self._begun else b""  # else the headers are another's
             self._last_words = (
                 f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
@@ -261,18 +261,18 @@ def given_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return next((value for name, value in headers if name == b"x-request-id"), b"")
 
 
-def _why_wrong(version: str, headers: Sequence[tuple[bytes, bytes]]) -> tuple[HTTPStatus, str, str] | None:
-    """Return status, text and code of a head that others might read otherwise (RFC 9112, 3.2 and 6.1); None: none."""
+def _why_wrong(version: str, headers: Sequence[tuple[bytes, bytes]]) -> tuple[HTTPStatus, str] | None:
+    """Return status and text for a head that others might read otherwise (RFC 9112, 3.2 and 6.1); None: none."""
     num_hosts = 0
     for name, value in headers:
         if name == b"host":
             num_hosts += 1
         elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
             text = f"transfer-encoding is {value.decode('latin-1')!r:.100}; chunked is the only one"
-            return HTTPStatus.NOT_IMPLEMENTED, text, "unknown_transfer_encoding"
+            return HTTPStatus.NOT_IMPLEMENTED, text
     if num_hosts == 1 or (num_hosts == 0 and version == "1.0"):
         return None
-    return HTTPStatus.BAD_REQUEST, f"the request has {num_hosts} headers host; send one", "bad_request"
+    return HTTPStatus.BAD_REQUEST, f"the request has {num_hosts} headers host; send one"
 
 
 def in_no_chunks(send: Send) -> Send:

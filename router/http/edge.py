@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from lorrery.chassis.errors import Unauthenticated
+from lorrery.chassis.errors import InvalidRequest, Unauthenticated
 from lorrery.chassis.turns import Turns
 from lorrery.router.checks import check_length
 from lorrery.router.constraint.drawing import SharedConstraint
@@ -20,6 +20,7 @@ from lorrery.router.http.field_names import COMPLETION
 from lorrery.router.http.forms import Form
 from lorrery.router.http.token_json import TokenTexts
 from lorrery.router.keys import ApiKey
+from lorrery.settings import Settings
 from lorrery.v1 import router_pb2
 
 ROLES, REQUEST_ID = "roles", "request_id"
@@ -48,9 +49,29 @@ class Edge:
         self.texts = TokenTexts(handler.tokenizer)
         self.models = handler.settings.served_model_names
         self.model = self.models[0]
-        self.vllm_quirks = handler.settings.router.vllm_quirks
         self.tool_call_probability = handler.settings.router.tool_call_probability
+        self.excludes_tools = handler.settings.router.exclude_tools_when_tool_choice_none
+        self.cached_block_size = _cached_block_size(handler.settings)
         self.max_model_len = handler.settings.scheduler.max_req_total_len
+
+    def check_tool_choice(self, choice: object) -> None:
+        """Check that clients may ask for calls of tools in this way.
+
+        Args:
+            choice: `none`, `auto`, `required`, or a tool to call; None: as none.
+
+        Raises:
+            InvalidRequest: they may not.
+        """
+        allowed = self.handler.settings.router.tool_calls
+        if choice in (None, "none") or allowed == "auto" or (allowed == "required" and choice != "auto"):
+            return
+        read = "required calls of tools alone" if allowed == "required" else "no calls of tools"
+        raise InvalidRequest(
+            f"this engine reads {read}: router.tool_calls is {allowed!r} (--enable-auto-tool-choice,"
+            " --tool-call-parser); set tool_choice to 'none', or leave tools out",
+            field="tool_choice",
+        )
 
     def caller(self, http: Request) -> ApiKey:
         """Authenticate the caller; return its permissions.
@@ -82,7 +103,7 @@ class Edge:
             InvalidRequest: the body's is too long.
         """
         state = http.scope["state"]
-        if in_body and not http.headers.get("x-request-id"):
+        if in_body and "x-request-id" not in http.headers:
             check_length("request_id", in_body)
             state[REQUEST_ID] = in_body
         name: str = state[REQUEST_ID]
@@ -169,6 +190,12 @@ class Edge:
         if await self.handler.find_adapter(self.caller(http), model) is None:
             with named(COMPLETION):
                 raise self.handler.unknown_model(model)
+
+
+def _cached_block_size(settings: Settings) -> int:
+    """Return how many tokens the prefix cache keeps together; 0: there is none."""
+    cache = settings.scheduler.prefix_cache
+    return 0 if cache.kind == "none" else settings.scheduler.block_size or 1
 
 
 def _header_priority(http: Request) -> int | None:

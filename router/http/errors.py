@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: a status, and a body in OpenAI's format."""
+"""Errors as HTTP responses: a status, and a body as vLLM has it."""
 
 import json
 from http import HTTPStatus
@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from starlette.responses import Response
 
-from lorrery.chassis.errors import Reason, RequestError
+from lorrery.chassis.errors import RequestError
 from lorrery.chassis.status import grpc_status, public_text, retry_seconds
 
 HTTP_STATUS: dict[grpc.StatusCode, HTTPStatus] = {
@@ -27,18 +27,16 @@ HTTP_STATUS: dict[grpc.StatusCode, HTTPStatus] = {
 """gRPC status -> HTTP status; any other is 500."""
 
 _TYPES = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.BAD_REQUEST: "BadRequestError",
+    HTTPStatus.FORBIDDEN: "PermissionDeniedError",
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.CONFLICT: "ConflictError",
+    HTTPStatus.TOO_MANY_REQUESTS: "Too Many Requests",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
+    HTTPStatus.NOT_IMPLEMENTED: "NotImplementedError",
+    HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
 }
-
-BODY_TOO_LONG = "body_too_long"
-_CODES = {
-    Reason.UNKNOWN_MODEL: "model_not_found",
-    Reason.UNKNOWN_ADAPTER: "model_not_found",
-    Reason.NEVER_FITS: "context_length_exceeded",
-}
-"""Reasons for which OpenAI has its own code; the code of any other is the reason in lower case."""
+"""vLLM's names for kinds of errors (vllm/entrypoints/serve/exception_handling); any other is the status's phrase."""
 
 
 def http_status(error: RequestError) -> HTTPStatus:
@@ -48,14 +46,13 @@ def http_status(error: RequestError) -> HTTPStatus:
 
 def error_body(error: RequestError) -> dict[str, Any]:
     """Return the response body of an error."""
-    code = _CODES.get(error.reason, error.reason.lower())
-    return body(http_status(error), public_text(error), code, error.facts.get("field"))
+    return body(http_status(error), public_text(error), error.facts.get("field"))
 
 
-def body(status: HTTPStatus, message: str, code: str, param: str | None = None) -> dict[str, Any]:
-    """Return an error in OpenAI's format."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def body(status: HTTPStatus, message: str, param: str | None = None, kind: str | None = None) -> dict[str, Any]:
+    """Return an error as vLLM has it, in OpenAI's format; `kind`: its type, unless it follows from the status."""
+    kind = kind or _TYPES.get(status, status.phrase)
+    return {"error": {"message": message, "type": kind, "param": param, "code": status.value}}
 
 
 def error_response(error: RequestError) -> Response:
@@ -66,7 +63,7 @@ def error_response(error: RequestError) -> Response:
         headers["retry-after"] = f"{max(1, round(seconds))}"
     status = http_status(error)
     if status == HTTPStatus.UNAUTHORIZED:
-        headers["www-authenticate"] = "Bearer"
+        return json_response({"error": "Unauthorized"}, status, {"www-authenticate": "Bearer"})
     return json_response(error_body(error), status, headers)
 
 

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
 from lorrery.router.constraint.merging import Json
@@ -11,14 +13,46 @@ from lorrery.router.field_names import Names
 from lorrery.v1 import router_pb2
 
 _NO_GRAMMAR = "the mock model follows schemas, patterns and choices, and no grammar"
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-"""Of vLLM's structured outputs."""
 _DATA = ("const", "enum", "default", "examples")
 """Keywords of a schema whose values are no schemas."""
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose values are schemas by name, and the names no keywords."""
 _MOST_CALLS = 2
 """Calls in one output, where a client allows several."""
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's `structured_outputs`: one kind, and how it is to be written."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    json_: str | dict[str, Any] | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "StructuredOutputs":
+        asked = self.asked
+        if len(asked) != 1:
+            kinds = " and ".join(asked) or "no kind"
+            raise InvalidRequest(
+                f"structured_outputs has {kinds}; give one of json, regex, choice and json_object",
+                field="structured_outputs",
+            )
+        return self
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The kinds that are given."""
+        kinds = ("json_", "regex", "choice", "grammar", "json_object", "structural_tag")
+        given = {name.rstrip("_"): getattr(self, name) for name in kinds}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class Form(NamedTuple):
@@ -95,35 +129,28 @@ def of_mock_output(text: str | None) -> Form | None:
     return None if text is None else Form(router_pb2.Constraint(text=text), "mock_output")
 
 
-def of_structured_outputs(given: Mapping[str, Any] | None, prefix: str) -> Form | None:
-    """Return the form that vLLM's `structured_outputs` asks for, or its older `guided_` fields.
-
-    Args:
-        given: kinds and what they are; those that are null or false do not count.
-        prefix: of a kind's name, in errors.
+def of_structured_outputs(given: StructuredOutputs | None) -> Form | None:
+    """Return the form that vLLM's `structured_outputs` asks for.
 
     Raises:
-        InvalidRequest: several are asked for, or one that is not supported.
+        InvalidRequest: it is one that is not supported.
     """
-    asked = {kind: value for kind, value in (given or {}).items() if kind in _KINDS and value not in (None, False)}
-    if not asked:
+    if given is None:
         return None
-    if len(asked) > 1:
-        raise InvalidRequest(
-            f"{prefix}{' and '.join(asked)} are two forms of one output; ask for one", field=f"{prefix}{[*asked][1]}"
-        )
-    ((kind, value),) = asked.items()
-    field = f"{prefix}{kind}"
+    ((kind, value),) = given.asked.items()
+    field = f"structured_outputs.{kind}"
     if kind == "json":
         return json_schema(value, field)
-    if kind == "json_object":
-        return Form(router_pb2.Constraint(json_object=True), field)
-    if kind == "regex" and isinstance(value, str):
+    if kind == "regex":
         return Form(router_pb2.Constraint(regex=value), field)
-    if kind == "choice" and isinstance(value, list) and all(isinstance(text, str) for text in value):
+    if kind == "choice":
+        if not value:
+            raise InvalidRequest(f"{field} is empty; give at least one text", field=field)
         return Form(router_pb2.Constraint(choices=router_pb2.Choices(texts=value)), field)
-    if kind in ("regex", "choice"):
-        raise InvalidRequest(f"{field} is no {'text' if kind == 'regex' else 'list of texts'}; give one", field=field)
+    if kind == "json_object":
+        if not value:
+            raise InvalidRequest(f"{field} is false; set it to true, or leave structured_outputs out", field=field)
+        return Form(router_pb2.Constraint(json_object=True), field)
     raise InvalidRequest(f"{field} is not supported here: {_NO_GRAMMAR}", field=field)
 
 

@@ -1,44 +1,61 @@
 """The bodies of OpenAI's routes. The fields that all of them share are in generating.py."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
-from lorrery.router.http.blocks import OPENAI_TEXTS
 from lorrery.router.http.forms import Form, openai_choice, openai_functions, with_tools
-from lorrery.router.http.generating import (
-    LENIENT,
-    Count,
-    GeneratingRequest,
-    Positive,
-    Switch,
-    Texts,
-    Tokens,
-    Whole,
-    refused,
-)
-from lorrery.router.http.tool_calls import read_calls
+from lorrery.router.http.generating import LENIENT, GeneratingRequest, NullIsZero, refused
+from lorrery.router.http.tool_calls import read_arguments
 
-_CHAT_REFUSED = {
-    "chat_template": "the router runs no code of its clients; router.tokenizer brings the template",
-    "continue_final_message": "the chat template ends each turn",
-}
+_MOST_PROMPTS = 1024
 _OWN_VARIABLES = ("self", "messages", "add_generation_prompt")
 """Variables of the chat template that have fields of their own."""
+_TEXTS = {"text": "text", "refusal": "refusal", "thinking": "thinking"}
+"""Types of parts with text, and the field of each with it."""
+_UNREAD = "tool_reference"
+"""Type of a part that templates do not read."""
+_NULL_CONTENT = ("assistant", "function")
+"""Roles whose messages may have null in place of content."""
 
 
 class CompletionRequest(GeneratingRequest):
     """The body of `/v1/completions`."""
 
-    prompt: str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
-    max_tokens: Count | None = Field(default=None, description="16 if unset; 0 only with echo")
-    echo: Switch | None = Field(default=None, description="the text begins with the prompt")
-    logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = Field(
-        default=None, description="how likely each token was, with so many alternatives"
-    )
+    prompt: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]], Field(fail_fast=True)]
+        | str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | None
+    ) = None
+    n: int = 1
+    max_tokens: int | None = Field(default=16, description="0 only with echo")
+    echo: bool | None = Field(default=False, description="the text begins with the prompt")
+    logprobs: int | None = Field(default=None, description="how likely each token was, with so many alternatives")
+    suffix: str | None = None
+    prompt_embeds: bytes | list[bytes] | None = None
+    add_special_tokens: bool = Field(default=True, description="whether a text begins with the token for that")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_prompt(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        prompt = given.get("prompt")
+        if prompt in (None, "") and given.get("prompt_embeds") in (None, []):
+            raise InvalidRequest("prompt is empty; give text or tokens", field="prompt")
+        if isinstance(prompt, list) and len(prompt) > _MOST_PROMPTS and not isinstance(prompt[0], int):
+            raise InvalidRequest(
+                f"prompt has {len(prompt)} prompts; at most {_MOST_PROMPTS} are allowed; send several requests",
+                field="prompt",
+                value=len(prompt),
+                limit=_MOST_PROMPTS,
+            )
+        return given
 
     @property
     def echoes_only(self) -> bool:
@@ -48,12 +65,22 @@ class CompletionRequest(GeneratingRequest):
     @property
     def most_tokens(self) -> int | None:
         """See `GeneratingRequest`: computing a prompt always gives one output token, wanted or not."""
-        return 1 if self.echoes_only else self.max_tokens
+        return 1 if self.echoes_only else 16 if self.max_tokens is None else self.max_tokens
 
     @property
     def top_logprobs(self) -> int | None:
         """See `GeneratingRequest`."""
         return self.logprobs
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """See `GeneratingRequest`."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """See `GeneratingRequest`."""
+        return self.add_special_tokens
 
     @property
     def lists_prompts(self) -> bool:
@@ -71,49 +98,69 @@ class CompletionRequest(GeneratingRequest):
     def check(self) -> None:
         """See `GeneratingRequest`."""
         super().check()
-        if self.max_tokens == 0 and not self.echo:
-            raise InvalidRequest("max_tokens is 0; it must be at least 1 without echo", field="max_tokens", value=0)
         if not self.prompts:
             raise InvalidRequest("prompt is empty; give text or tokens", field="prompt")
 
 
-class ContentPart(BaseModel):
-    """A part of a message."""
+def _part(part: object, field: str) -> str:
+    """Return the text of a part of a message; `field`: its name, for errors.
 
-    model_config = LENIENT
+    Raises:
+        InvalidRequest: it is not text.
+    """
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == _UNREAD:
+        return ""
+    if not isinstance(part, dict) or kind not in _TEXTS:
+        raise InvalidRequest(
+            f"{field} is of type {quoted(str(kind))}, and the mock model reads text only; leave out images, audio"
+            " and files",
+            field=field,
+            value=quoted(str(kind)),
+        )
+    name = _TEXTS[kind]
+    text = part.get(name)
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{field}.{name} is missing, or no text; give one", field=f"{field}.{name}")
+    return text
 
-    type: str = Field(description="text, refusal or thinking; input_text and output_text are text")
-    text: str | None = None
-    refusal: str | None = None
-    thinking: str | None = None
 
-    def check(self, field: str) -> str:
-        """Return the text; `field`: its name, for errors.
+class CalledFunction(BaseModel):
+    """The function of a call, and its arguments as JSON."""
 
-        Raises:
-            InvalidRequest: it is not text.
-        """
-        if self.type not in OPENAI_TEXTS:
-            raise InvalidRequest(
-                f"{field} is of type {quoted(self.type)}, and the mock model reads text only; leave out images, audio"
-                " and files",
-                field=field,
-                value=quoted(self.type),
-            )
-        name = OPENAI_TEXTS[self.type]
-        text: str | None = getattr(self, name)
-        if text is None:
-            raise InvalidRequest(f"{field}.{name}: Field required", field=f"{field}.{name}")
-        return text
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call of a tool."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
 
 
 class ChatMessage(BaseModel):
     """One turn of a conversation; the chat template may read further fields."""
 
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     role: str
-    content: str | Annotated[list[ContentPart | str], Field(fail_fast=True)] | None = None
+    content: str | list[Any] | dict[Any, Any] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_null(cls, given: object) -> object:
+        is_null = isinstance(given, dict) and given.get("content", "") is None
+        if is_null and isinstance(given, dict) and given.get("role") not in _NULL_CONTENT:
+            raise ValueError("content is null, which only an assistant's may be")
+        return given
 
     def text(self, field: str) -> str:
         """Return the text; `field`: its name, for errors.
@@ -122,11 +169,8 @@ class ChatMessage(BaseModel):
             InvalidRequest: a part of it is not text.
         """
         if not isinstance(self.content, list):
-            return self.content or ""
-        return "".join(
-            part if isinstance(part, str) else part.check(f"{field}.content[{number}]")
-            for number, part in enumerate(self.content)
-        )
+            return self.content or "" if isinstance(self.content, str) else ""
+        return "".join(_part(part, f"{field}.content[{number}]") for number, part in enumerate(self.content))
 
     def turn(self, where: str) -> dict[str, Any]:
         """Return the turn as a message for chat templates, without fields that are null; `where`: for errors.
@@ -135,11 +179,19 @@ class ChatMessage(BaseModel):
             InvalidRequest: it has more than text and tool calls.
         """
         further = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
-        calls = further.pop("tool_calls", None)
         turn = {**further, "role": self.role, "content": self.text(where)}
-        if self.role != "assistant" or not calls:
+        if self.role != "assistant" or not self.tool_calls:
             return turn
-        return {**turn, "tool_calls": read_calls(calls, f"{where}.tool_calls")}
+        return {
+            **turn,
+            "tool_calls": [_read(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(self.tool_calls)],
+        }
+
+
+def _read(call: ToolCall, where: str) -> dict[str, Any]:
+    """Return a call with its arguments as an object."""
+    arguments = read_arguments(call.function.arguments, f"{where}.function.arguments")
+    return {**call.model_dump(), "function": {**call.function.model_dump(), "arguments": arguments}}
 
 
 def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -151,34 +203,121 @@ def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return [message.turn(f"messages[{number}]") for number, message in enumerate(messages)]
 
 
+class FunctionDefinition(BaseModel):
+    """A function that may be called."""
+
+    model_config = LENIENT
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool that may be called."""
+
+    model_config = LENIENT
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class FunctionName(BaseModel):
+    """A function to call."""
+
+    model_config = LENIENT
+
+    name: str
+
+
+class ToolChoice(BaseModel):
+    """A tool to call."""
+
+    model_config = LENIENT
+
+    function: FunctionName
+    type: Literal["function"] = "function"
+
+
 class ChatRequest(GeneratingRequest):
     """The body of `/v1/chat/completions`."""
 
-    messages_: Annotated[list[ChatMessage], Field(min_length=1, alias="messages", fail_fast=True)]
-    max_completion_tokens: Positive | None = Field(default=None, description="unset: max_tokens")
-    max_tokens: Positive | None = Field(default=None, description="unset: what the prompt leaves of the context")
-    logprobs: Switch | None = Field(default=None, description="how likely each token was")
-    top_logprobs_: Annotated[Whole, Field(ge=0, le=20)] | None = Field(
-        default=None, alias="top_logprobs", description="so many alternatives to each token; needs logprobs"
+    messages_: Annotated[list[ChatMessage], Field(alias="messages", fail_fast=True)]
+    max_completion_tokens: int | None = Field(default=None, description="unset: max_tokens")
+    max_tokens: int | None = Field(default=None, description="unset: what the prompt leaves of the context")
+    logprobs: bool | None = Field(default=False, description="how likely each token was")
+    top_logprobs_: NullIsZero = Field(
+        default=0, alias="top_logprobs", description="so many alternatives to each token; needs logprobs"
     )
-    modalities: Texts | None = Field(default=None, description="text")
-    tools: Any = Field(default=None, description="functions that may be called, also for the chat template")
-    parallel_tool_calls: Switch | None = Field(default=None, description="false: one call at most")
-    documents: Any = Field(default=None, description="for the chat template")
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
+        default=None, description="functions that may be called, also for the chat template"
+    )
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
+        default="none", description="none, auto (the default with tools), required, or a function to call"
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None, description="for the chat template"
+    )
+    include_reasoning: bool = Field(default=True, description="without effect")
+    parallel_tool_calls: bool | None = Field(default=True, description="false: one call at most")
+    echo: bool = Field(default=False, description="the text begins with the assistant's last message")
+    documents: list[dict[str, str]] | None = Field(default=None, description="for the chat template")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")
-    add_generation_prompt: Switch | None = Field(
-        default=None, description="whether the prompt ends with what begins the assistant's turn"
+    add_generation_prompt: bool = Field(
+        default=True, description="whether the prompt ends with what begins the assistant's turn"
     )
+    continue_final_message: bool = Field(default=False, description="the prompt ends within the last message")
+    add_special_tokens: bool = Field(default=False, description="whether a token for that begins the rendered text")
     chat_template: str | None = None
-    continue_final_message: Switch | None = None
-    tool_choice: Any = Field(default=None, description="none, auto, required, or a function to call")
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    return_prompt_text: bool | None = Field(default=None, description="the answer has the rendered prompt")
 
-    fills_context: ClassVar[bool] = True
+    logprobs_name: ClassVar[str] = "top_logprobs"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_logprobs(cls, given: object) -> object:
+        if isinstance(given, dict) and given.get("top_logprobs") and not given.get("logprobs"):
+            raise InvalidRequest(
+                f"top_logprobs is {given['top_logprobs']}; it needs logprobs: true; set that, or leave it out",
+                field="top_logprobs",
+            )
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_tools(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        tools, choice = given.get("tools"), given.get("tool_choice")
+        if tools == []:
+            raise InvalidRequest("tools is empty; give one, or leave it out", field="tools")
+        if "tool_choice" not in given:
+            return {**given, "tool_choice": "auto"} if tools else given
+        if choice in (None, "none"):
+            return given
+        if tools is None:
+            raise InvalidRequest("tool_choice needs tools; give some, or leave it out", field="tool_choice")
+        if not isinstance(choice, dict) and choice not in ("auto", "required"):
+            raise InvalidRequest(
+                f"tool_choice is {quoted(str(choice))}; it must be none, auto, required, or a function among tools",
+                field="tool_choice",
+            )
+        if isinstance(choice, dict):
+            _check_named(choice, tools)
+        return given
+
+    @property
+    def most_tokens_name(self) -> str:
+        """See `GeneratingRequest`."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def most_tokens(self) -> int | None:
         """See `GeneratingRequest`."""
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def top_logprobs(self) -> int | None:
@@ -186,27 +325,50 @@ class ChatRequest(GeneratingRequest):
         return (self.top_logprobs_ or 0) if self.logprobs else None
 
     @property
+    def adds_special_tokens(self) -> bool:
+        """See `GeneratingRequest`."""
+        return self.add_special_tokens
+
+    @property
+    def echoed_logprobs(self) -> int | None:
+        """See `GeneratingRequest`."""
+        return self.top_logprobs_ if self.echo else None
+
+    @property
+    def role(self) -> str:
+        """Whose turn the output is."""
+        return "assistant" if self.add_generation_prompt else self.messages_[-1].role
+
+    @property
+    def echoed(self) -> str:
+        """The text that precedes the output."""
+        last = self.messages_[-1]
+        return last.text("messages") if self.echo and last.role == self.role else ""
+
+    @property
     def turns(self) -> list[dict[str, Any]]:
         """The conversation as messages for chat templates."""
         return turns(self.messages_)
 
-    @property
-    def variables(self) -> dict[str, Any]:
-        """Further variables for the chat template."""
+    def variables(self, *, excludes_tools: bool) -> dict[str, Any]:
+        """Return further variables for the chat template; `excludes_tools`: no tools where none may be called."""
         given = dict(self.chat_template_kwargs or {})
-        if self.tools and self.tool_choice != "none":
-            given["tools"] = self.tools
+        if self.tools and not (excludes_tools and self.tool_choice == "none"):
+            given["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools]
         if self.documents:
             given["documents"] = self.documents
         return {name: value for name, value in given.items() if name not in _OWN_VARIABLES}
 
     def form(self, tool_call_probability: float) -> Form | None:
         """See `GeneratingRequest`; a required call precedes other forms."""
-        functions, choice = openai_choice(openai_functions(self.tools), self.tool_choice)
+        tools = None if self.tools is None else [tool.model_dump() for tool in self.tools]
+        choice = self.tool_choice
+        named = choice.model_dump() if isinstance(choice, ToolChoice) else choice
+        functions, called = openai_choice(openai_functions(tools), named)
         return with_tools(
             super().form(tool_call_probability),
             functions,
-            choice,
+            called,
             several=self.parallel_tool_calls is not False,
             probability=tool_call_probability,
         )
@@ -214,14 +376,77 @@ class ChatRequest(GeneratingRequest):
     def check(self) -> None:
         """See `GeneratingRequest`."""
         super().check()
-        for name, why in _CHAT_REFUSED.items():
+        if not self.messages_:
+            raise InvalidRequest("messages is empty; give at least one", field="messages")
+        if self.chat_template is not None or "chat_template" in (self.chat_template_kwargs or {}):
+            why = "the router runs no code of its clients; router.tokenizer brings the template"
+            raise refused("chat_template", self.chat_template, why)
+        for name in ("media_io_kwargs", "mm_processor_kwargs"):
             if value := getattr(self, name):
-                raise refused(name, value, why)
-        if self.top_logprobs_ and not self.logprobs:
+                raise refused(name, value, "the mock model reads text only")
+        if (
+            self.continue_final_message
+            and self.add_generation_prompt
+            and "add_generation_prompt" in self.model_fields_set
+        ):
             raise InvalidRequest(
-                f"top_logprobs is {self.top_logprobs_}; it needs logprobs: true; set that, or leave it out",
-                field="top_logprobs",
-                value=self.top_logprobs_,
+                "continue_final_message ends the prompt within a turn, and add_generation_prompt begins one; set one of"
+                " them",
+                field="continue_final_message",
             )
-        if self.modalities is not None and set(self.modalities) != {"text"}:
-            raise refused("modalities", self.modalities, "output is text")
+        if self.structured_outputs is not None and isinstance(self.tool_choice, ToolChoice):
+            raise InvalidRequest(
+                "structured_outputs and tool_choice are two forms of one output; ask for one", field="tool_choice"
+            )
+
+
+class ChatBatchRequest(ChatRequest):
+    """The body of `/v1/chat/completions/batch`: several conversations."""
+
+    messages_: Annotated[
+        list[Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]],
+        Field(alias="messages", min_length=1, fail_fast=True),
+    ]  # type: ignore[assignment]
+    tool_choice: Literal["none"] | None = "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_batch(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        if given.get("n", 1) not in (None, 1):
+            raise InvalidRequest("n must be 1 in a batch; send more conversations", field="n", value=given["n"])
+        return {name: value for name, value in given.items() if name not in ("tools", "stream", "stream_options")}
+
+    @property
+    def conversations(self) -> list[list[dict[str, Any]]]:
+        """The conversations as messages for chat templates."""
+        every: Any = self.messages_
+        return [turns(messages) for messages in every]
+
+    @property
+    def role(self) -> str:
+        """See `ChatRequest`."""
+        return "assistant"
+
+    @property
+    def echoed(self) -> str:
+        """See `ChatRequest`."""
+        return ""
+
+
+def _check_named(choice: dict[str, Any], tools: object) -> None:
+    """Check a choice that names a tool; its further form is checked later.
+
+    Raises:
+        InvalidRequest: it names none, or none of `tools`.
+    """
+    function, field = choice.get("function"), "tool_choice.function"
+    if not isinstance(function, dict):
+        raise InvalidRequest(f"{field} is missing, or no object; give the name of a function", field=field)
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest(f"{field}.name is missing, or no text; name a function", field=f"{field}.name")
+    known = (tool.get("function") for tool in tools if isinstance(tool, dict)) if isinstance(tools, list) else ()
+    if name not in (one.get("name") for one in known if isinstance(one, dict)):
+        raise InvalidRequest(f"tool_choice names {quoted(name)}, which is not among tools", field="tool_choice")

@@ -1,8 +1,9 @@
-"""OpenAI's responses, as vLLM makes them.
+"""OpenAI's responses, as vLLM makes them, with every field that vLLM writes though it be null.
 
-Details that clients rely on: a chunk carries one token, the role comes with the first token and the finish reason with
-the last; usage has its own chunk, without choices, and only if requested; the last event is `[DONE]`. The usage so
-far is one of the details of a chunk; chunks without details are text put together from ready parts.
+Details that clients rely on: a chunk carries one token, a chat's role comes in an event of its own before the first
+token, and the finish reason with the last; usage has its own chunk, without choices, and only if requested; the last
+event is `[DONE]`. The usage so far is one of the details of a chunk; chunks without details are text put together from
+ready parts.
 """
 
 import json
@@ -12,16 +13,19 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from lorrery.chassis.errors import RequestError
+from lorrery.chassis.version import VERSION
 from lorrery.router.http.answer import DONE, EVENT_STREAM, Collected, data, finish_word
-from lorrery.router.http.chat_calls import NO_CONTENT, NO_DELTA, ChatCalls
+from lorrery.router.http.chat_calls import ChatCalls
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.forms import Form
 from lorrery.router.http.openai_details import Details, Piece
+from lorrery.router.http.pieces import array_of
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 
-_GOES_ON = '"finish_reason": null, "stop_reason": null'
+_FINGERPRINT = f'"system_fingerprint": "lorrery-{VERSION}"'
+_AFTER_USAGE = '"kv_transfer_params": null, "ec_transfer_params": null, "metrics": null'
 
 
 class CompletionShape:
@@ -34,14 +38,13 @@ class CompletionShape:
         include_usage: whether a stream ends with its usage.
         details: what to show beside the text; None: text only.
         stop_token_ids: tokens that end an output.
-        form: of the outputs; only one with calls of tools changes how a chat shows them.
     """
 
     media_type = EVENT_STREAM
     kind = "text_completion"
     chunk_kind = "text_completion"
-    prompt_in_choice = True
-    """Whether details of a prompt are in each choice, or beside the choices."""
+    goes_on = '"finish_reason": null, "stop_reason": null'
+    """A chunk's fields about the end of its output, before that."""
 
     def __init__(
         self,
@@ -51,14 +54,10 @@ class CompletionShape:
         include_usage: bool,
         details: Details | None = None,
         stop_token_ids: Collection[int] = (),
-        form: Form | None = None,
     ) -> None:
         self._n = n
-        self._form = form if form is not None and form.calls_tools else None
-        self._calls_of: dict[int, ChatCalls] = {}  # by output
         self._details = details
         self._stop_token_ids = stop_token_ids
-        self._introduced: set[int] = set()  # outputs whose role a chat has shown
         self._head = {"id": request_id, "created": unix_seconds(), "model": model}
         head = json.dumps({"id": request_id, "object": self.chunk_kind, "created": self._head["created"]})[:-1]
         self._prefix = f'data: {head}, "model": {json.dumps(model)}, "choices": [{{"index": '
@@ -68,21 +67,22 @@ class CompletionShape:
         """See `Shape`."""
         if self._details is not None:
             for piece in self._details.echoed(index):
-                yield self._detailed_event(self._details, index, piece, self._delta(index, piece.text), _GOES_ON)
+                yield self._detailed_event(self._details, index, piece, self._delta(index, piece.text), self.goes_on)
 
     def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
         """See `Shape`."""
         is_last = message.HasField("finish")
-        if self._details is None:
+        details = self._details
+        if details is None:
             delta = self._delta(index, message.text, last=is_last)
-            if delta == NO_DELTA and not is_last:
-                return b""  # as in vLLM: nothing of a call is certain yet
-            ending = self._ending(index, message.finish, message.token_ids) if is_last else _GOES_ON
-            return f'{self._prefix}{index}, {delta}, "logprobs": null, {ending}}}]}}\n\n'.encode()
-        piece = self._details.take(index, message.text, message.token_ids, logprobs)
+            ending = self._ending(index, message.finish, message.token_ids) if is_last else self.goes_on
+            beside = f", {_FINGERPRINT}" if is_last and not self._include_usage else ""
+            event = f'{self._prefix}{index}, {delta}, "logprobs": null, {ending}, {self._no_tokens}}}]{beside}}}'
+            return f"{event}\n\n".encode()
+        piece = details.take(index, message.text, message.token_ids, logprobs)
         delta = self._delta(index, piece.text, last=is_last)
-        ending = self._ending(index, message.finish, message.token_ids) if is_last else _GOES_ON
-        return self._detailed_event(self._details, index, piece, delta, ending)
+        ending = self._ending(index, message.finish, message.token_ids) if is_last else self.goes_on
+        return self._detailed_event(details, index, piece, delta, ending, last=is_last)
 
     def _ending(self, index: int, finish: router_pb2.Finish, token_ids: Sequence[int]) -> str:
         """Return a choice's fields about its end, after its last text; `token_ids`: up to the last."""
@@ -96,23 +96,23 @@ class CompletionShape:
         del index
         return finish_word(reason)
 
-    def _detailed_event(self, details: Details, index: int, piece: Piece, delta: str, ending: str) -> bytes:
-        choice = "".join(self._detailed(details, delta, piece, ending))
-        beside = f"{''.join(self._beside(details, piece))}{details.usage_so_far(index)}"
-        return f"{self._prefix}{index}, {choice}}}]{beside}}}\n\n".encode()
+    _no_tokens = '"prompt_token_ids": null, "token_ids": null'
 
-    def _detailed(self, details: Details, text: str, piece: Piece, ending: str) -> Iterator[str]:
-        """Yield the fields of a choice with its details."""
-        yield f'{text}, "logprobs": '
-        yield from self._logprobs(details, piece)
-        yield f", {ending}"
-        yield from details.own(piece)
-        if self.prompt_in_choice:
-            yield from details.about_prompt(piece)
+    def _detailed_event(
+        self, details: Details, index: int, piece: Piece, delta: str, ending: str, *, last: bool = False
+    ) -> bytes:
+        parts = [f'{self._prefix}{index}, {delta}, "logprobs": ', *self._logprobs(details, piece), f", {ending}, "]
+        parts += self._tokens(details, piece)
+        beside = f", {_FINGERPRINT}" if last and not self._include_usage else ""
+        return f"{''.join(parts)}}}]{beside}{details.usage_so_far(index)}}}\n\n".encode()
 
-    def _beside(self, details: Details, piece: Piece) -> Iterator[str]:
-        """Return the fields beside the choices."""
-        return iter(()) if self.prompt_in_choice else details.about_prompt(piece)
+    def _tokens(self, details: Details, piece: Piece) -> Iterator[str]:
+        """Yield a chunk's fields with tokens."""
+        shown = piece.prompt if details.token_ids or details.echo else None
+        yield '"prompt_token_ids": '
+        yield from ("null",) if shown is None else array_of(shown.token_ids)
+        yield ', "token_ids": '
+        yield from array_of(piece.token_ids) if details.token_ids else ("null",)
 
     def _logprobs(self, details: Details, piece: Piece) -> Iterator[str]:
         return details.completion_logprobs(piece)
@@ -126,8 +126,8 @@ class CompletionShape:
         """See `Shape`."""
         if not self._include_usage:
             return DONE
-        content = self._content(self.chunk_kind, []) | {"usage": self._usage(usages)}
-        return data(json.dumps(content)) + DONE
+        content = json.dumps({**self._head, "object": self.chunk_kind, "choices": [], "usage": self._usage(usages)})
+        return data(f"{content[:-1]}, {_FINGERPRINT}}}") + DONE
 
     def error_events(self, error: RequestError) -> bytes:
         """See `Shape`."""
@@ -136,59 +136,157 @@ class CompletionShape:
     def whole(self, choices: Sequence[Collected]) -> Iterator[str]:
         """See `Shape`."""
         yield f'{json.dumps(self._head | {"object": self.kind})[:-1]}, "choices": ['
-        beside: list[tuple[Details, Piece]] = []
+        details, last = self._details, None
         for index, choice in enumerate(choices):
             assert choice.finish is not None
             yield f'{", " if index else ""}{{"index": {index}, '
-            if self._details is None:
-                text = self._whole_text(index, choice.text.getvalue())
-                yield f'{text}, "logprobs": null, {self._ending(index, choice.finish, choice.token_ids)}'
+            text, ending = choice.text.getvalue(), self._ending(index, choice.finish, choice.token_ids)
+            if details is None:
+                yield f'{self._whole_text(index, text)}, "logprobs": null, {ending}, "token_ids": null'
             else:
-                piece = self._details.take(index, choice.text.getvalue(), choice.token_ids, choice.logprobs)
-                text = self._whole_text(index, piece.text)
-                ending = self._ending(index, choice.finish, choice.token_ids)
-                yield from self._detailed(self._details, text, piece, ending)
-                beside.append((self._details, piece))
-            yield "}"
-        yield "]"
-        for details, piece in beside[-1:]:
-            yield from self._beside(details, piece)
-        yield f', "usage": {json.dumps(self._usage([choice.usage for choice in choices]))}}}'
+                last = details.take(index, text, choice.token_ids, choice.logprobs)
+                yield f'{self._whole_text(index, last.text)}, "logprobs": '
+                yield from self._logprobs(details, last)
+                yield f', {ending}, "token_ids": '
+                yield from array_of(last.token_ids) if details.token_ids else ("null",)
+            yield from self._in_choice(last)
+            yield ', "routed_experts": null}'
+        usage = self._usage([choice.usage for choice in choices], whole=True)
+        yield f'], "service_tier": null, {_FINGERPRINT}, "usage": {json.dumps(usage)}, '
+        yield from self._beside(last)
+        yield f"{_AFTER_USAGE}}}"
 
-    def _usage(self, usages: Sequence[types_pb2.Usage]) -> dict[str, Any]:
-        return usage_of(usages, self._n, output=self._details is None or self._details.output)
+    def _in_choice(self, piece: Piece | None) -> Iterator[str]:
+        """Yield the further fields of a choice."""
+        yield from self._about_prompt(piece)
+
+    def _beside(self, piece: Piece | None) -> Iterator[str]:
+        """Yield the further fields beside the choices, each before a comma."""
+        del piece
+        return iter(())
+
+    def _about_prompt(self, piece: Piece | None) -> Iterator[str]:
+        """Yield the fields about a prompt, each after a comma."""
+        details, prompt = self._details, None if piece is None else piece.prompt
+        yield ', "prompt_logprobs": '
+        if details is None or prompt is None or details.prompt_logprobs is None:
+            yield "null"
+        else:
+            yield from details.json.prompt(prompt.run(), details.prompt_logprobs)
+        yield ', "prompt_token_ids": '
+        if details is None or prompt is None or not details.token_ids:
+            yield "null"
+        else:
+            yield from array_of(prompt.token_ids)
+
+    def _usage(self, usages: Sequence[types_pb2.Usage], *, whole: bool = False) -> dict[str, Any]:
+        usage = usage_of(usages, self._n)
+        # As in vLLM, of several prompts it is the last that counts here, and the first in a stream.
+        usage["prompt_tokens_details"] = {"cached_tokens": usages[-1 if whole else 0].cached_tokens}
+        if whole:
+            usage["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
+            usage["completion_tokens_details"] = None
+        return usage
 
     def _whole_text(self, index: int, text: str) -> str:
         """Return a choice's field with its whole text."""
         del index
         return f'"text": {quoted(text)}'
 
-    def _content(self, kind: str, choices: list[Any]) -> dict[str, Any]:
-        return {**self._head, "object": kind, "choices": choices}
-
 
 class ChatShape(CompletionShape):
-    """The response format of `/v1/chat/completions`; arguments are those of `CompletionShape`."""
+    """The response format of `/v1/chat/completions`.
+
+    Args:
+        request_id: of the whole response.
+        model: name that the client gave.
+        n: outputs.
+        include_usage: whether a stream ends with its usage.
+        details: what to show beside the text; None: text only.
+        stop_token_ids: tokens that end an output.
+        form: of the outputs; only one with calls of tools changes how they are shown.
+        role: whose turn the output is.
+        echo: text that precedes each output.
+        prompt_text: the rendered prompt, if it is to be shown.
+        block_size: tokens per block of the prefix cache, 0 without one; None: usage has no details of the prompt.
+    """
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
-    prompt_in_choice = False
+    goes_on = '"finish_reason": null'
+    _no_tokens = '"token_ids": null'
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        n: int,
+        include_usage: bool,
+        details: Details | None = None,
+        stop_token_ids: Collection[int] = (),
+        form: Form | None = None,
+        *,
+        role: str = "assistant",
+        echo: str = "",
+        prompt_text: str | None = None,
+        block_size: int | None = 0,
+    ) -> None:
+        super().__init__(request_id, model, n, include_usage, details, stop_token_ids)
+        self._form = form if form is not None and form.calls_tools else None
+        self._calls_of: dict[int, ChatCalls] = {}  # by output
+        self._role, self._echo, self._prompt_text = role, echo, prompt_text
+        self._block_size = block_size
+
+    def echo(self, index: int) -> Iterator[bytes]:
+        """See `Shape`: the event with the role, and the one with the text that is echoed."""
+        details = self._details
+        usage = "" if details is None else details.usage_so_far(index)
+        delta = f'"delta": {{"role": {quoted(self._role)}, "content": ""}}, "logprobs": null, {self.goes_on}'
+        tokens = "null"
+        if details is not None and details.token_ids and details.prompts:
+            tokens = "".join(array_of(details.prompts[index // self._n].token_ids))
+        prompt = f'"prompt_token_ids": {tokens}, "prompt_text": {json.dumps(self._prompt_text)}'
+        yield f"{self._prefix}{index}, {delta}}}]{usage}, {prompt}}}\n\n".encode()
+        if self._echo:
+            delta = f'"delta": {{"content": {quoted(self._echo)}}}, "logprobs": null, {self.goes_on}'
+            yield f"{self._prefix}{index}, {delta}}}]{usage}}}\n\n".encode()
+
+    def _tokens(self, details: Details, piece: Piece) -> Iterator[str]:
+        yield '"token_ids": '
+        yield from array_of(piece.token_ids) if details.token_ids else ("null",)
 
     def _delta(self, index: int, text: str, *, last: bool = False) -> str:
-        said = f'"content": {quoted(text)}' if self._form is None else self._calls(self._form, index).delta(text, last)
-        if index in self._introduced:
-            return f'"delta": {{{said}}}'
-        self._introduced.add(index)
-        return f'"delta": {{"role": "assistant", {said or NO_CONTENT}}}'
+        if self._form is None:
+            return f'"delta": {{"content": {quoted(text)}}}'
+        return f'"delta": {{{self._calls(self._form, index).delta(text, last)}}}'
 
     def _whole_text(self, index: int, text: str) -> str:
-        said = f'"content": {quoted(text)}' if self._form is None else self._calls(self._form, index).whole(text)
-        return f'"message": {{"role": "assistant", {said}}}'
+        content, calls = (self._echo + text, "") if self._form is None else self._calls(self._form, index).whole(text)
+        nulls = '"refusal": null, "annotations": null, "audio": null, "function_call": null'
+        said = f'"role": {quoted(self._role)}, "content": {quoted(content)}, {nulls}{calls}, "reasoning": null'
+        return f'"message": {{{said}}}'
+
+    def _in_choice(self, piece: Piece | None) -> Iterator[str]:
+        del piece
+        return iter(())
+
+    def _beside(self, piece: Piece | None) -> Iterator[str]:
+        yield "".join(self._about_prompt(piece)).removeprefix(", ")
+        yield f', "prompt_text": {json.dumps(self._prompt_text)}, '
 
     def _finish_word(self, index: int, reason: FinishReason) -> str:
         # As in OpenAI's API, an output that calls the tool which its request names ends with "stop".
         called = self._form is not None and self._form.tool is None and self._calls(self._form, index).num_calls > 0
         return "tool_calls" if called and finish_word(reason) == "stop" else finish_word(reason)
+
+    def _usage(self, usages: Sequence[types_pb2.Usage], *, whole: bool = False) -> dict[str, Any]:
+        usage = super()._usage(usages, whole=whole)
+        details = usage["prompt_tokens_details"]
+        if self._block_size is None:
+            return usage | {"prompt_tokens_details": None}
+        size, prompt = self._block_size, usages[0].prompt_tokens
+        details["created_cache_tokens"] = max(0, prompt // size * size - usages[0].cached_tokens) if size else 0
+        return usage
 
     def _calls(self, form: Form, index: int) -> ChatCalls:
         calls = self._calls_of.get(index)
@@ -200,22 +298,19 @@ class ChatShape(CompletionShape):
         return details.chat_logprobs(piece)
 
 
-def usage_of(usages: Sequence[types_pb2.Usage], n: int, *, output: bool = True) -> dict[str, Any]:
+def usage_of(usages: Sequence[types_pb2.Usage], n: int) -> dict[str, Any]:
     """Return the usage of a response.
 
     Args:
         usages: of each output, in order.
         n: outputs per prompt; each prompt counts once.
-        output: whether produced tokens count.
     """
     prompt = sum(usage.prompt_tokens for usage in usages[::n])
-    cached = sum(usage.cached_tokens for usage in usages[::n])
-    completion = sum(usage.completion_tokens for usage in usages) if output else 0
+    completion = sum(usage.completion_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens": completion,
     }
 
 

@@ -1,7 +1,7 @@
 """The body of OpenAI's `/v1/responses`. Fields shared with the other routes are in generating.py."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,14 +11,15 @@ from lorrery.router.http.forms import Form, of_format, only_one, openai_choice, 
 from lorrery.router.http.generating import (
     LENIENT,
     GeneratingRequest,
-    Positive,
-    Switch,
     Texts,
-    Whole,
     refuse_given,
     refused,
 )
 from lorrery.router.http.tool_calls import read_arguments
+
+Switch = Annotated[bool, Field(strict=False)]
+Whole = Annotated[int, Field(strict=False)]
+Positive = Annotated[Whole, Field(ge=1, le=0x7FFFFFFF)]
 
 _ITEMS = ("message", "function_call", "function_call_output")
 _UNREAD_ITEMS = ("reasoning",)
@@ -100,8 +101,10 @@ class ResponsesRequest(GeneratingRequest):
     conversation: Any = None
     prompt: Any = None
 
-    most_tokens_name: ClassVar[str] = "max_output_tokens"
-    fills_context: ClassVar[bool] = True
+    @property
+    def most_tokens_name(self) -> str:
+        """See `GeneratingRequest`."""
+        return "max_output_tokens"
 
     @property
     def most_tokens(self) -> int | None:

@@ -3,6 +3,7 @@
 uvicorn handles the protocol (`chassis.web_server`), within the bounds of connection.py.
 """
 
+import re
 from http import HTTPStatus
 from time import perf_counter
 from uuid import uuid4
@@ -20,11 +21,14 @@ from lorrery.router.http.anthropic_errors import as_anthropic_has_it
 from lorrery.router.http.app import make_app
 from lorrery.router.http.connection import DirectWriter, connection_class, given_request_id, in_no_chunks
 from lorrery.router.http.edge import REQUEST_ID
-from lorrery.router.http.errors import BODY_TOO_LONG, body, json_response
+from lorrery.router.http.errors import body, json_response
 from lorrery.router.http.requests_counted import RequestsCounted
 from lorrery.router.tracing import CallTrace, CallTraces
 
 _log = get_logger("router.http")
+
+_NOT_IN_HEADER = re.compile("[^ -~]")
+"""What a request id from a body may have, and a header may not."""
 
 _JSON_BYTES_PER_BYTE = 6
 """JSON may encode one byte as `\\u0000`."""
@@ -60,7 +64,7 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsC
     """
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     text = f"the body has more than {max_bytes} bytes; send less"
-    too_long = as_anthropic_has_it(json_response(body(status, text, BODY_TOO_LONG), status, {"connection": "close"}))
+    too_long = as_anthropic_has_it(json_response(body(status, text), status, {"connection": "close"}))
     app = as_anthropic_has_it(app)
 
     async def bounded_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +84,10 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsC
                 if trace is not None:
                     trace.answered(message["status"], getattr(scope.get("route"), "path", None))
                 request_id: str = scope["state"][REQUEST_ID]  # a body may have set it
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode("latin-1"))]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", _NOT_IN_HEADER.sub("?", request_id).encode()),
+                ]
             await send(message)
 
         num_bytes = 0

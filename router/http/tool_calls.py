@@ -12,32 +12,6 @@ from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.nesting import too_deep
 
 
-def read_calls(calls: object, where: str) -> list[dict[str, Any]]:
-    """Return the tool calls of an assistant's turn, each with its arguments as an object.
-
-    Args:
-        calls: as OpenAI's clients send them.
-        where: their path in the request, for errors.
-
-    Raises:
-        InvalidRequest: one of them is no call of a function, or is nested too deeply.
-    """
-    if not isinstance(calls, list):
-        raise InvalidRequest(f"{where} is no list; give a list of calls, or leave it out", field=where)
-    return [_read(call, f"{where}[{number}]") for number, call in enumerate(calls)]
-
-
-def _read(call: object, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or call.get("type", "function") != "function":
-        raise InvalidRequest(
-            f"{where} is no call of a function; give the type 'function', and a function with name and arguments",
-            field=where,
-        )
-    arguments = read_arguments(function.get("arguments"), f"{where}.function.arguments")
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
 def read_arguments(given: object, where: str) -> dict[str, Any]:
     """Return a call's arguments, given as JSON or as an object; without any, an empty object.
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import grpc
 import grpc.aio
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field, model_validator
 from starlette.responses import PlainTextResponse, Response
 
 from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
@@ -16,7 +17,7 @@ from lorrery.chassis.status import reason_of
 from lorrery.router.field_names import named
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
-from lorrery.router.http.errors import json_response
+from lorrery.router.http.errors import body, json_response
 from lorrery.router.http.field_names import LORA
 from lorrery.router.http.generating import LENIENT, Tokens
 from lorrery.router.http.openai_requests import ChatMessage, turns
@@ -27,6 +28,9 @@ from lorrery.v1 import scheduler_pb2, types_pb2
 _MAX_PATH_CHARACTERS = 4096
 """Linux's PATH_MAX."""
 _BOTH = "Both 'lora_name' and 'lora_path' must be provided."
+_KNOWN = (
+    "The lora adapter {} has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
+)
 _INVALID, _NOT_FOUND = "InvalidUserInput", "NotFoundError"
 _PATHS = (
     re.compile(r"/(?:home|usr|opt|var|tmp|root|lib|mnt|srv)(?:/[\w.\-]+)+"),
@@ -40,12 +44,17 @@ class LoadLora(BaseModel):
 
     model_config = LENIENT
 
-    lora_name: str | None = None
-    lora_path: Annotated[str, Field(max_length=_MAX_PATH_CHARACTERS)] | None = Field(
-        default=None, description="a PEFT folder on the router's machine"
+    lora_name: str
+    lora_path: Annotated[str, Field(max_length=_MAX_PATH_CHARACTERS)] = Field(
+        description="a PEFT folder on the router's machine; unset only with a rank"
     )
     rank: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(default=None, description="unset: as the folder has it")
-    load_inplace: bool | None = Field(default=None, description="take the place of one of this name")
+    load_inplace: bool = Field(default=False, description="take the place of one of this name")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_folder(cls, given: object) -> object:
+        return {"lora_path": "", **given} if isinstance(given, dict) and given.get("rank") is not None else given
 
 
 class UnloadLora(BaseModel):
@@ -53,7 +62,7 @@ class UnloadLora(BaseModel):
 
     model_config = LENIENT
 
-    lora_name: str | None = None
+    lora_name: str
 
 
 class Adapter(BaseModel):
@@ -93,18 +102,20 @@ class DetokenizeRequest(BaseModel):
 def routes(edge: Edge) -> APIRouter:
     """Return vLLM's routes."""
     router, handler = APIRouter(tags=["vLLM"], route_class=json_route(edge.admit)), edge.handler
+    router_settings = handler.settings.router
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load_lora_adapter(request: LoadLora, http: Request) -> Response:
         """Load an adapter; its rank stands in the adapter_config.json of its path, or is given."""
         caller = edge.caller(http)
-        if not edge.vllm_quirks:
-            return await load(caller, request)
+        name = request.lora_name
         try:
-            if not request.lora_name:
+            if not name or not (request.lora_path or (request.rank is not None and router_settings.mock_adapters)):
                 raise InvalidRequest(_BOTH)
-            if request.lora_name in handler.settings.model_names:
-                raise InvalidRequest(f"The lora adapter '{request.lora_name}' conflicts with a served base model.")
+            if name in handler.settings.model_names:
+                raise InvalidRequest(f"The lora adapter '{name}' conflicts with a served base model.")
+            if not request.load_inplace and await handler.find_adapter(caller, name) is not None:
+                raise InvalidRequest(_KNOWN.format(quoted(name)))
             return await load(caller, request)
         except (RequestError, grpc.aio.AioRpcError) as error:
             response = _as_vllm(error, request)
@@ -113,9 +124,7 @@ def routes(edge: Edge) -> APIRouter:
             return response
 
     async def load(caller: ApiKey, request: LoadLora) -> Response:
-        name, path = _given(request.lora_name), request.lora_path or ""
-        if not path and (request.rank is None or not handler.settings.router.mock_adapters):
-            raise InvalidRequest(_BOTH if edge.vllm_quirks else f"{_BOTH[:-1]}, or rank.", field="lora_path")
+        name, path = request.lora_name, request.lora_path
         with named(LORA):
             rank = await handler.adapter_rank(caller, name, path, request.rank)
         in_place = request.load_inplace
@@ -126,13 +135,7 @@ def routes(edge: Edge) -> APIRouter:
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.ALREADY_EXISTS:
                 raise
-            raise InvalidRequest(
-                f"The lora adapter {quoted(name)} has already been loaded. If you want to load the adapter in"
-                " place, set 'load_inplace' to True.",
-                Reason.ADAPTER_EXISTS,
-                field="lora_name",
-                value=quoted(name),
-            ) from None
+            raise InvalidRequest(_KNOWN.format(quoted(name)), Reason.ADAPTER_EXISTS) from None
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
@@ -141,25 +144,25 @@ def routes(edge: Edge) -> APIRouter:
         name = request.lora_name
         return await unload(edge.caller(http), name, f"Success: LoRA adapter '{name}' removed successfully.")
 
-    async def unload(caller: ApiKey, name: str | None, success: str) -> Response:
+    async def unload(caller: ApiKey, name: str, success: str) -> Response:
+        if not name:
+            message = "'lora_name' needs to be provided to unload a LoRA adapter."
+            return _vllm_error(HTTPStatus.BAD_REQUEST, _INVALID, message)
         try:
-            if not name and edge.vllm_quirks:
-                message = "'lora_name' needs to be provided to unload a LoRA adapter."
-                return _vllm_error(HTTPStatus.BAD_REQUEST, _INVALID, message)
-            name = _given(name)
+            if name in handler.settings.model_names:
+                raise UnknownName(name)
             with named(LORA):
                 await handler.unload_adapter(caller, name)
         except UnknownName:
-            text = f"The lora adapter {quoted(name or '')} cannot be found."
-            if edge.vllm_quirks:
-                return _vllm_error(HTTPStatus.NOT_FOUND, _NOT_FOUND, text)
-            raise UnknownName(text, field="lora_name", value=quoted(name or "")) from None
+            return _vllm_error(HTTPStatus.NOT_FOUND, _NOT_FOUND, f"The lora adapter {quoted(name)} cannot be found.")
         return PlainTextResponse(success)
 
     @router.post("/adapters", response_class=PlainTextResponse)
     async def add_adapter(request: Adapter, http: Request) -> Response:
         """Load an adapter, as SageMaker does: `/v1/load_lora_adapter` in other words."""
-        own = LoadLora(lora_name=request.name, lora_path=request.src, load_inplace=request.load_inplace)
+        if not request.name or not request.src:
+            raise RequestValidationError([f"{'src' if request.name else 'name'} is missing or empty; give one"])
+        own = LoadLora(lora_name=request.name, lora_path=request.src, load_inplace=bool(request.load_inplace))
         response = await load_lora_adapter(own, http)
         if response.status_code != HTTPStatus.OK:
             return response
@@ -217,7 +220,7 @@ def _as_vllm(error: RequestError | grpc.aio.AioRpcError, request: LoadLora) -> R
 def _vllm_error(status: HTTPStatus, kind: str, message: str) -> Response:
     for path in _PATHS:
         message = path.sub("<path>", message)
-    return json_response({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
+    return json_response(body(status, message, None, kind), status)
 
 
 def _words_of_worker(error: RequestError | grpc.aio.AioRpcError) -> str | None:
@@ -230,10 +233,3 @@ def _words_of_worker(error: RequestError | grpc.aio.AioRpcError) -> str | None:
     while cause is not None and not isinstance(cause, BrokenAdapterError):  # it may have been renamed
         cause = cause.__cause__
     return None if cause is None else cause.theirs
-
-
-def _given(name: str | None) -> str:
-    """Return the name of an adapter. Raises InvalidRequest: there is none."""
-    if not name:
-        raise InvalidRequest("'lora_name' needs to be provided.", field="lora_name")
-    return name

@@ -51,8 +51,10 @@ def _masked(value: Any, forced: bool, name: str = "", within: str = "") -> Any:
             value = {**value, "message": "..."}
         return {key: _masked(one, forced, key, name) for key, one in value.items()}
     if isinstance(value, list):
-        if (name in _TOKENS and within != "") or name == "token_ids":
-            return [f"{len(value) > 0}"]
+        if name == "prompt_logprobs":
+            return [None if one is None else _kinds(one) for one in value]
+        if (name in _TOKENS and within) or name in ("token_ids", "prompt_token_ids"):
+            return len(value) > 0
         return [_masked(one, forced, name, within) for one in value]
     if value is None:
         return None
@@ -65,6 +67,13 @@ def _masked(value: Any, forced: bool, name: str = "", within: str = "") -> Any:
     if name in _TOKENS:
         return type(value).__name__
     return value
+
+
+def _kinds(logprobs: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the fields of each of a prompt's token's alternatives; whether one is the token itself is chance."""
+    return [",".join(f"{field}={type(value).__name__}" for field, value in one.items()) for one in logprobs.values()][
+        :1
+    ]
 
 
 def _events(body: str, forced: bool) -> list[Any]:

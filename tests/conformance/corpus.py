@@ -1,8 +1,8 @@
 """Requests that show how an engine's HTTP server answers: every route, parameter and class of values.
 
 A request's name says what it is; answers are recorded and compared under it. Requests stand in the order in which they
-are sent, one after the other: some find what earlier ones have loaded or cached. Outputs that must agree are forced by a
-choice; all others may differ in their text.
+are sent, one after the other: some find what earlier ones have loaded or cached. Outputs that must agree are forced by
+a choice; all others may differ in their text.
 """
 
 import json
@@ -77,11 +77,9 @@ def _vary(path: str, base: dict[str, Any], fields: dict[str, Iterable[Any]], tit
     """Yield a request for each value of each field, all else being as in the base; a tuple (`with`) adds others."""
     for field, values in fields.items():
         for value in values:
-            more = {}
-            if isinstance(value, With):
-                value, more = value
-            name = f"{title or path} {field}={_shown(value)}" + (f" {_shown(more)}" if more else "")
-            yield Case(name, path, {**base, **more, field: value})
+            given, more = value if isinstance(value, With) else (value, {})
+            name = f"{title or path} {field}={_shown(given)}" + (f" {_shown(more)}" if more else "")
+            yield Case(name, path, {**base, **more, field: given})
 
 
 class With(NamedTuple):

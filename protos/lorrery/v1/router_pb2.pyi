@@ -7,6 +7,7 @@ from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
+from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from lorrery.v1 import frame_pb2 as frame_pb2
 from lorrery.v1 import types_pb2 as types_pb2
 import builtins as builtins
@@ -19,6 +20,29 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+class _TruncationSide:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TruncationSideEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_TruncationSide.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    TRUNCATION_SIDE_UNSPECIFIED: _TruncationSide.ValueType  # 0
+    """The last tokens are kept, behind a text's beginning of sequence."""
+    TRUNCATION_SIDE_LEFT: _TruncationSide.ValueType  # 1
+    """The last tokens are kept."""
+    TRUNCATION_SIDE_RIGHT: _TruncationSide.ValueType  # 2
+    """The first tokens are kept."""
+
+class TruncationSide(_TruncationSide, metaclass=_TruncationSideEnumTypeWrapper):
+    """TruncationSide is the end of a prompt at which tokens are left out."""
+
+TRUNCATION_SIDE_UNSPECIFIED: TruncationSide.ValueType  # 0
+"""The last tokens are kept, behind a text's beginning of sequence."""
+TRUNCATION_SIDE_LEFT: TruncationSide.ValueType  # 1
+"""The last tokens are kept."""
+TRUNCATION_SIDE_RIGHT: TruncationSide.ValueType  # 2
+"""The first tokens are kept."""
 
 @typing.final
 class TokenIds(message.Message):
@@ -63,6 +87,8 @@ class GenerateRequest(message.Message):
     WITHOUT_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    TRUNCATION_SIDE_FIELD_NUMBER: builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """For logs; made by the router if empty."""
     model: builtins.str
@@ -85,12 +111,12 @@ class GenerateRequest(message.Message):
     worker's length model.
     """
     fill_context: builtins.bool
-    """Without sampling.max_new_tokens the output may use all that the prompt
-    leaves of max_req_total_len, or of the limit of the API key; otherwise 16
-    tokens.
+    """sampling.max_new_tokens is cut to what the prompt leaves of
+    max_req_total_len, or of the limit of the API key; without it the output may
+    use all of that, otherwise 16 tokens.
     """
     truncate_prompt_tokens: builtins.int
-    """Use only this many last tokens of the prompt. Unset: all of them."""
+    """Use only this many tokens of the prompt. Unset: all of them."""
     top_logprobs: builtins.int
     """Messages carry the log-probability of each token, and this many
     alternatives, at most 20. Unset: neither.
@@ -103,6 +129,8 @@ class GenerateRequest(message.Message):
     """A lower one is scheduled earlier, if scheduler.policy is priority; other
     policies ignore it.
     """
+    truncation_side: TruncationSide.ValueType
+    """Which ones truncate_prompt_tokens keeps."""
     @builtins.property
     def token_ids(self) -> TokenIds:
         """Used as they are."""
@@ -114,6 +142,10 @@ class GenerateRequest(message.Message):
     @builtins.property
     def constraint(self) -> Constraint:
         """What the output is like. Unset: the model's own words."""
+
+    @builtins.property
+    def allowed_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The output consists of these tokens alone. Empty: of any."""
 
     def __init__(
         self,
@@ -133,10 +165,12 @@ class GenerateRequest(message.Message):
         without_special_tokens: builtins.bool = ...,
         constraint: Constraint | None = ...,
         priority: builtins.int = ...,
+        truncation_side: TruncationSide.ValueType = ...,
+        allowed_token_ids: abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "constraint", b"constraint", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter_id", b"adapter_id", "constraint", b"constraint", "fill_context", b"fill_context", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "tenant_id", b"tenant_id", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "without_special_tokens", b"without_special_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter_id", b"adapter_id", "allowed_token_ids", b"allowed_token_ids", "constraint", b"constraint", "fill_context", b"fill_context", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "tenant_id", b"tenant_id", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side", "without_special_tokens", b"without_special_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = typing.Literal["_seed", b"_seed"]  # noqa: Y015
