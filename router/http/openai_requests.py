@@ -1,6 +1,6 @@
 """The bodies of OpenAI's routes. The fields that all of them share are in generating.py."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,12 +22,8 @@ from lorrery.router.http.generating import (
 )
 from lorrery.router.http.tool_calls import read_calls
 
-_CHAT_REFUSED = {
-    "chat_template": "the router runs no code of its clients; router.tokenizer brings the template",
-    "continue_final_message": "the chat template ends each turn",
-}
-_OWN_VARIABLES = ("self", "messages", "add_generation_prompt")
-"""Variables of the chat template that have fields of their own."""
+_OWN_VARIABLES = ("self", "messages", "add_generation_prompt", "continue_final_message")
+"""Variables of the chat template that have fields of their own, which take precedence."""
 
 
 class CompletionRequest(GeneratingRequest):
@@ -142,13 +138,45 @@ class ChatMessage(BaseModel):
         return {**turn, "tool_calls": read_calls(calls, f"{where}.tool_calls")}
 
 
-def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def turns(messages: Sequence[ChatMessage], *, to_be_continued: bool = False) -> list[dict[str, Any]]:
     """Return a conversation as messages for chat templates.
 
+    Args:
+        messages: of the conversation.
+        to_be_continued: whether an answer continues the last one.
+
     Raises:
-        InvalidRequest: it has more than text and tool calls.
+        InvalidRequest: it has more than text and tool calls, or no text to continue.
     """
+    if to_be_continued and messages and (messages[-1].content is None or messages[-1].content == []):
+        field = f"messages[{len(messages) - 1}].content"
+        raise InvalidRequest(f"{field} has no text, and continue_final_message is set; give one", field=field)
     return [message.turn(f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def template_variables(chat_template: str | None, given: Mapping[str, Any] | None, **fields: object) -> dict[str, Any]:
+    """Return further variables for the chat template.
+
+    Args:
+        chat_template: the request's own; None: as it should be.
+        given: `chat_template_kwargs`.
+        fields: variables that are fields of the request, which take precedence; None and empty: not given.
+
+    Raises:
+        InvalidRequest: the request brings a template.
+    """
+    variables = dict(given or {})
+    if chat_template is not None or variables.pop("chat_template", None) is not None:
+        raise refused(
+            "chat_template", chat_template, "the router runs no code of its clients; router.tokenizer brings it"
+        )
+    if "messages" in variables:
+        raise InvalidRequest(
+            "chat_template_kwargs has messages, which is a field of its own; leave one out",
+            field="chat_template_kwargs",
+        )
+    variables.update({name: value for name, value in fields.items() if value})
+    return {name: value for name, value in variables.items() if name not in _OWN_VARIABLES}
 
 
 class ChatRequest(GeneratingRequest):
@@ -170,7 +198,9 @@ class ChatRequest(GeneratingRequest):
         default=None, description="whether the prompt ends with what begins the assistant's turn"
     )
     chat_template: str | None = None
-    continue_final_message: Switch | None = None
+    continue_final_message: Switch | None = Field(
+        default=None, description="whether the prompt ends with the content of the last message; instead of that"
+    )
     tool_choice: Any = Field(default=None, description="none, auto, required, or a function to call")
 
     fills_context: ClassVar[bool] = True
@@ -188,17 +218,17 @@ class ChatRequest(GeneratingRequest):
     @property
     def turns(self) -> list[dict[str, Any]]:
         """The conversation as messages for chat templates."""
-        return turns(self.messages_)
+        return turns(self.messages_, to_be_continued=bool(self.continue_final_message))
 
     @property
     def variables(self) -> dict[str, Any]:
         """Further variables for the chat template."""
-        given = dict(self.chat_template_kwargs or {})
-        if self.tools and self.tool_choice != "none":
-            given["tools"] = self.tools
-        if self.documents:
-            given["documents"] = self.documents
-        return {name: value for name, value in given.items() if name not in _OWN_VARIABLES}
+        return template_variables(
+            self.chat_template,
+            self.chat_template_kwargs,
+            tools=None if self.tool_choice == "none" else self.tools,
+            documents=self.documents,
+        )
 
     def form(self, tool_call_probability: float) -> Form | None:
         """See `GeneratingRequest`; a required call precedes other forms."""
@@ -214,9 +244,6 @@ class ChatRequest(GeneratingRequest):
     def check(self) -> None:
         """See `GeneratingRequest`."""
         super().check()
-        for name, why in _CHAT_REFUSED.items():
-            if value := getattr(self, name):
-                raise refused(name, value, why)
         if self.top_logprobs_ and not self.logprobs:
             raise InvalidRequest(
                 f"top_logprobs is {self.top_logprobs_}; it needs logprobs: true; set that, or leave it out",
