@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import grpc
 import grpc.aio
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from starlette.responses import PlainTextResponse, Response
 
 from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
@@ -69,7 +69,7 @@ class Adapter(BaseModel):
 
 
 class TokenizeRequest(BaseModel):
-    """The body of `/tokenize`: a conversation, or else a prompt."""
+    """The body of `/tokenize`: a conversation, or a prompt. Of both, the conversation counts unless it is empty."""
 
     model_config = LENIENT
 
@@ -87,6 +87,15 @@ class TokenizeRequest(BaseModel):
     tools: list[dict[str, Any]] | None = Field(default=None, description="for the chat template")
     mm_processor_kwargs: dict[str, Any] | None = Field(default=None, description="without effect")
     media_io_kwargs: dict[str, dict[str, Any]] | None = Field(default=None, description="without effect")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_does_not_count(cls, given: object) -> object:
+        if isinstance(given, dict) and isinstance(given.get("prompt"), str):
+            messages = given.get("messages")
+            if not (isinstance(messages, list) and messages):
+                return {name: value for name, value in given.items() if name != "messages"}
+        return given
 
 
 class DetokenizeRequest(BaseModel):

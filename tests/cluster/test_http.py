@@ -203,6 +203,9 @@ async def test_a_conversation_has_the_tokens_that_the_tokenizer_counts(
     assert bare["tokens"] == tokenizer.encode_stop(" about")
     both = json_of(await exchange(cluster, "POST", "/tokenize", {**body, "prompt": "a"}))
     assert both["tokens"] == counted["tokens"]
+    for no_messages in ([], None, "x"):
+        alone = json_of(await exchange(cluster, "POST", "/tokenize", {"messages": no_messages, "prompt": "a"}))
+        assert alone["tokens"] == tokenizer.encode_prompt("a")
     framed = json_of(await exchange(cluster, "POST", "/tokenize", {**body, "add_special_tokens": True}))
     assert framed["tokens"] == [1, *counted["tokens"]]
     for wrong in (
