@@ -6,8 +6,8 @@ An edge parses requests and renders answers; access checks, metrics and errors a
 import asyncio
 import contextlib
 import sys
-from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +30,7 @@ from lorrery.chassis.log import get_logger
 from lorrery.chassis.tracing import Tracer
 from lorrery.router import adapters, cluster_faults, kv_events
 from lorrery.router.access import Access, check_load, check_operator, taken_back, visible_adapters, visible_status
-from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids, receive_bytes
+from lorrery.router.checks import receive_bytes
 from lorrery.router.cluster_watch import ClusterWatch
 from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.faults import Injector
@@ -40,7 +40,7 @@ from lorrery.router.logprobs import LogprobModel
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.peft import AdapterReader
 from lorrery.router.placement import Placement
-from lorrery.router.prompt import encode_chat, encode_prompt, prompt_token_ids
+from lorrery.router.prompt import encode_chat, encoded, prompt_token_ids
 from lorrery.router.reader import RequestReader, unknown_model
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import CallTraces, current
@@ -363,20 +363,18 @@ class Handler:
             caller()
             return await prompt_token_ids(message, self.tokenizer, 0, self.settings.scheduler.max_req_input_len)
 
-    async def tokenize(self, text: str, *, special_tokens: bool = True) -> list[int]:
-        """Return the tokens of a prompt.
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a text, which may be longer than a prompt.
 
         Args:
-            text: of the prompt.
-            special_tokens: whether to add the tokens that frame a prompt.
+            text: as a prompt's.
+            add_special_tokens: whether to add the tokens that frame a prompt.
 
         Raises:
-            RequestError: it is too long.
             UnicodeEncodeError: it has lone surrogates, which a protobuf message could not have carried.
         """
         text.encode()
-        check_text("prompt", text, self.tokenizer, self.settings.scheduler.max_req_input_len)
-        return await encode_prompt(self.tokenizer, text, special_tokens=special_tokens)
+        return await encoded(partial(self.tokenizer.encode_prompt, add_special_tokens=add_special_tokens), text)
 
     async def encode_chat(
         self,
@@ -384,6 +382,9 @@ class Handler:
         caller: Callable[[], ApiKey],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+        only_count: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
         """Return the tokens of a conversation, by the chat template; a failure is counted as a refused request.
@@ -392,6 +393,9 @@ class Handler:
             messages: as for `Tokenizer.chat_prompt`.
             caller: authenticates the caller.
             add_generation_prompt: append the start of the assistant's turn.
+            continue_final_message: see `prompt.encode_chat`, as for those that follow.
+            add_special_tokens: the same.
+            only_count: the same.
             variables: further template variables.
 
         Raises:
@@ -404,6 +408,9 @@ class Handler:
                 messages,
                 self.settings.scheduler.max_req_input_len,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                add_special_tokens=add_special_tokens,
+                only_count=only_count,
                 variables=variables,
             )
 
@@ -420,12 +427,8 @@ class Handler:
             raise
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens. Raises RequestError."""
-        check_prompt_tokens(len(token_ids), 1, self.settings.scheduler.max_req_input_len)
-        ids = array("I", token_ids)
-        check_token_ids("tokens", ids, self.tokenizer.vocab_size)
-        detokenizer = self.tokenizer.detokenizer()
-        return detokenizer.push(ids) + detokenizer.flush()
+        """Return the text of tokens; see `Tokenizer.decode`."""
+        return self.tokenizer.decode(token_ids)
 
     # --- faults on request ------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 Words that are drawn uniformly have the logarithm of 1 / `NUM_WORDS`; the tokens listed as likeliest are then arbitrary:
 the token itself, followed by others that depend on seed and position only, so that a resubmitted request shows the
 same. Words drawn from synthetic logits have the model's log-probabilities, before penalties and temperature, as in
-vLLM. The end of an output is drawn separately from its words, so an end-of-sequence token has no alternative. A token
+vLLM. The end of an output is drawn separately from its words, so an end-of-sequence token has no alternative; after a
+token that is certain, the first of the vocabulary are listed, as vLLM does where a grammar leaves one token. A token
 that the model never produces has `NEVER`.
 """
 
@@ -153,14 +154,15 @@ class OutputLogprobs:
         rank = 1 if logprob > NEVER else NUM_WORDS + 1
         if not num_top:
             return TokenLogprobs(token_id, logprob, (), (), rank)
+        if logprob == 0.0:
+            others = [other for other in range(num_top) if other != token_id][: num_top - 1]
+            return TokenLogprobs(token_id, logprob, (token_id, *others), (logprob, *[NEVER] * len(others)), rank)
         words = self._words
         first = ((self._seed + (position + 1) * _STRIDE) >> 16) % len(words.ids)
         top, logprobs = words.some(first, min(num_top, len(words.ids)))
         if token_id in top:
             at = top.index(token_id)
             del top[at], logprobs[at]
-        if logprob == 0.0:
-            logprobs = [NEVER] * len(top)
         if logprob > NEVER:
             top.insert(0, token_id)
             logprobs.insert(0, logprob)

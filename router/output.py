@@ -47,9 +47,8 @@ class Output:
         else:
             text = self._detokenizer.push(token_ids)
         self.num_tokens += len(token_ids)
-        if finish is not None and not self.stopped:
-            rest = self._detokenizer.flush()
-            text += rest if self._stop is None else self._stop.push(rest, counts=self._counts(0)) + self._stop.flush()
+        if finish is not None and self._stop is not None and not self.stopped:
+            text += self._stop.flush()
         return token_ids, text, finish
 
     def _push_until_stop(

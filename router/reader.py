@@ -16,7 +16,7 @@ from lorrery.router.checks import check_adapter_id, check_length, check_stop_str
 from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import check_top_logprobs
-from lorrery.router.prompt import LONG_TEXT_CHARACTERS, encode_prompt, prompt_token_ids
+from lorrery.router.prompt import LONG_TEXT_CHARACTERS, encoded, prompt_token_ids
 from lorrery.router.request import Request
 from lorrery.router.sampling import SamplingParams, check_least
 from lorrery.router.stop import stop_token_sequences
@@ -139,7 +139,7 @@ class RequestReader:
             text = await asyncio.shield(drawing)  # which leaves a thread that computes, and the lock with it
         if text is None:
             return None
-        token_ids = await encode_prompt(self._tokenizer, text, special_tokens=False)
+        token_ids = await encoded(self._tokenizer.encode_stop, text)
         return [*token_ids, self._tokenizer.eos_id]
 
     def _allowed_output(self, allowed: Sequence[int], sampling: SamplingParams, seed: int) -> list[int]:

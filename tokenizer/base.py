@@ -15,11 +15,11 @@ class Detokenizer(Protocol):
     """Text of one growing sequence."""
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Return the text that these tokens add; an incomplete character is held back."""
-        ...
+        """Return the text that these tokens add.
 
-    def flush(self) -> str:
-        """Return the text still held back, at the end of the sequence."""
+        Special tokens have none. An incomplete character is held back until it is complete, or certain never to be; one
+        that the end of the sequence cuts is no text, as in vLLM.
+        """
         ...
 
 
@@ -30,23 +30,30 @@ class Tokenizer(Protocol):
         vocab_size: token ids in prompts must be below it.
         longest_token_bytes: largest number of text bytes of a token, except one for unknown words.
         eos_id: ends a sequence.
+        special_ids: tokens that are no text of an output.
     """
 
     vocab_size: int
     longest_token_bytes: int
     eos_id: int
+    special_ids: frozenset[int]
 
     @property
     def word_ids(self) -> Sequence[int]:
         """The tokens of a mock model's output, without duplicates, at most `NUM_WORDS`; all but `eos_id`."""
         ...
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a prompt, with the beginning-of-sequence token first if the vocabulary has one."""
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a prompt; the name of a special token in it is that token.
+
+        Args:
+            text: of the prompt.
+            add_special_tokens: whether tokens that frame a prompt are added, such as the one that begins a sequence.
+        """
         ...
 
     def encode_stop(self, text: str) -> list[int]:
-        """Return the token ids of a text without the special tokens that frame a prompt."""
+        """Return the token ids of a text of an output, which has no special tokens; their names are plain text."""
         ...
 
     def chat_prompt(
@@ -56,14 +63,16 @@ class Tokenizer(Protocol):
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: object,
     ) -> str:
-        """Render a conversation as one text, by the chat template.
+        """Render a conversation as one text, by the chat template; it has its special tokens.
 
         Args:
             messages: each with `role` and `content`, and whatever else the template reads.
             most_characters: of the text; rendering stops when it has more.
             add_generation_prompt: append the beginning of the assistant's turn.
+            continue_final_message: end with the content of the last message, without what the template puts after it.
             variables: further ones of the template.
 
         Raises:
@@ -72,12 +81,12 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def encode_chat(self, text: str) -> list[int]:
-        """Return the token ids of a text from `chat_prompt`, which already has its special tokens."""
-        ...
-
     def name(self, token_id: int) -> str:
         """Return the vocabulary's spelling of a token; empty if there is no such id."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones by their names; ids outside the vocabulary have none."""
         ...
 
     def detokenizer(self) -> Detokenizer:

@@ -3,6 +3,9 @@
 The template is the operator's, its messages are a client's: it runs in a sandbox that reads no attribute beginning with
 an underscore and mutates none of its inputs, and stops at the longest text that could be a prompt: a loop over a
 client's tools may write them many times, and JSON with an indent may be a hundred times as long as the client's.
+
+As in vLLM, a template that does not name the role `developer` gets such messages as `system`, and then all of those as
+one, which comes first: many templates take no other.
 """
 
 import json
@@ -36,6 +39,10 @@ _TODAY = date(2024, 7, 26)
 _MOST_CHARACTERS = "most characters"
 """Variable with the limit of a rendering; no template can spell it."""
 
+_END_MARK = "\U000f4a7c "
+"""Follows the content of a final message that is to be continued, so that its end can be found in the text: a character
+of a private plane, and a space, by which a template shows whether it strips the content."""
+
 
 class ChatTemplate:
     """A chat template.
@@ -59,17 +66,42 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise SettingsError(f"{where}: the chat template cannot be read: {error}") from None
         self._special_tokens = dict(special_tokens)
+        self._knows_developers = any(f"{quote}developer{quote}" in source for quote in "'\"")
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], most_characters: int, variables: Mapping[str, object]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        most_characters: int,
+        variables: Mapping[str, object],
+        *,
+        to_be_continued: bool = False,
     ) -> str:
-        """Render the conversation as one text.
+        """Render the conversation as one text; see `Tokenizer.chat_prompt`.
+
+        Args:
+            messages: at least one; each has a string as its content.
+            most_characters: of the text.
+            variables: of the template.
+            to_be_continued: end with the content of the last message.
 
         Raises:
-            InvalidRequest: the template rejects it, or fails on it.
+            InvalidRequest: the template rejects it, or fails on it, or does not show the content to be continued.
             TextTooLongError: the text has more than `most_characters`.
         """
-        values = {"tools": None, "documents": None, **self._special_tokens, **variables, "messages": list(messages)}
+        conversation = list(messages)
+        if not self._knows_developers and any(message["role"] == "developer" for message in conversation):
+            conversation = _instructions_first(conversation)
+        if not to_be_continued:
+            return self._render(conversation, most_characters, variables)
+        *before, last = conversation
+        content = last["content"]
+        marked = [*before, {**last, "content": content + _END_MARK}]
+        return _until_mark(self._render(marked, most_characters + len(_END_MARK), variables), content)
+
+    def _render(
+        self, conversation: list[Mapping[str, Any]], most_characters: int, variables: Mapping[str, object]
+    ) -> str:
+        values = {"tools": None, "documents": None, **self._special_tokens, **variables, "messages": conversation}
         values[_MOST_CHARACTERS] = most_characters
         try:
             return _joined(self._template.generate(values), most_characters)
@@ -80,6 +112,29 @@ class ChatTemplate:
                 f"messages do not go with the chat template: {error}; see the template for what it takes",
                 field="messages",
             ) from None
+
+
+def _instructions_first(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return a conversation whose messages of developers are of the system, and all of those the first one."""
+    renamed = [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+    instructions = [message for message in renamed if message["role"] == "system"]
+    if renamed[0] is instructions[0] and len(instructions) == 1:
+        return renamed
+    text = "\n\n".join(message["content"] for message in instructions if message["content"])
+    others = [message for message in renamed if message["role"] != "system"]
+    return [{"role": "system", "content": text}, *others]
+
+
+def _until_mark(text: str, content: str) -> str:
+    """Return a text up to the mark after `content`; if the template has stripped that, its end is stripped."""
+    before, mark, after = text.rpartition(_END_MARK.rstrip())
+    if not mark or content.strip() not in before:
+        raise InvalidRequest(
+            "continue_final_message is set, and the chat template does not show the whole content of the last message;"
+            " see the template for what it takes",
+            field="continue_final_message",
+        )
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -1,5 +1,7 @@
 """Text of a growing sequence, token by token: the text returned so far is always a prefix of the whole text.
 
+A character whose bytes the end of a sequence cuts is left out, as in vLLM.
+
 Byte-level vocabularies (GPT-2, Llama 3, Qwen, the shipped one) are a table of bytes and a UTF-8 decoder: one look-up
 per token. In others (WordPiece, SentencePiece) the text of a token depends on its predecessors, so the last few tokens
 are decoded with and without the new one.
@@ -66,15 +68,8 @@ class ByteDetokenizer:
             elif self._decoder is None or not piece:
                 text += piece
             else:
-                text += self.flush() + piece
-        return text
-
-    def flush(self) -> str:
-        """See `Detokenizer.flush`."""
-        if self._decoder is None:
-            return ""
-        text = self._decoder.decode(b"", final=True)
-        self._decoder = None
+                text += self._decoder.decode(b"", final=True) + piece
+                self._decoder = None
         return text
 
 
@@ -101,10 +96,6 @@ class WindowDetokenizer:
             if new and (not new.endswith(REPLACEMENT) or len(self._window) > _MAX_WINDOW):
                 text += self._take(new)
         return text
-
-    def flush(self) -> str:
-        """See `Detokenizer.flush`."""
-        return self._take(self._new_text())
 
     def _new_text(self) -> str:
         return self._model.decode(self._window, skip_special_tokens=True)[len(self._before) :]

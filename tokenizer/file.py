@@ -48,7 +48,7 @@ class FileTokenizer:
 
     Attributes:
         model: the library's tokenizer.
-        special_ids: of tokens without text.
+        special_ids: see `Tokenizer`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,13 +100,23 @@ class FileTokenizer:
             raise SettingsError(f"router.tokenizer: {self._file}: no token has text to see; give another")
         return found
 
-    def encode_prompt(self, text: str) -> list[int]:
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See `Tokenizer.encode_prompt`."""
-        return _encode(self.model, text)
+        return _encode(self.model, text, add_special_tokens=add_special_tokens)
 
     def encode_stop(self, text: str) -> list[int]:
         """See `Tokenizer.encode_stop`."""
-        return _encode(self.model, text, add_special_tokens=False)
+        token_ids = _encode(self.model, text, add_special_tokens=False)
+        if self.special_ids.isdisjoint(token_ids):
+            return token_ids
+        return _encode(self._without_special, text, add_special_tokens=False)
+
+    @cached_property
+    def _without_special(self) -> tokenizers.Tokenizer:
+        """The same, but to it names of special tokens are text."""
+        model = tokenizers.Tokenizer.from_str(self.model.to_str())
+        model.encode_special_tokens = True
+        return model
 
     def chat_prompt(
         self,
@@ -115,19 +125,20 @@ class FileTokenizer:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: object,
     ) -> str:
         """See `Tokenizer.chat_prompt`."""
         given = {**variables, "add_generation_prompt": add_generation_prompt}
-        return self._chat.render(messages, most_characters, given)
-
-    def encode_chat(self, text: str) -> list[int]:
-        """See `Tokenizer.encode_chat`."""
-        return self.encode_stop(text)
+        return self._chat.render(messages, most_characters, given, to_be_continued=continue_final_message)
 
     def name(self, token_id: int) -> str:
         """See `Tokenizer.name`."""
         return self.model.id_to_token(token_id) or ""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Tokenizer.decode`."""
+        return self.model.decode(token_ids, skip_special_tokens=False)
 
     def detokenizer(self) -> Detokenizer:
         """See `Tokenizer.detokenizer`."""
@@ -137,15 +148,10 @@ class FileTokenizer:
 
 
 class BuiltinTokenizer(FileTokenizer):
-    """The shipped tokenizer; `build` has its table of ids.
-
-    Names of its special tokens are plain text when a client types them. So that a conversation cannot end itself, the
-    beginning-of-sequence token is prepended here, not by the chat template.
-    """
+    """The shipped tokenizer; `build` has its table of ids."""
 
     def __init__(self) -> None:
         super().__init__(SHIPPED)
-        self.model.encode_special_tokens = True
         assert self._pieces is not None
         self.longest_token_bytes = self._pieces.longest_bytes
         self.vocab_size = MAX_VOCABULARY
@@ -154,25 +160,6 @@ class BuiltinTokenizer(FileTokenizer):
     def word_ids(self) -> Sequence[int]:
         """See `Tokenizer.word_ids`."""
         return range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS)
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        most_characters: int,
-        /,
-        *,
-        add_generation_prompt: bool = True,
-        **variables: object,
-    ) -> str:
-        """See `Tokenizer.chat_prompt`; without the beginning-of-sequence token."""
-        without_bos = {**variables, "bos_token": ""}
-        return super().chat_prompt(
-            messages, most_characters, add_generation_prompt=add_generation_prompt, **without_bos
-        )
-
-    def encode_chat(self, text: str) -> list[int]:
-        """See `Tokenizer.encode_chat`."""
-        return self.encode_prompt(text)
 
 
 def _encode(model: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -209,8 +209,7 @@ def matched_stop(tokenizer: Tokenizer, output: Output, sampling: types_pb2.Sampl
         return None
     if output.token_ids[-1] in sampling.stop_token_ids:
         return output.token_ids[-1]
-    detokenizer = tokenizer.detokenizer()
-    text = detokenizer.push(output.token_ids) + detokenizer.flush()
+    text = tokenizer.detokenizer().push(output.token_ids)
     found = [(text.find(stop) + len(stop), stop) for stop in sampling.stop_sequences if stop in text]
     return min(found, default=(0, None))[1]
 

@@ -145,6 +145,8 @@ async def _chat(
                     turns,
                     lambda: edge.caller(http),
                     add_generation_prompt=request.add_generation_prompt,
+                    continue_final_message=request.continue_final_message,
+                    add_special_tokens=request.add_special_tokens,
                     variables=request.variables(excludes_tools=edge.excludes_tools),
                 )
             )
@@ -210,19 +212,25 @@ async def _details(
     prompts: list[Prompt] = []
     logprobs = edge.handler.logprobs.of_prompt(request.seed or 0)
     if of_prompts:
-        texts = [message.text if not message.HasField("truncate_prompt_tokens") else "" for message in messages]
+        texts = [message.text for message in messages]
         await edge.encode_prompts(http, messages, names)
         for text, message in zip(texts, messages, strict=True):
             token_ids = message.token_ids.ids
-            shown = edge.handler.detokenize(token_ids) if echo and not text else text
-            prompts.append(Prompt(shown, token_ids, logprobs))
+            if not echo or request.return_token_ids:  # as in vLLM, whoever asks for token ids gets the prompt as those
+                prompts.append(Prompt("", token_ids, logprobs))
+                continue
+            shown = text or edge.handler.detokenize(token_ids)
+            cut = message.HasField("truncate_prompt_tokens")
+            num_cut = max(0, len(shown) - edge.texts.num_characters(token_ids)) if cut else 0
+            prompts.append(Prompt(shown, token_ids, logprobs, num_cut))
     return Details(
         LogprobsJson(edge.texts, as_token_ids=bool(request.return_tokens_as_token_ids)),
         request.n or 1,
         prompts,
         top_logprobs=request.top_logprobs,
-        prompt_logprobs=request.shown_prompt_logprobs,
+        prompt_logprobs=None if request.stream else request.shown_prompt_logprobs,
         token_ids=bool(request.return_token_ids),
+        prompt_token_ids=bool(request.return_token_ids) or (echo and bool(request.stream)),
         echo=echo,
         continuous_usage=continuous_usage,
         output=not (isinstance(request, CompletionRequest) and request.echoes_only),

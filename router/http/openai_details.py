@@ -4,12 +4,12 @@ Log-probabilities are computed when they are written. They follow from the token
 response only has to keep its tokens until then.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import dumps
 
-from lorrery.router.http.pieces import BATCH, array_of
-from lorrery.router.http.token_json import LogprobsJson, Run
+from lorrery.router.http.pieces import BATCH
+from lorrery.router.http.token_json import LogprobsJson, Reading, Run
 from lorrery.router.logprobs import OutputLogprobs
 
 
@@ -21,11 +21,13 @@ class Prompt:
         text: its text, if it is echoed.
         token_ids: its tokens.
         logprobs: of its tokens.
+        num_cut: characters of the text before its tokens, if it is cut to its last ones.
     """
 
     text: str
     token_ids: Sequence[int]
     logprobs: OutputLogprobs
+    num_cut: int = 0
 
     def run(self, first: int = 0, last: int | None = None) -> Run:
         """Return tokens `first` to `last` as a run; prompt tokens have negative positions."""
@@ -36,8 +38,8 @@ class Prompt:
 class _Shown:
     """How much of a choice has been shown."""
 
+    reading: Reading
     num_tokens: int = 0
-    num_characters: int = 0
     num_echoed: int = 0
     begun: bool = False
 
@@ -49,14 +51,14 @@ class Piece:
     Attributes:
         text: its text.
         runs: tokens whose log-probabilities are shown.
-        offset: number of characters before them.
+        reading: of the choice, up to them.
         token_ids: new output tokens.
         prompt: the prompt, if its tokens or log-probabilities are shown here.
     """
 
     text: str
     runs: Sequence[Run]
-    offset: int
+    reading: Reading
     token_ids: Sequence[int] = ()
     prompt: Prompt | None = None
 
@@ -72,6 +74,7 @@ class Details:
         top_logprobs: number of alternatives per token; None: no log-probabilities.
         prompt_logprobs: the same for the prompt, in vLLM's own field.
         token_ids: whether to show token ids.
+        prompt_token_ids: whether to show those of the prompt.
         echo: whether text and log-probabilities begin with the prompt's.
         continuous_usage: whether each chunk of a stream has the usage of its choice so far.
         output: whether output follows the echo.
@@ -83,6 +86,7 @@ class Details:
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
     token_ids: bool = False
+    prompt_token_ids: bool = False
     echo: bool = False
     continuous_usage: bool = False
     output: bool = True
@@ -96,7 +100,8 @@ class Details:
         while shown.num_echoed + BATCH < len(prompt.token_ids):
             first = shown.num_echoed
             shown.num_echoed += BATCH
-            yield self._piece(shown, "" if first else prompt.text, [prompt.run(first, shown.num_echoed)])
+            text = "" if first else prompt.text
+            yield Piece(text, [prompt.run(first, shown.num_echoed)], shown.reading)
 
     def take(self, index: int, text: str, token_ids: Sequence[int], logprobs: OutputLogprobs | None) -> Piece:
         """Return the next piece of a choice; the first piece begins with the prompt if that is echoed."""
@@ -113,54 +118,40 @@ class Details:
         if self.top_logprobs is not None and logprobs is not None:
             runs.append(Run(logprobs, shown.num_tokens, token_ids))
         shown.num_tokens += len(token_ids)
-        return self._piece(shown, text, runs, token_ids, prompt)
+        return Piece(text, runs, shown.reading, token_ids, prompt)
 
     def _of(self, index: int) -> _Shown:
-        return self._shown.setdefault(index, _Shown())
-
-    def _piece(
-        self,
-        shown: _Shown,
-        text: str,
-        runs: Sequence[Run],
-        token_ids: Sequence[int] = (),
-        prompt: Prompt | None = None,
-    ) -> Piece:
-        offset = shown.num_characters
-        shown.num_characters += self.json.num_characters(runs)
-        return Piece(text, runs, offset, token_ids, prompt)
+        shown = self._shown.get(index)
+        if shown is None:
+            if self.echo:
+                prompt = self.prompts[index // self.n]
+                reading = self.json.reading(prompt.text, prompt.num_cut)
+            else:
+                reading = self.json.reading()
+            shown = self._shown[index] = _Shown(reading)
+        return shown
 
     def completion_logprobs(self, piece: Piece) -> Iterator[str]:
         """Return log-probabilities in the format of `/v1/completions`."""
         if self.top_logprobs is None:
             return iter(("null",))
-        return self.json.completion(piece.runs, self.top_logprobs, piece.offset)
+        return self.json.completion(piece.runs, self.top_logprobs, piece.reading)
 
     def chat_logprobs(self, piece: Piece) -> Iterator[str]:
         """Return log-probabilities in the format of `/v1/chat/completions`."""
-        return iter(("null",)) if self.top_logprobs is None else self.json.chat(piece.runs, self.top_logprobs)
+        if self.top_logprobs is None:
+            return iter(("null",))
+        return self.json.chat(piece.runs, self.top_logprobs, piece.reading)
 
-    def own(self, piece: Piece) -> Iterator[str]:
-        """Yield further fields of a choice, each after a comma."""
-        if self.token_ids:
-            yield ', "token_ids": '
-            yield from array_of(piece.token_ids)
+    def usage_so_far(self, index: int, more: Mapping[str, None]) -> str:
+        """Return the field of a chunk with the usage of its choice, after a comma; empty: not shown.
 
-    def usage_so_far(self, index: int) -> str:
-        """Return the field of a chunk with the usage of its choice, after a comma; empty: not shown."""
+        Args:
+            index: of the choice.
+            more: further fields.
+        """
         if not self.continuous_usage:
             return ""
         prompt, completion = len(self.prompts[index // self.n].token_ids), self._of(index).num_tokens
-        counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-        return f', "usage": {dumps(counts)}'
-
-    def about_prompt(self, piece: Piece) -> Iterator[str]:
-        """Yield further fields about its prompt, each after a comma."""
-        if piece.prompt is None:
-            return
-        if self.token_ids:
-            yield ', "prompt_token_ids": '
-            yield from array_of(piece.prompt.token_ids)
-        if self.prompt_logprobs is not None:
-            yield ', "prompt_logprobs": '
-            yield from self.json.prompt(piece.prompt.run(), self.prompt_logprobs)
+        counts = {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+        return f', "usage": {dumps(counts | dict(more))}'

@@ -1,6 +1,6 @@
 """The bodies of OpenAI's routes. The fields that all of them share are in generating.py."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -12,8 +12,8 @@ from lorrery.router.http.generating import LENIENT, GeneratingRequest, NullIsZer
 from lorrery.router.http.tool_calls import read_arguments
 
 _MOST_PROMPTS = 1024
-_OWN_VARIABLES = ("self", "messages", "add_generation_prompt")
-"""Variables of the chat template that have fields of their own."""
+_OWN_VARIABLES = ("self", "messages", "add_generation_prompt", "continue_final_message")
+"""Variables of the chat template that have fields of their own, which take precedence."""
 _TEXTS = {"text": "text", "refusal": "refusal", "thinking": "thinking"}
 """Types of parts with text, and the field of each with it."""
 _UNREAD = "tool_reference"
@@ -194,12 +194,19 @@ def _read(call: ToolCall, where: str) -> dict[str, Any]:
     return {**call.model_dump(), "function": {**call.function.model_dump(), "arguments": arguments}}
 
 
-def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def turns(messages: Sequence[ChatMessage], *, to_be_continued: bool = False) -> list[dict[str, Any]]:
     """Return a conversation as messages for chat templates.
 
+    Args:
+        messages: of the conversation.
+        to_be_continued: whether an answer continues the last one.
+
     Raises:
-        InvalidRequest: it has more than text and tool calls.
+        InvalidRequest: it has more than text and tool calls, or no text to continue.
     """
+    if to_be_continued and messages and (messages[-1].content is None or messages[-1].content == []):
+        field = f"messages[{len(messages) - 1}].content"
+        raise InvalidRequest(f"{field} has no text, and continue_final_message is set; give one", field=field)
     return [message.turn(f"messages[{number}]") for number, message in enumerate(messages)]
 
 
@@ -238,6 +245,31 @@ class ToolChoice(BaseModel):
 
     function: FunctionName
     type: Literal["function"] = "function"
+
+
+def template_variables(chat_template: str | None, given: Mapping[str, Any] | None, **fields: object) -> dict[str, Any]:
+    """Return further variables for the chat template.
+
+    Args:
+        chat_template: the request's own; None: as it should be.
+        given: `chat_template_kwargs`.
+        fields: variables that are fields of the request, which take precedence; None and empty: not given.
+
+    Raises:
+        InvalidRequest: the request brings a template.
+    """
+    variables = dict(given or {})
+    if chat_template is not None or variables.pop("chat_template", None) is not None:
+        raise refused(
+            "chat_template", chat_template, "the router runs no code of its clients; router.tokenizer brings it"
+        )
+    if "messages" in variables:
+        raise InvalidRequest(
+            "chat_template_kwargs has messages, which is a field of its own; leave one out",
+            field="chat_template_kwargs",
+        )
+    variables.update({name: value for name, value in fields.items() if value})
+    return {name: value for name, value in variables.items() if name not in _OWN_VARIABLES}
 
 
 class ChatRequest(GeneratingRequest):
@@ -348,16 +380,14 @@ class ChatRequest(GeneratingRequest):
     @property
     def turns(self) -> list[dict[str, Any]]:
         """The conversation as messages for chat templates."""
-        return turns(self.messages_)
+        return turns(self.messages_, to_be_continued=bool(self.continue_final_message))
 
     def variables(self, *, excludes_tools: bool) -> dict[str, Any]:
         """Return further variables for the chat template; `excludes_tools`: no tools where none may be called."""
-        given = dict(self.chat_template_kwargs or {})
+        tools = None
         if self.tools and not (excludes_tools and self.tool_choice == "none"):
-            given["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools]
-        if self.documents:
-            given["documents"] = self.documents
-        return {name: value for name, value in given.items() if name not in _OWN_VARIABLES}
+            tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        return template_variables(self.chat_template, self.chat_template_kwargs, tools=tools, documents=self.documents)
 
     def form(self, tool_call_probability: float) -> Form | None:
         """See `GeneratingRequest`; a required call precedes other forms."""
@@ -378,17 +408,10 @@ class ChatRequest(GeneratingRequest):
         super().check()
         if not self.messages_:
             raise InvalidRequest("messages is empty; give at least one", field="messages")
-        if self.chat_template is not None or "chat_template" in (self.chat_template_kwargs or {}):
-            why = "the router runs no code of its clients; router.tokenizer brings the template"
-            raise refused("chat_template", self.chat_template, why)
         for name in ("media_io_kwargs", "mm_processor_kwargs"):
             if value := getattr(self, name):
                 raise refused(name, value, "the mock model reads text only")
-        if (
-            self.continue_final_message
-            and self.add_generation_prompt
-            and "add_generation_prompt" in self.model_fields_set
-        ):
+        if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message ends the prompt within a turn, and add_generation_prompt begins one; set one of"
                 " them",

@@ -8,8 +8,9 @@ ready parts.
 
 import json
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quoted
+from types import MappingProxyType
 from typing import Any
 
 from lorrery.chassis.errors import RequestError
@@ -45,6 +46,9 @@ class CompletionShape:
     chunk_kind = "text_completion"
     goes_on = '"finish_reason": null, "stop_reason": null'
     """A chunk's fields about the end of its output, before that."""
+
+    usage_nulls: Mapping[str, None] = MappingProxyType({})
+    """Further fields of the usage so far."""
 
     def __init__(
         self,
@@ -104,11 +108,11 @@ class CompletionShape:
         parts = [f'{self._prefix}{index}, {delta}, "logprobs": ', *self._logprobs(details, piece), f", {ending}, "]
         parts += self._tokens(details, piece)
         beside = f", {_FINGERPRINT}" if last and not self._include_usage else ""
-        return f"{''.join(parts)}}}]{beside}{details.usage_so_far(index)}}}\n\n".encode()
+        return f"{''.join(parts)}}}]{beside}{details.usage_so_far(index, self.usage_nulls)}}}\n\n".encode()
 
     def _tokens(self, details: Details, piece: Piece) -> Iterator[str]:
         """Yield a chunk's fields with tokens."""
-        shown = piece.prompt if details.token_ids or details.echo else None
+        shown = piece.prompt if details.prompt_token_ids else None
         yield '"prompt_token_ids": '
         yield from ("null",) if shown is None else array_of(shown.token_ids)
         yield ', "token_ids": '
@@ -214,6 +218,7 @@ class ChatShape(CompletionShape):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     goes_on = '"finish_reason": null'
+    usage_nulls: Mapping[str, None] = MappingProxyType({"completion_tokens_details": None})
     _no_tokens = '"token_ids": null'
 
     def __init__(
@@ -240,7 +245,7 @@ class ChatShape(CompletionShape):
     def echo(self, index: int) -> Iterator[bytes]:
         """See `Shape`: the event with the role, and the one with the text that is echoed."""
         details = self._details
-        usage = "" if details is None else details.usage_so_far(index)
+        usage = "" if details is None else details.usage_so_far(index, self.usage_nulls)
         delta = f'"delta": {{"role": {quoted(self._role)}, "content": ""}}, "logprobs": null, {self.goes_on}'
         tokens = "null"
         if details is not None and details.token_ids and details.prompts:

@@ -23,7 +23,10 @@ def routes(edge: Edge) -> APIRouter:
         names = RESPONSES._replace(max_model_len=edge.max_model_len)
         with named(names):
             prompt = await edge.handler.encode_chat(
-                request.turns(), lambda: edge.caller(http), variables=request.variables
+                request.turns(),
+                lambda: edge.caller(http),
+                add_special_tokens=True,  # as in vLLM, beside the template's own, unlike in a chat
+                variables=request.variables,
             )
         request_id = edge.request_id(http, request.request_id)
         form = request.form(edge.tool_call_probability)

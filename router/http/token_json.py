@@ -1,14 +1,18 @@
 """Log-probabilities as JSON, assembled from strings that are made once for each token in use.
 
-Tokens are shown as text, each by itself: a part of a character reads as U+FFFD, whose bytes are also its `bytes`. A run
-of tokens costs a few microseconds for each token with its alternatives; building dicts for a JSON encoder took twenty
-times as long, and the dicts of a long response were hundreds of megabytes.
+A token is shown as the text that it adds where it stands, and `bytes` are the bytes of that: of a character in several
+tokens, the last one has all, and the others are empty, as in vLLM. A special token is shown by its name. Joined, the
+tokens but the special ones are the text of the response, and `text_offset` is where each begins in it; only there vLLM
+differs, which counts characters that its response does not have (the names of special tokens, and `token_id:N`).
+
+A run of tokens costs a few microseconds for each token with its alternatives; building dicts for a JSON encoder took
+twenty times as long, and the dicts of a long response were hundreds of megabytes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import chain, islice
 from json import dumps
 from json.encoder import encode_basestring_ascii as quoted
 
@@ -19,30 +23,72 @@ from lorrery.tokenizer.base import Tokenizer
 _KEPT = 4096
 """Tokens, and numbers, whose JSON is cached: more than a mock model uses."""
 
+_number = lru_cache(_KEPT)(float.__repr__)
+_quoted = lru_cache(_KEPT)(quoted)
+_bytes = lru_cache(_KEPT)(lambda text: dumps(list(text.encode())))
+
 
 class TokenTexts:
-    """Tokens as JSON strings.
+    """Tokens as text.
 
     Args:
-        tokenizer: for the text of a token.
+        tokenizer: of the tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.text = lru_cache(_KEPT)(self._text)
-        self.quoted = lru_cache(_KEPT)(lambda token_id: quoted(self.text(token_id)))
-        self.bytes = lru_cache(_KEPT)(lambda token_id: dumps(list(self.text(token_id).encode())))
+        self.alone = lru_cache(_KEPT)(self._alone)
 
-    def _text(self, token_id: int) -> str:
-        detokenizer = self._tokenizer.detokenizer()
-        return detokenizer.push((token_id,)) + detokenizer.flush()
+    def _alone(self, token_id: int) -> str:
+        """Return the text of a token wherever it stands, or the name of a special one; empty: part of a character."""
+        if token_id in self._tokenizer.special_ids:
+            return self._tokenizer.decode((token_id,))
+        return self._tokenizer.detokenizer().push((token_id,))
+
+    def num_characters(self, token_ids: Sequence[int]) -> int:
+        """Return the length of the text of tokens, without names of special ones."""
+        return len(self._tokenizer.detokenizer().push(token_ids))
+
+    def reading(self, text: str = "", at: int = 0) -> "Reading":
+        """Return a reading of a new sequence.
+
+        Args:
+            text: of the prompt that it begins with, which may have names of special tokens in it.
+            at: the number of characters of that before its first token.
+        """
+        return Reading(self, self._tokenizer, text, at)
 
 
-_number = lru_cache(_KEPT)(float.__repr__)
+class Reading:
+    """Reads a sequence: what each token adds to its text.
 
+    Attributes:
+        num_characters: of the text so far.
+    """
 
-def _quoted_id(token_id: int) -> str:
-    return f'"token_id:{token_id}"'
+    def __init__(self, texts: TokenTexts, tokenizer: Tokenizer, text: str, at: int) -> None:
+        self._alone, self._special_ids, self._text = texts.alone, tokenizer.special_ids, text
+        self._detokenizer = tokenizer.detokenizer()
+        self.num_characters = at
+
+    def take(self, token_ids: Sequence[int]) -> tuple[list[str], list[int]]:
+        """Return what each of the next tokens is shown as, and the number of characters before it."""
+        texts: list[str] = []
+        offsets: list[int] = []
+        push, at = self._detokenizer.push, self.num_characters
+        for token_id in token_ids:
+            offsets.append(at)
+            if token_id in self._special_ids:
+                name = self._alone(token_id)
+                texts.append(name)
+                if self._text.startswith(name, at):
+                    at += len(name)
+            else:
+                text = push((token_id,))
+                texts.append(text)
+                at += len(text)
+        self.num_characters = at
+        return texts, offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,82 +129,107 @@ class LogprobsJson:
     """
 
     def __init__(self, texts: TokenTexts, *, as_token_ids: bool = False) -> None:
-        self._texts = texts
-        self._name = _quoted_id if as_token_ids else texts.quoted
+        self._alone, self.reading = texts.alone, texts.reading
+        self._as_token_ids = as_token_ids
 
-    def completion(self, runs: Sequence[Run], num_top: int, offset: int) -> Iterator[str]:
+    def _name(self, token_id: int, text: str) -> str:
+        return f"token_id:{token_id}" if self._as_token_ids else text
+
+    def completion(self, runs: Sequence[Run], num_top: int, reading: Reading) -> Iterator[str]:
         """Yield them in the format of `/v1/completions`.
 
         Args:
             runs: of tokens, in order.
             num_top: number of alternatives to list.
-            offset: number of characters before them.
+            reading: of the sequence, up to them.
         """
-        name, text = self._name, self._texts.text
         short = [batch for run in runs for batch in run.batches()]
-        yield '{"tokens": '
-        yield from array(", ".join(map(name, run.token_ids)) for run in short)
+        texts: list[Sequence[str]] = []
+
+        def offsets() -> Iterator[str]:
+            for run in short:
+                of_run, places = reading.take(run.token_ids)
+                texts.append(of_run)
+                yield ", ".join(map(str, places))
+
+        yield '{"text_offset": '
+        yield from array(offsets())
         yield ', "token_logprobs": '
         yield from array(
             ", ".join("null" if one is None else _number(one.logprob) for one in run.each(0)) for run in short
         )
+        yield ', "tokens": '
+        yield from array(
+            ", ".join(map(_quoted, map(self._name, run.token_ids, of_run)))
+            for run, of_run in zip(short, texts, strict=True)
+        )
         yield ', "top_logprobs": '
         yield from array(
-            ", ".join("null" if one is None else self._alternatives(one) for one in run.each(num_top)) for run in short
+            ", ".join(
+                "null" if one is None else self._alternatives(one, text)
+                for one, text in zip(run.each(num_top), of_run, strict=True)
+            )
+            for run, of_run in zip(short, texts, strict=True)
         )
-        yield ', "text_offset": '
-        yield from array(_offsets(short, offset, text))
         yield "}"
 
-    def _alternatives(self, one: TokenLogprobs) -> str:
-        name = self._name
-        shown = {name(one.token_id): one.logprob}  # tokens with equal text are shown once
-        shown.update(zip(map(name, one.top_token_ids), one.top_logprobs, strict=True))
-        return f"{{{', '.join([f'{key}: {_number(logprob)}' for key, logprob in shown.items()])}}}"
+    def _alternatives(self, one: TokenLogprobs, text: str) -> str:
+        shown = {self._name(token_id, its_text): logprob for token_id, its_text, logprob in self._with_top(one, text)}
+        return f"{{{', '.join([f'{_quoted(name)}: {_number(logprob)}' for name, logprob in shown.items()])}}}"
 
-    def chat(self, runs: Sequence[Run], num_top: int) -> Iterator[str]:
-        """Yield them in the format of `/v1/chat/completions`."""
+    def _with_top(self, one: TokenLogprobs, text: str) -> Iterator[tuple[int, str, float]]:
+        """Yield a token first, which reads as `text`, then the likeliest others, each with its log-probability."""
+        others = zip(one.top_token_ids, one.top_logprobs, strict=True)
+        return chain(
+            ((one.token_id, text, one.logprob),),
+            ((token_id, self._alone(token_id), value) for token_id, value in others if token_id != one.token_id),
+        )
+
+    def chat(self, runs: Sequence[Run], num_top: int, reading: Reading) -> Iterator[str]:
+        """Yield them in the format of `/v1/chat/completions`; see `completion`."""
         yield '{"content": '
         yield from array(
-            ", ".join(self._listed(one) for one in run.each(num_top) if one is not None)
+            ", ".join(
+                self._listed(one, text, num_top)
+                for one, text in zip(run.each(num_top), reading.take(run.token_ids)[0], strict=True)
+                if one is not None
+            )
             for whole in runs
             for run in whole.batches()
         )
-        yield ', "refusal": null}'
+        yield "}"
 
-    def _listed(self, one: TokenLogprobs) -> str:
-        top = ", ".join([f"{self._named(*pair)}}}" for pair in zip(one.top_token_ids, one.top_logprobs, strict=True)])
-        return f'{self._named(one.token_id, one.logprob)}, "top_logprobs": [{top}]}}'
-
-    def _named(self, token_id: int, logprob: float) -> str:
+    def _listed(self, one: TokenLogprobs, text: str, num_top: int) -> str:
+        top = ", ".join(
+            [
+                f'{{"token": {_quoted(name)}, "logprob": {_number(logprob)}, "bytes": {_bytes(name)}}}'
+                for name, logprob in (
+                    (self._name(token_id, its_text), logprob)
+                    for token_id, its_text, logprob in islice(self._with_top(one, text), num_top)
+                )
+            ]
+        )
         return (
-            f'{{"token": {self._name(token_id)}, "logprob": {_number(logprob)}, "bytes": {self._texts.bytes(token_id)}'
+            f'{{"token": {_quoted(self._name(one.token_id, text))}, "logprob": {_number(one.logprob)},'
+            f' "bytes": {_bytes(text)}, "top_logprobs": [{top}]}}'
         )
 
     def prompt(self, run: Run, num_top: int) -> Iterator[str]:
         """Return those of a prompt in the format of vLLM's own field."""
+        reading = self.reading()
         return array(
-            ", ".join("null" if one is None else self._ranked(one) for one in batch.each(num_top))
+            ", ".join(
+                "null" if one is None else self._ranked(one, text)
+                for one, text in zip(batch.each(num_top), reading.take(batch.token_ids)[0], strict=True)
+            )
             for batch in run.batches()
         )
 
-    def _ranked(self, one: TokenLogprobs) -> str:
-        top = dict(zip(one.top_token_ids, enumerate(one.top_logprobs, 1), strict=True))
-        ranked = {one.token_id: (one.rank, one.logprob)} | top
-        quoted_text = self._texts.quoted
+    def _ranked(self, one: TokenLogprobs, text: str) -> str:
+        ranks = dict(zip(one.top_token_ids, range(1, 1 + len(one.top_token_ids)), strict=True))
         shown = [
-            f'"{token_id}": {{"logprob": {_number(logprob)}, "rank": {rank}, "decoded_token": {quoted_text(token_id)}}}'
-            for token_id, (rank, logprob) in ranked.items()
+            f'"{token_id}": {{"logprob": {_number(logprob)}, "rank": {ranks.get(token_id, one.rank)},'
+            f' "decoded_token": {_quoted(its_text)}}}'
+            for token_id, its_text, logprob in self._with_top(one, text)
         ]
         return f"{{{', '.join(shown)}}}"
-
-    def num_characters(self, runs: Sequence[Run]) -> int:
-        """Return the number of characters of the tokens, for later offsets."""
-        return sum(len(self._texts.text(token_id)) for run in runs for token_id in run.token_ids)
-
-
-def _offsets(runs: Sequence[Run], offset: int, text: Callable[[int], str]) -> Iterator[str]:
-    for run in runs:
-        offsets = list(accumulate((len(text(token_id)) for token_id in run.token_ids), initial=offset))
-        offset = offsets.pop()
-        yield ", ".join(map(str, offsets))

@@ -2,7 +2,7 @@
 
 import re
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 import grpc
 import grpc.aio
@@ -19,8 +19,8 @@ from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import body, json_response
 from lorrery.router.http.field_names import LORA
-from lorrery.router.http.generating import LENIENT, Tokens
-from lorrery.router.http.openai_requests import ChatMessage, turns
+from lorrery.router.http.generating import LENIENT
+from lorrery.router.http.openai_requests import ChatMessage, template_variables, turns
 from lorrery.router.keys import ApiKey
 from lorrery.router.peft import BrokenAdapterError
 from lorrery.v1 import scheduler_pb2, types_pb2
@@ -78,16 +78,33 @@ class Adapter(BaseModel):
 
 
 class TokenizeRequest(BaseModel):
-    """The body of `/tokenize`: a prompt, or a conversation."""
+    """The body of `/tokenize`: a conversation, or a prompt. Of both, the conversation counts unless it is empty."""
 
     model_config = LENIENT
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
-    add_special_tokens: bool | None = Field(default=None, description="of a prompt; unset: yes")
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
+    add_special_tokens: bool = Field(
+        default=False, description="unset: of a prompt, and not of a conversation, whose template brings its own"
+    )
     return_token_strs: bool | None = Field(default=None, description="whether to show how each is spelt")
-    add_generation_prompt: bool | None = Field(default=None, description="of a conversation; unset: yes")
+    add_generation_prompt: bool = Field(default=True, description="of a conversation")
+    continue_final_message: bool = Field(default=False, description="of a conversation; instead of that")
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")
+    tools: list[dict[str, Any]] | None = Field(default=None, description="for the chat template")
+    mm_processor_kwargs: dict[str, Any] | None = Field(default=None, description="without effect")
+    media_io_kwargs: dict[str, dict[str, Any]] | None = Field(default=None, description="without effect")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_does_not_count(cls, given: object) -> object:
+        if isinstance(given, dict) and isinstance(given.get("prompt"), str):
+            messages = given.get("messages")
+            if not (isinstance(messages, list) and messages):
+                return {name: value for name, value in given.items() if name != "messages"}
+        return given
 
 
 class DetokenizeRequest(BaseModel):
@@ -96,7 +113,7 @@ class DetokenizeRequest(BaseModel):
     model_config = LENIENT
 
     model: str | None = None
-    tokens: Tokens
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**63)]], Field(fail_fast=True)]
 
 
 def routes(edge: Edge) -> APIRouter:
@@ -178,16 +195,22 @@ def routes(edge: Edge) -> APIRouter:
         """Return the tokens of a text, or of a conversation."""
         caller = edge.caller(http)
         await edge.check_model(http, request.model)
-        if (request.prompt is None) == (request.messages is None):
-            raise InvalidRequest("prompt or messages must be given, and not both", field="prompt")
-        if request.prompt is not None:
-            tokens = await handler.tokenize(request.prompt, special_tokens=request.add_special_tokens is not False)
-        else:
+        if request.messages is not None:
             tokens = await handler.encode_chat(
-                turns(request.messages or ()),
+                turns(request.messages, to_be_continued=request.continue_final_message),
                 lambda: caller,
-                add_generation_prompt=request.add_generation_prompt is not False,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                add_special_tokens=request.add_special_tokens,
+                only_count=True,
+                variables=template_variables(request.chat_template, request.chat_template_kwargs, tools=request.tools),
             )
+        elif request.prompt is not None:
+            given = "add_special_tokens" in request.model_fields_set
+            framed = request.add_special_tokens if given else True
+            tokens = await handler.tokenize(request.prompt, add_special_tokens=framed)
+        else:
+            raise InvalidRequest("neither prompt nor messages is given; give one", field="prompt")
         names = [handler.tokenizer.name(token_id) for token_id in tokens] if request.return_token_strs else None
         content = {"count": len(tokens), "max_model_len": edge.max_model_len, "tokens": tokens, "token_strs": names}
         return json_response(content)
@@ -197,6 +220,10 @@ def routes(edge: Edge) -> APIRouter:
         """Return the text of tokens."""
         edge.caller(http)
         await edge.check_model(http, request.model)
+        if (largest := max(request.tokens, default=0)) >= 2**32:
+            raise InvalidRequest(
+                f"tokens has {largest}; a token id has 32 bits", field="tokens", value=largest, limit=2**32 - 1
+            )
         return json_response({"prompt": handler.detokenize(request.tokens)})
 
     return router

@@ -205,8 +205,7 @@ class Stream:
 
 def text_of(token_ids: list[int]) -> str:
     """Return the text that the built-in vocabulary gives for these."""
-    detokenizer = _TOKENIZER.detokenizer()
-    return detokenizer.push(token_ids) + detokenizer.flush()
+    return _TOKENIZER.detokenizer().push(token_ids)
 
 
 def _first_difference(got: list[int], expected: list[int]) -> str:

@@ -23,8 +23,7 @@ def openai_client(cluster: LocalCluster) -> AsyncOpenAI:
 def text_of(cluster: LocalCluster, ask: Ask) -> str:
     """Return the text that must come."""
     token_ids, _ = ask.expected(cluster.settings)
-    detokenizer = BuiltinTokenizer().detokenizer()
-    return detokenizer.push(token_ids) + detokenizer.flush()
+    return BuiltinTokenizer().detokenizer().push(token_ids)
 
 
 async def exchange(

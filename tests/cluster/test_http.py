@@ -191,15 +191,64 @@ async def test_a_conversation_has_the_tokens_that_the_tokenizer_counts(
     counted = json_of(await exchange(cluster, "POST", "/tokenize", body))
     tokenizer = BuiltinTokenizer()
     assert counted["tokens"] == tokenizer.encode_prompt("user: about </s> me\nassistant:")
+    assert counted["tokens"].count(tokenizer.eos_id) == 1
     assert counted["token_strs"][:2] == ["<s>", "u"]
+    text = json_of(await exchange(cluster, "POST", "/detokenize", {"tokens": counted["tokens"]}))
+    assert text == {"prompt": "<s>user: about </s> me\nassistant:"}
     chat = await openai.chat.completions.create(model="", messages=messages, max_tokens=1)
     assert chat.usage.prompt_tokens == counted["count"]
     shorter = json_of(await exchange(cluster, "POST", "/tokenize", {**body, "add_generation_prompt": False}))
     assert shorter["tokens"] == tokenizer.encode_prompt("user: about </s> me\n")
     bare = json_of(await exchange(cluster, "POST", "/tokenize", {"prompt": " about", "add_special_tokens": False}))
     assert bare["tokens"] == tokenizer.encode_stop(" about")
-    for wrong in ({}, {"prompt": "a", "messages": messages}, {"messages": [{"role": "user", "content": "\ud800"}]}):
+    both = json_of(await exchange(cluster, "POST", "/tokenize", {**body, "prompt": "a"}))
+    assert both["tokens"] == counted["tokens"]
+    for no_messages in ([], None, "x"):
+        alone = json_of(await exchange(cluster, "POST", "/tokenize", {"messages": no_messages, "prompt": "a"}))
+        assert alone["tokens"] == tokenizer.encode_prompt("a")
+    framed = json_of(await exchange(cluster, "POST", "/tokenize", {**body, "add_special_tokens": True}))
+    assert framed["tokens"] == [1, *counted["tokens"]]
+    for wrong in (
+        {},
+        {"prompt": None},
+        {"prompt": "a", "add_special_tokens": None},
+        {"messages": []},
+        {"messages": [{"role": "user", "content": "\ud800"}]},
+        {"messages": messages, "chat_template": "x"},
+        {"messages": messages, "chat_template_kwargs": {"chat_template": "x"}},
+        {"messages": messages, "chat_template_kwargs": {"messages": []}},
+    ):
         assert status_of(await exchange(cluster, "POST", "/tokenize", wrong)) == 400
+
+
+async def test_a_prompt_that_continues_the_last_message(cluster: LocalCluster, openai: AsyncOpenAI) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes "}]
+    asked = {"continue_final_message": True, "add_generation_prompt": False}
+    expected = BuiltinTokenizer().encode_prompt("user: hi\nassistant: yes ")
+    counted = json_of(await exchange(cluster, "POST", "/tokenize", {"messages": messages, **asked}))
+    assert counted["tokens"] == expected
+    more = {**asked, "return_token_ids": True}
+    chat = await openai.chat.completions.create(model="", messages=messages, max_tokens=1, extra_body=more)
+    assert chat.model_extra["prompt_token_ids"] == expected
+    for path in ("/tokenize", "/v1/chat/completions"):
+        for wrong in (
+            {"messages": messages, "continue_final_message": True},
+            {"messages": messages, **asked, "add_generation_prompt": True},
+            {"messages": [{"role": "assistant", "content": None}], **asked},
+        ):
+            assert status_of(await exchange(cluster, "POST", path, wrong)) == 400
+
+
+async def test_tokens_and_texts_longer_than_a_prompt_are_converted(cluster: LocalCluster) -> None:
+    many = cluster.settings.scheduler.max_req_input_len * 2
+    text = " about" * many
+    for body in ({"prompt": text}, {"messages": [{"role": "user", "content": text}]}):
+        assert json_of(await exchange(cluster, "POST", "/tokenize", body))["count"] > many
+    back = json_of(await exchange(cluster, "POST", "/detokenize", {"tokens": ["5", 5.0, *[5] * (many - 2)]}))
+    assert back == {"prompt": text}
+    assert json_of(await exchange(cluster, "POST", "/detokenize", {"tokens": [5, 2**32 - 1]})) == {"prompt": " about"}
+    for wrong in ([2**32], [-1], ["x"], None):
+        assert status_of(await exchange(cluster, "POST", "/detokenize", {"tokens": wrong})) == 400
 
 
 async def test_keys_hold_as_over_grpc(tmp_path: Path) -> None:

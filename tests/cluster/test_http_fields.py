@@ -137,24 +137,30 @@ async def test_an_echo_is_the_prompt_before_the_output(cluster: LocalCluster, op
     prompt_ids = TOKENIZER.encode_prompt("about able")
     output = text_of(tokens_of(cluster, 3, 4))
     asked: dict[str, Any] = {"model": MODEL, "prompt": "about able", "seed": 3, "max_tokens": 4, "echo": True}
-    answer = await openai.completions.create(**asked, logprobs=1, n=2, extra_body={**EXACT, "return_token_ids": True})
+    answer = await openai.completions.create(**asked, logprobs=1, n=2, extra_body=EXACT)
     assert [choice.text for choice in answer.choices] == [
         f"about able{output}",
         f"about able{text_of(tokens_of(cluster, 4, 4))}",
     ]
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
-    assert "".join(logprobs.tokens or ()) == f"about able{output}"
+    assert "".join(logprobs.tokens or ()) == f"<s>about able{output}"
+    assert logprobs.text_offset is not None
+    assert logprobs.text_offset[:3] == [0, 0, 1]
     assert logprobs.token_logprobs is not None
     assert logprobs.top_logprobs is not None
     assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
     assert logprobs.token_logprobs[-5:] == [pytest.approx(WORD)] * 5
-    assert (answer.choices[0].model_extra or {})["prompt_token_ids"] == prompt_ids
-    assert (answer.choices[0].model_extra or {})["token_ids"] == tokens_of(cluster, 3, 4)
+    assert len((answer.choices[0].model_extra or {})["prompt_logprobs"]) == len(prompt_ids)
+    as_ids = await openai.completions.create(**asked, extra_body={**EXACT, "return_token_ids": True})
+    assert as_ids.choices[0].text == output  # as in vLLM: the prompt is in its tokens
+    assert (as_ids.choices[0].model_extra or {})["prompt_token_ids"] == prompt_ids
+    assert (as_ids.choices[0].model_extra or {})["token_ids"] == tokens_of(cluster, 3, 4)
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt_ids), 8)
     chunks = [chunk async for chunk in await openai.completions.create(**asked, stream=True, extra_body=EXACT)]
     assert "".join(chunk.choices[0].text for chunk in chunks) == f"about able{output}"
+    assert (chunks[0].choices[0].model_extra or {})["prompt_token_ids"] == prompt_ids
     alone = await openai.completions.create(**{**asked, "max_tokens": 0}, logprobs=0)
     assert alone.choices[0].text == "about able"
     assert alone.choices[0].logprobs is not None
@@ -343,7 +349,7 @@ async def test_fields_without_a_meaning_here_are_passed_over(openai: AsyncOpenAI
     answer = await openai.completions.create(model=MODEL, prompt="x", seed=2, max_tokens=3, extra_body=PASSED_OVER)
     assert answer.choices == plain.choices
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    kwargs = {"messages": 1, "self": 2, "add_generation_prompt": 3, "enable_thinking": False}
+    kwargs = {"self": 2, "add_generation_prompt": 3, "enable_thinking": False}
     chat = await openai.chat.completions.create(
         model="",
         messages=[{"role": "user", "content": "x", "name": "somebody"}],

@@ -393,3 +393,23 @@ async def test_what_is_not_to_be_had_is_refused_with_the_field_and_the_reason(
 async def test_a_stream_is_refused_before_it_begins(cluster: LocalCluster) -> None:
     asked = {"messages": HELLO, "stream": True, "guided_regex": "("}
     assert status_of(await exchange(cluster, "POST", "/v1/chat/completions", asked)) == 400
+
+
+async def test_log_probabilities_of_characters_in_several_tokens(openai: AsyncOpenAI) -> None:
+    text = "naïve 😀 世"
+    given = {"structured_outputs": {"choice": [text]}}
+    chat = (
+        await openai.chat.completions.create(
+            model="", messages=[{"role": "user", "content": "hi"}], logprobs=True, top_logprobs=1, extra_body=given
+        )
+    ).choices[0]
+    assert chat.logprobs is not None
+    content = chat.logprobs.content or []
+    assert b"".join(bytes(one.bytes or ()) for one in content) == f"{text}</s>".encode()
+    assert [(one.token, one.bytes) for one in content[2:4]] == [("", []), ("ï", [195, 175])]
+    whole = (await openai.completions.create(model="", prompt="é", max_tokens=9, logprobs=1, extra_body=given)).choices[
+        0
+    ]
+    assert whole.text == "naïve "  # the ninth token is the third byte of the emoji
+    assert whole.logprobs is not None
+    assert whole.logprobs.text_offset == [0, 1, 2, 2, 3, 4, 5, 6, 6]

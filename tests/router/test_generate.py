@@ -235,7 +235,7 @@ async def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(
 ) -> None:
     router = await start_router()
     encoded: list[str] = []
-    monkeypatch.setattr(BuiltinTokenizer, "encode_prompt", lambda _, given: encoded.append(given))
+    monkeypatch.setattr(BuiltinTokenizer, "encode_prompt", lambda _, given, **_further: encoded.append(given))
     error = await failure(router.generate("é" * 600_000))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     longest = BuiltinTokenizer().longest_token_bytes
@@ -289,10 +289,10 @@ async def test_streams_go_on_while_a_long_prompt_is_encoded(
     begun, may_end = threading.Event(), threading.Event()
     encode = BuiltinTokenizer.encode_prompt
 
-    def slowly(self: BuiltinTokenizer, text: str) -> list[int]:
+    def slowly(self: BuiltinTokenizer, text: str, **further: bool) -> list[int]:
         begun.set()
         assert may_end.wait(TIMEOUT_SECONDS)
-        return encode(self, text)
+        return encode(self, text, **further)
 
     monkeypatch.setattr(BuiltinTokenizer, "encode_prompt", slowly)
     long = router.generate(" about" * 2000)

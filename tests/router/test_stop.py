@@ -108,8 +108,13 @@ def test_tokens_behind_the_stop_string_are_not_counted() -> None:
     assert output.push([ABC, ABLE, ABOUT], finish) == ([ABC, ABLE], " abc ", expected)
 
 
-def test_half_a_character_at_the_end_is_told() -> None:
+def test_half_a_character_at_the_end_is_left_out() -> None:
     half = TOKENIZER.encode_stop("é")[0]
-    finish = Finish(FinishReason.LENGTH, Usage(7, 1))
-    assert Output(request(), TOKENIZER).push([half], finish)[1] == "\ufffd"
-    assert Output(request("x"), TOKENIZER).push([half], finish)[1] == "\ufffd"
+    finish = Finish(FinishReason.LENGTH, Usage(7, 2))
+    assert Output(request(), TOKENIZER).push([ABC, half], finish)[1] == " abc"
+    assert Output(request("cx"), TOKENIZER).push([ABC, half], finish)[1] == " abc"
+
+
+def test_a_stop_string_that_names_the_end_of_a_sequence_is_not_that_token() -> None:
+    end = TOKENIZER.eos_id
+    assert all(end not in sequence for sequence in stop_token_sequences(["</s>", "a</s>"], TOKENIZER))

@@ -6,7 +6,7 @@ import pytest
 
 from lorrery.chassis.errors import InvalidRequest, SettingsError
 from lorrery.tokenizer.base import TextTooLongError
-from lorrery.tokenizer.chat import ChatTemplate
+from lorrery.tokenizer.chat import PLAIN_TEMPLATE, ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHATML = """
@@ -88,6 +88,50 @@ def test_a_text_of_the_greatest_length_is_rendered() -> None:
         with pytest.raises(TextTooLongError):
             rendered(source, len(text) - 1, tools=["x", {"y": 1}])
     assert rendered("{{ tools | tojson(indent=2) }}", tools=["é", {}]) == '[\n  "é",\n  {}\n]'
+
+
+def turns_of(*turns: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+PLAIN = ChatTemplate(PLAIN_TEMPLATE, {"bos_token": "<s>"}, "here")
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ((("developer", "be brief"), ("user", "hi")), "<s>system: be brief\nuser: hi\n"),
+        ((("user", "hi"), ("developer", "be brief")), "<s>system: be brief\nuser: hi\n"),
+        ((("system", "a"), ("user", "hi"), ("developer", "b")), "<s>system: a\n\nb\nuser: hi\n"),
+        ((("user", "hi"), ("system", "a")), "<s>user: hi\nsystem: a\n"),
+    ],
+)
+def test_developers_speak_for_the_system_where_a_template_does_not_know_them(
+    messages: tuple[tuple[str, str], ...], text: str
+) -> None:
+    assert PLAIN.render(turns_of(*messages), 1000, {}) == text
+
+
+def test_a_template_that_knows_developers_gets_them() -> None:
+    knows = ChatTemplate("{% for m in messages %}{{ m.role if m.role == 'developer' }}.{% endfor %}", {}, "here")
+    assert knows.render(turns_of(("user", "hi"), ("developer", "x")), 1000, {}) == ".developer."
+
+
+@pytest.mark.parametrize("content", ["yes", "yes ", "", " ", "no\n", "\U000f4a7c and"])
+def test_a_message_that_is_continued_ends_the_text(content: str) -> None:
+    messages = turns_of(("user", "hi"), ("assistant", content))
+    assert PLAIN.render(messages, 1000, {}, to_be_continued=True) == f"<s>user: hi\nassistant: {content}"
+    stripped = ChatTemplate("{% for m in messages %}[{{ m.content.strip() }}]{% endfor %}", {}, "here")
+    assert stripped.render(messages, 1000, {}, to_be_continued=True) == f"[hi][{content.strip()}"
+    assert messages[1]["content"] == content
+
+
+@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "{{ messages[1].content | upper }}", "x"])
+def test_a_template_that_does_not_show_the_message_cannot_continue_it(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="does not show the whole content"):
+        ChatTemplate(source, {}, "here").render(
+            turns_of(("user", "hi"), ("assistant", "yes")), 1000, {}, to_be_continued=True
+        )
 
 
 def test_a_template_that_is_none() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.tokenizer.detokenize import REPLACEMENT
 from lorrery.tokenizer.file import FileTokenizer, open_tokenizer
 
 CORPUS = [
@@ -100,8 +101,13 @@ def opened(make: Callable[[], tokenizers.Tokenizer]) -> FileTokenizer:
 
 def streamed(tokenizer: FileTokenizer, token_ids: list[int], size: int = 1) -> str:
     detokenizer = tokenizer.detokenizer()
-    pieces = [detokenizer.push(token_ids[at : at + size]) for at in range(0, len(token_ids), size)]
-    return "".join(pieces) + detokenizer.flush()
+    return "".join(detokenizer.push(token_ids[at : at + size]) for at in range(0, len(token_ids), size))
+
+
+def assert_all_but_a_cut_character(text: str, whole: str) -> None:
+    """Assert that a text is the whole one, but for a character that its end cuts."""
+    assert whole.startswith(text)
+    assert not whole[len(text) :].strip(REPLACEMENT)
 
 
 PIECES = [*" ".join(CORPUS).split(), "世界", "<tool>", "größer", " ", "\n", "'s", "\ufffd", "👩\u200d🚀"]
@@ -114,7 +120,8 @@ texts = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.lists(st
 def test_text_in_pieces_is_the_whole_text(kind: Callable[[], tokenizers.Tokenizer], text: str, size: int) -> None:
     tokenizer = opened(kind)
     token_ids = tokenizer.encode_prompt(text)
-    assert streamed(tokenizer, token_ids, size) == tokenizer.model.decode(token_ids, skip_special_tokens=True)
+    whole = tokenizer.model.decode(token_ids, skip_special_tokens=True)
+    assert_all_but_a_cut_character(streamed(tokenizer, token_ids, size), whole)
 
 
 @given(data=st.data())
@@ -122,7 +129,8 @@ def test_text_in_pieces_is_the_whole_text(kind: Callable[[], tokenizers.Tokenize
 def test_any_tokens_of_a_byte_level_vocabulary_come_as_a_whole(data: st.DataObject) -> None:
     tokenizer = opened(byte_level)
     token_ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1)))
-    assert streamed(tokenizer, token_ids) == tokenizer.model.decode(token_ids, skip_special_tokens=True)
+    whole = tokenizer.model.decode(token_ids, skip_special_tokens=True)
+    assert_all_but_a_cut_character(streamed(tokenizer, token_ids), whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,8 +181,13 @@ def test_a_folder_brings_its_chat_template_and_special_tokens(folder: Path) -> N
         text = tokenizer.chat_prompt([{"role": "user", "content": "hi"}], 1000)
         assert text == "größer<tool>user|hi<|endoftext|>"
         assert tokenizer.eos_id == 0
-        assert tokenizer.encode_chat(text)[-1] == 0
-        assert [tokenizer.name(token_id) for token_id in tokenizer.encode_chat(text)[:2]] == ["größer", "<tool>"]
+        token_ids = tokenizer.encode_prompt(text, add_special_tokens=False)
+        assert token_ids[-1] == 0
+        assert [tokenizer.name(token_id) for token_id in token_ids[:2]] == ["größer", "<tool>"]
+        assert tokenizer.decode(token_ids[1:]) == "<tool>user|hi<|endoftext|>"
+        as_output = tokenizer.encode_stop("<tool>user|hi<|endoftext|>")
+        assert 0 not in as_output
+        assert streamed(tokenizer, as_output) == "<tool>user|hi<|endoftext|>"
 
 
 def test_a_template_file_is_preferred_and_named_ones_have_a_default(folder: Path) -> None:

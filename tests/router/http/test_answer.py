@@ -23,13 +23,12 @@ NUM_CHOICES, NUM_TOKENS = 3, 12
 class Words:
     """A tokenizer whose token 7 is the text `<7>`."""
 
+    special_ids = frozenset()
+
     def detokenizer(self):
         class One:
             def push(self, token_ids):
                 return "".join(f"<{one}>" for one in token_ids)
-
-            def flush(self):
-                return ""
 
         return One()
 

@@ -26,9 +26,9 @@ async def test_a_list_of_prompts_lets_others_on_the_event_loop_run_between_two_o
             num_iterations += 1
             await asyncio.sleep(0)
 
-    def noted(self: BuiltinTokenizer, text: str) -> list[int]:
+    def noted(self: BuiltinTokenizer, text: str, **further: bool) -> list[int]:
         begun_at.append(num_iterations)
-        return encode(self, text)
+        return encode(self, text, **further)
 
     monkeypatch.setattr(BuiltinTokenizer, "encode_prompt", noted)
     monkeypatch.setattr(edge, "Turns", lambda: Turns(0.0))  # a turn is over after one prompt
@@ -52,9 +52,9 @@ async def test_a_prompt_is_encoded_once_however_many_outputs_it_has(
     encoded: list[str] = []
     encode = BuiltinTokenizer.encode_prompt
 
-    def noted(self: BuiltinTokenizer, text: str) -> list[int]:
+    def noted(self: BuiltinTokenizer, text: str, **further: bool) -> list[int]:
         encoded.append(text)
-        return encode(self, text)
+        return encode(self, text, **further)
 
     monkeypatch.setattr(BuiltinTokenizer, "encode_prompt", noted)
     router = await start_http(scheduler={"max_req_input_len": 900, "max_req_total_len": 1200})

@@ -23,13 +23,15 @@ tokens = st.lists(st.sampled_from([BOS_ID, EOS_ID, FOREIGN, *range(3, 60)]), max
 class Alike:
     """A tokenizer whose tokens n and n + 10 are spelt alike; some have no text, or more bytes than characters."""
 
+    special_ids = frozenset((EOS_ID,))
+
+    def decode(self, token_ids: Any) -> str:
+        return "<end>" * len(token_ids)
+
     def detokenizer(self) -> Any:
         class One:
             def push(self, token_ids: Any) -> str:
                 return "".join("" if one % 10 == 4 else f'"é{one % 10}' for one in token_ids)
-
-            def flush(self) -> str:
-                return ""
 
         return One()
 
@@ -53,8 +55,18 @@ def known(runs: list[Run], num_top: int) -> list[TokenLogprobs | None]:
     ]
 
 
-def top_of(one: TokenLogprobs) -> list[tuple[int, float]]:
-    return list(zip(one.top_token_ids, one.top_logprobs, strict=True))
+def listed(one: TokenLogprobs, shown: str, texts: TokenTexts) -> list[tuple[int, str, float]]:
+    """Return a token and then its alternatives."""
+    others = zip(one.top_token_ids, one.top_logprobs, strict=True)
+    return [
+        (one.token_id, shown, one.logprob),
+        *((token_id, texts.alone(token_id), value) for token_id, value in others if token_id != one.token_id),
+    ]
+
+
+def alone(texts: TokenTexts, runs: list[Run]) -> list[str]:
+    """Return what the tokens are shown as, which do not depend on their context here."""
+    return [texts.alone(token_id) for run in runs for token_id in run.token_ids]
 
 
 @pytest.mark.parametrize("tokenizer", [BuiltinTokenizer(), Alike()])
@@ -62,40 +74,51 @@ def top_of(one: TokenLogprobs) -> list[tuple[int, float]]:
 @given(shown=runs(), num_top=st.integers(0, 20), offset=st.integers(0, 50), as_ids=st.booleans())
 def test_completions(tokenizer: Any, shown: list[Run], num_top: int, offset: int, as_ids: bool) -> None:
     texts = TokenTexts(tokenizer)
-    spelt = [texts.text(token_id) for run in shown for token_id in run.token_ids]
-    name = (lambda token_id: f"token_id:{token_id}") if as_ids else texts.text
+    spelt = alone(texts, shown)
+    token_ids = [token_id for run in shown for token_id in run.token_ids]
+    widths = [0 if one in tokenizer.special_ids else len(text) for one, text in zip(token_ids, spelt, strict=True)]
+
+    def name(token_id: int, text: str) -> str:
+        return f"token_id:{token_id}" if as_ids else text
+
     expected = {
-        "tokens": [name(token_id) for run in shown for token_id in run.token_ids],
+        "text_offset": list(accumulate(widths[:-1], initial=offset)) if widths else [],
         "token_logprobs": [one and one.logprob for one in known(shown, 0)],
+        "tokens": list(map(name, token_ids, spelt)),
         "top_logprobs": [
-            one and ({name(one.token_id): one.logprob} | {name(token_id): value for token_id, value in top_of(one)})
-            for one in known(shown, num_top)
+            one and {name(token_id, its): value for token_id, its, value in listed(one, text, texts)}
+            for one, text in zip(known(shown, num_top), spelt, strict=True)
         ],
-        "text_offset": list(accumulate(map(len, spelt[:-1]), initial=offset)) if spelt else [],
     }
-    parts = list(LogprobsJson(texts, as_token_ids=as_ids).completion(shown, num_top, offset))
+    json_of = LogprobsJson(texts, as_token_ids=as_ids)
+    parts = list(json_of.completion(shown, num_top, json_of.reading("", offset)))
     read = json.loads("".join(parts), object_pairs_hook=each_once)
     assert read == expected
+    assert list(read) == list(expected)
     assert max(part.count("{") for part in parts) <= BATCH
 
 
 @settings(max_examples=25)
-@given(shown=runs(), num_top=st.integers(0, 20))
-def test_chats(shown: list[Run], num_top: int) -> None:
+@given(shown=runs(), num_top=st.integers(0, 20), as_ids=st.booleans())
+def test_chats(shown: list[Run], num_top: int, as_ids: bool) -> None:
     texts = TokenTexts(Alike())
 
-    def named(token_id: int, logprob: float) -> dict[str, Any]:
-        text = texts.text(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    def named(token_id: int, text: str, logprob: float, own: str | None = None) -> dict[str, Any]:
+        name = f"token_id:{token_id}" if as_ids else text
+        return {"token": name, "logprob": logprob, "bytes": list((name if own is None else own).encode())}
 
     output = shown[1:]
     content = [
-        {**named(one.token_id, one.logprob), "top_logprobs": [named(*pair) for pair in top_of(one)]}
-        for one in known(output, num_top)
+        {
+            **named(one.token_id, text, one.logprob, text),
+            "top_logprobs": [named(*entry) for entry in listed(one, text, texts)[:num_top]],
+        }
+        for one, text in zip(known(output, num_top), alone(texts, output), strict=True)
         if one is not None
     ]
-    parts = list(LogprobsJson(texts).chat(output, num_top))
-    assert json.loads("".join(parts), object_pairs_hook=each_once) == {"content": content, "refusal": None}
+    json_of = LogprobsJson(texts, as_token_ids=as_ids)
+    parts = list(json_of.chat(output, num_top, json_of.reading()))
+    assert json.loads("".join(parts), object_pairs_hook=each_once) == {"content": content}
     assert max(part.count('"top_logprobs"') for part in parts) <= BATCH
 
 
@@ -104,21 +127,18 @@ def test_chats(shown: list[Run], num_top: int) -> None:
 def test_prompts(shown: list[Run], num_top: int) -> None:
     texts = TokenTexts(Alike())
 
-    def ranked(one: TokenLogprobs) -> dict[str, Any]:
+    def ranked(one: TokenLogprobs, text: str) -> dict[str, Any]:
         unlisted = NUM_WORDS + 1 if one.logprob == NEVER else 1
         ranks = {token_id: rank for rank, token_id in enumerate(one.top_token_ids, 1)}
         return {
-            str(token_id): {
-                "logprob": value,
-                "rank": ranks.get(token_id, unlisted),
-                "decoded_token": texts.text(token_id),
-            }
-            for token_id, value in ((one.token_id, one.logprob), *top_of(one))
+            str(token_id): {"logprob": value, "rank": ranks.get(token_id, unlisted), "decoded_token": its}
+            for token_id, its, value in listed(one, text, texts)
         }
 
     prompt = shown[0]
     parts = list(LogprobsJson(texts).prompt(prompt, num_top))
-    expected = [one and ranked(one) for one in known([prompt], num_top)]
+    spelt = alone(texts, [prompt])
+    expected = [one and ranked(one, text) for one, text in zip(known([prompt], num_top), spelt, strict=True)]
     assert json.loads("".join(parts), object_pairs_hook=each_once) == expected
     assert max(part.count('"rank": 1,') for part in parts) <= BATCH
 
