@@ -24,7 +24,11 @@ class Output:
         self._detokenizer = tokenizer.detokenizer()
         sampling = request.sampling
         self._stop = (
-            StopMatcher(stop_automaton(sampling.stop_sequences), include=sampling.include_stop_sequence)
+            StopMatcher(
+                stop_automaton(sampling.stop_sequences),
+                max(map(len, sampling.stop_sequences)),
+                include=sampling.include_stop_sequence,
+            )
             if sampling.stop_sequences
             else None
         )

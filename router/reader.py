@@ -143,11 +143,11 @@ class RequestReader:
         return [*token_ids, self._tokenizer.eos_id]
 
     def _allowed_output(self, allowed: Sequence[int], sampling: SamplingParams, seed: int) -> list[int]:
-        """Return as many of the allowed tokens as there may be, up to an end of sequence if that is one."""
+        """Return one allowed token more than there may be, or those up to an end of sequence if that is one."""
         check_token_ids("allowed_token_ids", array("I", allowed), self._tokenizer.vocab_size)
         eos_id = None if sampling.ignore_eos else self._tokenizer.eos_id
         output: list[int] = []
-        while len(output) < sampling.max_new_tokens and eos_id not in output[-1:]:
+        while len(output) <= sampling.max_new_tokens and eos_id not in output[-1:]:
             output.append(allowed[hash64(seed, len(output)) % len(allowed)])
         return output
 

@@ -26,23 +26,26 @@ class StopMatcher:
     """Cuts a stream of text before the first stop string.
 
     The first is the one whose last character comes earliest; of those that end there, the longest. The result therefore
-    does not depend on how the text was split. Text that may be the beginning of a stop string is held back.
+    does not depend on how the text was split. As in vLLM, one character fewer than the longest has is held back, whatever
+    the text is; nothing where the stop string is to be part of it.
 
     Args:
         automaton: of the stop strings' characters.
+        longest: characters of the longest.
         include: whether the returned text includes the stop string.
 
     Attributes:
         found: the stop string that was found; empty: none.
     """
 
-    __slots__ = ("_automaton", "_held", "_include", "_state", "found")
+    __slots__ = ("_automaton", "_include", "_longest", "_state", "_tail", "found")
 
-    def __init__(self, automaton: StopAutomaton, *, include: bool = False) -> None:
+    def __init__(self, automaton: StopAutomaton, longest: int, *, include: bool = False) -> None:
         self._automaton = automaton
+        self._longest = longest
         self._include = include
         self._state = START
-        self._held = ""
+        self._tail = ""  # of the text so far, as much of it as the beginning of a stop string may be
         self.found = ""
 
     @property
@@ -51,7 +54,7 @@ class StopMatcher:
         return bool(self.found)
 
     def push(self, text: str, *, counts: bool = True) -> str:
-        """Take more text and return the part that cannot belong to a stop string; after a match, nothing.
+        """Take more text and return what is not held back; after a match, nothing.
 
         Args:
             text: the new text.
@@ -60,19 +63,20 @@ class StopMatcher:
         if self.found:
             return ""
         automaton, state = self._automaton, self._state
-        for index, char in enumerate(text, len(self._held) + 1):
+        num_returned = len(self._tail) if self._include else 0
+        text = self._tail + text
+        for index, char in enumerate(text[len(self._tail) :], len(self._tail) + 1):
             state = automaton.step(state, ord(char))
             if counts and (length := automaton.matched[state]):
-                text, self._held = self._held + text, ""
+                self._tail = ""
                 self.found = text[index - length : index]
-                return text[:index] if self._include else text[: index - length]
+                return text[num_returned : index if self._include else index - length]
         self._state = state
-        text = self._held + text
-        certain = len(text) - automaton.depth[state]
-        self._held = text[certain:]
-        return text[:certain]
+        certain = max(0, len(text) - self._longest + 1)
+        self._tail = text[certain:]
+        return text[num_returned:] if self._include else text[:certain]
 
     def flush(self) -> str:
         """Return the text held back, at the end of the stream."""
-        held, self._held = self._held, ""
-        return held
+        held, self._tail = self._tail, ""
+        return "" if self._include else held
