@@ -37,7 +37,9 @@ def routes(edge: Edge) -> APIRouter:
             form = request.form(chat, edge.tool_call_probability)
         request_id = f"chatcmpl-{edge.request_id(http)}"
         wanted = outputs(chat.messages([prompt], request_id, edge.tenant(None)), 1, None)
-        shape = MessageShape(request_id, request.model, len(prompt), form)
+        shape = MessageShape(
+            request_id, request.model, len(prompt), form, requires_call=request.choice == "required"
+        )
         return edge.answer(http, wanted, shape, stream=request.stream, names=[names], form=form)
 
     @router.post("/count_tokens")

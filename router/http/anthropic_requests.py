@@ -312,7 +312,7 @@ class Conversation(BaseModel):
 
     @property
     def choice(self) -> str | None:
-        """Which tools are to be called, in a chat's words: `none`, `auto`, `required`, or `tool`; None: there are none."""
+        """Which tools are to be called, in a chat's words: `none`, `auto`, `required`, or `tool`; None: none."""
         if self.tool_choice is not None:
             return "required" if self.tool_choice.type == "any" else self.tool_choice.type
         return None if self.known_tools() is None else "auto"
@@ -429,5 +429,7 @@ class MessagesRequest(Conversation):
         if choice == "tool":
             assert self.tool_choice is not None
             choice = chosen(functions, self.tool_choice.name, "tool_choice.name")
+        elif not functions:
+            choice = "none"  # as in vLLM, even where a call is required
         several = self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
         return with_tools(chat.form(0), functions, choice, several=several, probability=tool_call_probability)

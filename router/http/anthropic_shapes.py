@@ -38,11 +38,14 @@ class MessageShape:
         model: name that the client gave.
         prompt_tokens: of the conversation.
         form: of the output; only one with calls of tools changes how it is shown.
+        requires_call: whether a call is required. As in vLLM, an output then ends for a call even without tools.
     """
 
     media_type = EVENT_STREAM
 
-    def __init__(self, request_id: str, model: str, prompt_tokens: int, form: Form | None = None) -> None:
+    def __init__(
+        self, request_id: str, model: str, prompt_tokens: int, form: Form | None = None, *, requires_call: bool = False
+    ) -> None:
         self._reader = CallReader(form.tool) if form is not None and form.calls_tools else None
         self._block: int | None = None  # the call of the open block, -1 for text
         self._num_blocks = 0
@@ -50,6 +53,7 @@ class MessageShape:
         self._request_id = request_id
         self._head = {"id": request_id, "type": "message", "role": "assistant", "model": model}
         self._prompt_tokens = prompt_tokens
+        self._requires_call = requires_call
         self._finish = router_pb2.Finish()
 
     def echo(self, index: int) -> Iterator[bytes]:
@@ -142,7 +146,8 @@ class MessageShape:
         has_called = self._reader is not None and self._reader.num_calls > 0
         if finish.stop_sequence and not (has_called and _is_json(arguments)):
             return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop_sequence}
-        return {"stop_reason": "tool_use" if has_called else "end_turn", "stop_sequence": None}
+        is_call = has_called or self._requires_call
+        return {"stop_reason": "tool_use" if is_call else "end_turn", "stop_sequence": None}
 
 
 def _is_json(text: str) -> bool:
