@@ -36,7 +36,8 @@ def routes(edge: Edge) -> APIRouter:
             prompt = await encoded(request, chat, http)
             form = request.form(chat, edge.tool_call_probability)
         request_id = f"chatcmpl-{edge.request_id(http)}"
-        wanted = outputs(chat.messages([prompt], request_id, edge.tenant(None)), 1, None)
+        tenant = edge.tenant(request.user if isinstance(request.user, str) else None)
+        wanted = outputs(chat.messages([prompt], request_id, tenant), 1, chat.seed)
         shape = MessageShape(
             request_id, request.model, len(prompt), form, requires_call=request.choice == "required"
         )

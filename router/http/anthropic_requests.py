@@ -388,6 +388,8 @@ class MessagesRequest(Conversation):
     ec_transfer_params: dict[str, Any] | None = Field(default=None, description="without effect")
     vllm_xargs: Arguments | None = Field(default=None, description="without effect")
     mock_output: str | None = Field(default=None, description="what the mock model says, word for word")
+    seed: Any = Field(default=None, description="a number: the same output for the same request")
+    user: Any = Field(default=None, description="text: the tenant, where no API keys are asked for")
 
     @field_validator("max_tokens")
     @classmethod
@@ -410,6 +412,8 @@ class MessagesRequest(Conversation):
         if wanted is not None and wanted.schema_:
             schema = {"name": wanted.type, "schema": wanted.schema_}
             given["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if isinstance(self.seed, int) and abs(self.seed) < 2**63:
+            given["seed"] = self.seed
         if isinstance(self.thinking, Thinking):
             given["thinking_token_budget"] = self.thinking.budget_tokens
         return given
