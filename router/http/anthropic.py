@@ -8,6 +8,7 @@ from lorrery.router.http.anthropic_errors import PASSED_OVER, PREFIX
 from lorrery.router.http.anthropic_requests import Conversation, MessagesRequest
 from lorrery.router.http.anthropic_shapes import MessageShape
 from lorrery.router.http.bodies import json_route
+from lorrery.router.http.chat_asked import check_fits
 from lorrery.router.http.edge import EITHER, Edge
 from lorrery.router.http.errors import json_response
 from lorrery.router.http.field_names import MESSAGES
@@ -23,23 +24,31 @@ def routes(edge: Edge) -> APIRouter:
     async def encoded(request: Conversation, chat: ChatRequest, http: Request) -> list[int]:
         edge.check_tool_choice(request.choice)
         turns = request.turns(http.scope["state"].setdefault(PASSED_OVER, []))
-        return await edge.handler.encode_chat(turns, lambda: edge.caller(http), variables=chat.variables)
+        variables = chat.variables(excludes_tools=edge.excludes_tools and request.choice == "none")
+        with named(names):
+            prompt = await edge.handler.encode_chat(turns, lambda: edge.caller(http), variables=variables)
+        check_fits(len(prompt), edge.max_model_len)
+        return prompt
 
     @router.post("", responses=EITHER)
     async def messages(request: MessagesRequest, http: Request) -> Response:
         """Answer a conversation, as a stream or in one piece."""
         await edge.check_model(http, request.model)
-        with named(names):
-            chat = request.chat()
-            chat.check()
-            check_room(chat, edge.max_model_len)
-            prompt = await encoded(request, chat, http)
-            form = request.form(chat, edge.tool_call_probability)
+        chat = request.chat()
+        chat.check()
+        check_room(chat, edge.max_model_len)
+        prompt = await encoded(request, chat, http)
+        form = request.form(chat, edge.tool_call_probability)
         request_id = f"chatcmpl-{edge.request_id(http)}"
         tenant = edge.tenant(request.user if isinstance(request.user, str) else None)
         wanted = outputs(chat.messages([prompt], request_id, tenant), 1, chat.seed)
         shape = MessageShape(
-            request_id, request.model, len(prompt), form, requires_call=request.choice == "required"
+            request_id,
+            request.model,
+            len(prompt),
+            form,
+            block_size=edge.cached_block_size,
+            requires_call=request.choice == "required",
         )
         return edge.answer(http, wanted, shape, stream=request.stream, names=[names], form=form)
 
@@ -47,8 +56,7 @@ def routes(edge: Edge) -> APIRouter:
     async def count_tokens(request: Conversation, http: Request) -> Response:
         """Return how many tokens a conversation has, by the chat template."""
         await edge.check_model(http, request.model)
-        with named(names):
-            count = len(await encoded(request, request.chat(), http))
+        count = len(await encoded(request, request.chat(), http))
         return json_response({"input_tokens": count, "context_management": {"original_input_tokens": count}})
 
     return router

@@ -344,7 +344,7 @@ class Conversation(BaseModel):
         return [tool for name, tool in known.items() if name not in removed]
 
     def chat(self) -> ChatRequest:
-        """Return what is to be generated, as a chat whose conversation is empty.
+        """Return what is to be generated, as a chat without its conversation.
 
         Raises:
             InvalidRequest: it has a value that no chat may have.

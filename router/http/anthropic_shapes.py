@@ -4,8 +4,9 @@ Fields and events are those of vLLM 0.32 (vllm/entrypoints/anthropic/serving.py)
 API reference. A stream is `message_start`, then each block of content (`content_block_start`, `content_block_delta` for
 each message of the generation that has text, `content_block_stop`), then `message_delta` with the stop reason and the
 whole usage, and `message_stop`. An output that calls tools has a block for each call, whose input comes as
-`input_json_delta`. In the usage, `input_tokens` counts the uncached prompt tokens and `cache_read_input_tokens` the
-cached ones. The split is known at the end only: `message_start` counts all of them as `input_tokens`.
+`input_json_delta`. In the usage, `cache_read_input_tokens` counts the prompt tokens that were in the prefix cache,
+`cache_creation_input_tokens` those that are in it now, and `input_tokens` the others. The split is known at the end
+only: `message_start` counts all of them as `input_tokens`.
 """
 
 import json
@@ -17,6 +18,7 @@ from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.anthropic_errors import anthropic_body
 from lorrery.router.http.call_reader import CallPiece, CallReader, call_id, read_whole
+from lorrery.router.http.chat_asked import created_cache_tokens
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.events import named_event
 from lorrery.router.http.forms import Form
@@ -38,13 +40,21 @@ class MessageShape:
         model: name that the client gave.
         prompt_tokens: of the conversation.
         form: of the output; only one with calls of tools changes how it is shown.
+        block_size: of the prefix cache; 0: there is none.
         requires_call: whether a call is required. As in vLLM, an output then ends for a call even without tools.
     """
 
     media_type = EVENT_STREAM
 
     def __init__(
-        self, request_id: str, model: str, prompt_tokens: int, form: Form | None = None, *, requires_call: bool = False
+        self,
+        request_id: str,
+        model: str,
+        prompt_tokens: int,
+        form: Form | None = None,
+        *,
+        block_size: int = 0,
+        requires_call: bool = False,
     ) -> None:
         self._reader = CallReader(form.tool) if form is not None and form.calls_tools else None
         self._block: int | None = None  # the call of the open block, -1 for text
@@ -53,6 +63,7 @@ class MessageShape:
         self._request_id = request_id
         self._head = {"id": request_id, "type": "message", "role": "assistant", "model": model}
         self._prompt_tokens = prompt_tokens
+        self._block_size = block_size
         self._requires_call = requires_call
         self._finish = router_pb2.Finish()
 
@@ -100,7 +111,12 @@ class MessageShape:
             self._num_blocks += 1
 
     def _call(self, call: int, name: str, given: object) -> dict[str, Any]:
-        return {"type": "tool_use", "id": call_id("chatcmpl-tool-", self._request_id, call), "name": name, "input": given}
+        return {
+            "type": "tool_use",
+            "id": call_id("chatcmpl-tool-", self._request_id, call),
+            "name": name,
+            "input": given,
+        }
 
     def last_events(self, usages: Sequence[types_pb2.Usage]) -> bytes:
         """See `Shape`."""
@@ -108,7 +124,7 @@ class MessageShape:
         return b"".join(
             [
                 *self._end_block(),
-                named_event("message_delta", {"delta": ending, "usage": _usage(usages[0])}),
+                named_event("message_delta", {"delta": ending, "usage": self._usage(usages[0])}),
                 named_event("message_stop", {}),
             ]
         )
@@ -129,7 +145,16 @@ class MessageShape:
         content += [self._call(call, name, as_object(given)) for call, (name, given) in enumerate(calls)]
         ending = self._ending(choice.finish, calls[-1][1] if calls else "")
         shown = {name: value for name, value in ending.items() if value is not None}
-        yield json.dumps({**self._head, "content": content, **shown, "usage": _usage(choice.usage)})
+        yield json.dumps({**self._head, "content": content, **shown, "usage": self._usage(choice.usage)})
+
+    def _usage(self, usage: types_pb2.Usage) -> dict[str, Any]:
+        created = created_cache_tokens(usage.prompt_tokens, usage.cached_tokens, self._block_size)
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens - created,
+            "output_tokens": usage.completion_tokens,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": usage.cached_tokens,
+        }
 
     def _ending(self, finish: router_pb2.Finish, arguments: str) -> dict[str, Any]:
         """Return why the message ends; a stop token that is not one of its stop sequences counts as `end_turn`.
@@ -156,12 +181,3 @@ def _is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _usage(usage: types_pb2.Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-    }

@@ -7,10 +7,11 @@ from starlette.responses import Response
 
 from lorrery.router.field_names import named
 from lorrery.router.http.bodies import json_route
+from lorrery.router.http.chat_asked import check_fits
 from lorrery.router.http.edge import EITHER, Edge
 from lorrery.router.http.errors import body, json_response
 from lorrery.router.http.field_names import RESPONSES
-from lorrery.router.http.generating import check_room, check_vocabulary, outputs
+from lorrery.router.http.generating import check_vocabulary, outputs
 from lorrery.router.http.responses_requests import ResponsesRequest
 from lorrery.router.http.responses_shapes import ResponseShape
 from lorrery.router.http.token_json import LogprobsJson
@@ -33,7 +34,7 @@ def routes(edge: Edge) -> APIRouter:
         with named(names):
             chat = request.chat()
             chat.check()
-            check_room(chat, edge.max_model_len)
+            request.check_room(edge.max_model_len)
             check_vocabulary(chat, (), edge.handler.tokenizer.vocab_size)
             form = request.form(chat, router_settings.tool_calls, edge.tool_call_probability)
             prompt = await edge.handler.encode_chat(
@@ -43,15 +44,16 @@ def routes(edge: Edge) -> APIRouter:
                 continue_final_message=request.is_continuing,
                 add_special_tokens=True,
                 only_count=request.truncation == "auto",
-                variables=chat.variables,
+                variables=chat.variables(excludes_tools=edge.excludes_tools and request.tool_choice == "none"),
             )
         if request.truncation == "auto":
             prompt = prompt[: edge.max_model_len - 1 if request.max_output_tokens else edge.max_model_len]
-        if len(prompt) >= edge.max_model_len:
+        check_fits(len(prompt), edge.max_model_len)
+        if len(prompt) == edge.max_model_len:
             why = f"the prompt has {len(prompt)} tokens, and the context {edge.max_model_len}; make it shorter"
             return _refused(HTTPStatus.BAD_REQUEST, "input", why)
         request_id = request.request_id
-        if request_id is None:
+        if "request_id" not in request.model_fields_set:
             request_id = f"resp_{edge.request_id(http)}"
         messages = chat.messages([prompt], request_id, edge.tenant(request.user))
         shape = ResponseShape(
@@ -59,7 +61,10 @@ def routes(edge: Edge) -> APIRouter:
             request.model or edge.model,
             request,
             max_output_tokens=min(request.max_output_tokens or edge.max_model_len, edge.max_model_len - len(prompt)),
+            is_greedy=chat.is_greedy,
+            block_size=edge.cached_block_size,
             logprobs=LogprobsJson(edge.texts),
+            prompt=_shown(edge, prompt) if request.enable_response_messages else None,
             form=form,
             reads_calls=router_settings.tool_calls != "none",
         )
@@ -78,6 +83,12 @@ def routes(edge: Edge) -> APIRouter:
         return _unknown(response_id)
 
     return router
+
+
+def _shown(edge: Edge, prompt: list[int]) -> tuple[str, list[int]]:
+    """Return a prompt as its text, without the special tokens that were added to that, and its tokens."""
+    added = edge.handler.detokenize(edge.handler.tokenizer.encode_prompt(""))
+    return edge.handler.detokenize(prompt).removeprefix(added), prompt
 
 
 def _unknown(response_id: str) -> Response:

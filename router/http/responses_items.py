@@ -197,14 +197,7 @@ class OtherItem(BaseModel):
 
 
 InputItem = (
-    InputMessage
-    | OutputMessage
-    | FunctionCall
-    | FunctionOutput
-    | Reasoning
-    | CustomCall
-    | CustomOutput
-    | OtherItem
+    InputMessage | OutputMessage | FunctionCall | FunctionOutput | Reasoning | CustomCall | CustomOutput | OtherItem
 )
 Turn = dict[str, Any]
 

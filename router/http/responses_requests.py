@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.router.http.forms import Form, Function, StructuredOutputs, openai_choice, with_tools
-from lorrery.router.http.generating import LENIENT, Arguments, Int64, NullIsZero, Stop, Texts, Tokens
 from lorrery.router.http.chat_asked import as_chat
+from lorrery.router.http.forms import Form, Function, StructuredOutputs, openai_choice, with_tools
+from lorrery.router.http.generating import LENIENT, Arguments, Int64, NullIsZero, Stop, Tokens
 from lorrery.router.http.openai_requests import ChatRequest
 from lorrery.router.http.responses_items import InputItem, is_to_be_continued, turns
 from lorrery.router.http.responses_tools import (
@@ -102,7 +102,7 @@ class ResponsesRequest(BaseModel):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     prompt_cache_key: str | None = Field(default=None, description="without effect")
     watermarking: bool | None = Field(default=None, description="without effect")
-    request_id: str | None = Field(default=None, description="the response's id")
+    request_id: str = Field(default="", description="the response's id; unset: of the server's making")
     session_id: str | None = Field(default=None, description="without effect")
     media_io_kwargs: dict[str, dict[str, Any]] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
@@ -110,7 +110,9 @@ class ResponsesRequest(BaseModel):
     mm_payload: Literal["tensors", "none"] = Field(default="tensors", description="without effect")
     return_mm_kwargs: bool | None = Field(default=None, description="without effect")
     cache_salt: Any = Field(default=None, description="text; see the chat's")
-    enable_response_messages: bool = Field(default=False, description="without effect")
+    enable_response_messages: bool = Field(
+        default=False, description="the response has its prompt and output as tokens"
+    )
     previous_input_messages: list[dict[str, Any]] | None = Field(default=None, description="without effect")
     structured_outputs: StructuredOutputs | None = Field(
         default=None, description="json (a schema), json_object, regex or choice: the form of the output"
@@ -144,6 +146,21 @@ class ResponsesRequest(BaseModel):
             raise InvalidRequest("background needs store to be true; leave one of them out", field="background")
         return given
 
+    def check_room(self, max_model_len: int) -> None:
+        """Check that its output is within the context; what the prompt leaves of that is another matter.
+
+        Raises:
+            InvalidRequest: it is not.
+        """
+        count = self.max_output_tokens
+        if count is not None and count > max_model_len:
+            raise InvalidRequest(
+                f"max_output_tokens={count} cannot be greater than max_model_len={max_model_len}; ask for fewer",
+                field="max_output_tokens",
+                value=count,
+                limit=max_model_len,
+            )
+
     def turns(self) -> list[dict[str, Any]]:
         """Return the conversation as messages for chat templates.
 
@@ -165,17 +182,19 @@ class ResponsesRequest(BaseModel):
         return self.top_logprobs if _LOGPROBS in (self.include or ()) else None
 
     def chat(self) -> ChatRequest:
-        """Return what is to be generated, as a chat whose conversation is empty.
+        """Return what is to be generated, as a chat without its conversation.
 
         Raises:
             InvalidRequest: it asks for two forms of its output, or has a value that no chat may have.
         """
+        for name in ("background", "truncation"):
+            if getattr(self, name) is None:
+                raise InvalidRequest(f"{name} is null, which its response cannot repeat; leave it out")
         given = {name: getattr(self, name) for name in _GENERATION} | {"max_tokens": self.max_output_tokens}
+        given["stop"] = self.stop or None  # an empty text is none here
         if self.top_logprobs_shown is not None:
             given |= {"logprobs": True, "top_logprobs": self.top_logprobs}
-        tools = [
-            {"type": "function", "function": function._asdict()} for _, function in self._functions
-        ]
+        tools = [{"type": "function", "function": function._asdict()} for _, function in self._functions]
         if tools:
             given |= {"tools": tools, "tool_choice": "none"}
         if self.reasoning is not None:

@@ -19,6 +19,7 @@ from typing import Any
 from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.call_reader import CallPiece, CallReader, call_id, read_whole
+from lorrery.router.http.chat_asked import created_cache_tokens
 from lorrery.router.http.errors import error_body, http_status
 from lorrery.router.http.events import named_event
 from lorrery.router.http.forms import Form
@@ -39,7 +40,10 @@ class ResponseShape:
         model: name that the client gave.
         request: the request, many of whose fields the response repeats.
         max_output_tokens: most tokens that the output can have.
+        is_greedy: whether each token is the likeliest.
+        block_size: of the prefix cache; 0: there is none.
         logprobs: writes log-probabilities.
+        prompt: its text and tokens, if the response is to show them, and those of its output; None: it is not.
         form: of the output; only one with calls of tools changes how it is shown.
         reads_calls: whether the engine reads calls of tools; one that does shows an empty output as no message.
     """
@@ -53,7 +57,10 @@ class ResponseShape:
         request: ResponsesRequest,
         *,
         max_output_tokens: int,
+        is_greedy: bool,
+        block_size: int,
         logprobs: LogprobsJson,
+        prompt: tuple[str, Sequence[int]] | None = None,
         form: Form | None = None,
         reads_calls: bool = False,
     ) -> None:
@@ -77,7 +84,7 @@ class ResponseShape:
             "temperature": 1.0 if request.temperature is None else request.temperature,
             "tool_choice": _shown(request.tool_choice),
             "tools": _shown(request.tools),
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_p": 1.0 if request.top_p is None or is_greedy else request.top_p,
             "background": False,
             "max_output_tokens": max_output_tokens,
             "max_tool_calls": request.max_tool_calls,
@@ -99,7 +106,10 @@ class ResponseShape:
         where = json.dumps({"content_index": 0, "item_id": self._message_id, "output_index": 0})
         self._delta = f"event: response.output_text.delta\ndata: {where[:-1]}, "
         self._num_events = 0
+        self._block_size = block_size
+        self._prompt = prompt
         self._num_tokens = 0
+        self._shown = Collected()  # the output, if it is to be shown
         self._output: list[dict[str, Any]] = []  # items that are complete
         self._call: dict[str, Any] | None = None  # the call that goes on
         self._text: StringIO | None = None  # of the message that goes on
@@ -125,6 +135,9 @@ class ResponseShape:
             shown = self._listed(logprobs, message.token_ids)
         events = b"".join(self._pieces(pieces, shown))
         self._num_tokens += len(message.token_ids)
+        if self._prompt is not None:
+            self._shown.text.write(message.text)
+            self._shown.token_ids.extend(message.token_ids)
         return events
 
     def _pieces(self, pieces: Sequence[CallPiece], logprobs: str) -> Iterator[bytes]:
@@ -204,7 +217,7 @@ class ResponseShape:
     def last_events(self, usages: Sequence[types_pb2.Usage]) -> bytes:
         """See `Shape`."""
         events = list(self._end_item())
-        response = self._ended(self._output, self._reason, usages[0])
+        response = self._ended(self._output, self._shown, self._reason, usages[0])
         return b"".join([*events, self._event("response.completed", {"response": response})])
 
     def error_events(self, error: RequestError) -> bytes:
@@ -231,7 +244,7 @@ class ResponseShape:
         for number, (name, arguments) in enumerate(calls):
             call = self._begun_call(number, name) | {"arguments": arguments}
             output.append(self._shown_call(call, "completed"))
-        yield json.dumps(self._ended(output, FinishReason.of(choice.finish.reason), choice.usage))
+        yield json.dumps(self._ended(output, choice, FinishReason.of(choice.finish.reason), choice.usage))
 
     def _listed(self, logprobs: OutputLogprobs, token_ids: Sequence[int]) -> str:
         """Return the log-probabilities of the next tokens as a list in JSON."""
@@ -243,13 +256,30 @@ class ResponseShape:
         said = {"role": "assistant", "content": content, "status": status, "phase": None}
         return {"id": self._message_id, "type": "message", **said}
 
-    def _ended(self, output: list[dict[str, Any]], reason: FinishReason, usage: types_pb2.Usage) -> dict[str, Any]:
-        """Return the response at its end; one cut by `max_output_tokens` or by the context is incomplete."""
+    def _ended(
+        self, output: list[dict[str, Any]], shown: Collected, reason: FinishReason, usage: types_pb2.Usage
+    ) -> dict[str, Any]:
+        """Return the response at its end; one cut by `max_output_tokens` or by the context is incomplete.
+
+        Args:
+            output: its items.
+            shown: what was generated, if that is to be shown.
+            reason: why it ended.
+            usage: of the response.
+        """
         is_whole = reason is not FinishReason.LENGTH
-        inputs = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0}
+        created = created_cache_tokens(usage.prompt_tokens, usage.cached_tokens, self._block_size)
+        messages: dict[str, Any] = {}
+        if self._prompt is not None:
+            messages = {
+                "input_messages": [_raw(*self._prompt)],
+                "output_messages": [_raw(shown.text.getvalue(), shown.token_ids)],
+            }
+        inputs = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": created}
         outputs = {"reasoning_tokens": 0, "tool_output_tokens": 0}
         return {
             **self._response,
+            **messages,
             "status": "completed" if is_whole else "incomplete",
             "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
             "output": output,
@@ -295,6 +325,10 @@ def _shown(value: Any) -> Any:
 
 def _part(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _raw(text: str, token_ids: Sequence[int]) -> dict[str, Any]:
+    return {"type": "raw_message_tokens", "message": text, "tokens": list(token_ids)}
 
 
 def _code(status: HTTPStatus) -> str:

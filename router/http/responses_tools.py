@@ -231,7 +231,7 @@ class Called(NamedTuple):
         return f"{self.namespace}__{self.name}" if self.namespace else self.name
 
     def input_of(self, arguments: str) -> str:
-        """Return the text that a tool is called with, out of the arguments of a function; as they are if there is none."""
+        """Return the text that a tool is called with, out of a function's arguments; these if there is none in them."""
         try:
             given = json.loads(arguments)
         except ValueError:

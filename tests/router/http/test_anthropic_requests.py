@@ -105,7 +105,10 @@ def test_what_is_no_text_is_refused_by_its_path(message: dict[str, Any]) -> None
         user({"type": "tool_use", "input": "x"}),
         user({"type": "tool_addition", "tool": {"type": "tool_reference", "name": "look"}}),
         {"role": "system", "content": [{"type": "tool_addition"}]},
-        {"role": "system", "content": [{"type": "tool_removal", "tool": {"type": "tool_definition", "definition": TOOL}}]},
+        {
+            "role": "system",
+            "content": [{"type": "tool_removal", "tool": {"type": "tool_definition", "definition": TOOL}}],
+        },
     ],
 )
 def test_what_is_no_message_is_refused(message: dict[str, Any]) -> None:
