@@ -109,7 +109,7 @@ async def encode_chat(
         UnicodeEncodeError: it has lone surrogates.
     """
     if not messages:
-        raise InvalidRequest("messages is empty; a conversation has at least 1 message", field="messages", limit=1)
+        raise InvalidRequest("the conversation is empty; give at least 1 message", limit=1)
     if continue_final_message and add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt contradict each other: an answer continues the last"

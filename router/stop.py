@@ -26,8 +26,8 @@ class StopMatcher:
     """Cuts a stream of text before the first stop string.
 
     The first is the one whose last character comes earliest; of those that end there, the longest. The result therefore
-    does not depend on how the text was split. As in vLLM, one character fewer than the longest has is held back, whatever
-    the text is; nothing where the stop string is to be part of it.
+    does not depend on how the text was split. As in vLLM, one character fewer than the longest has is held back,
+    whatever it is; nothing where the stop string is to be part of the text.
 
     Args:
         automaton: of the stop strings' characters.

@@ -4,14 +4,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from lorrery.router.field_names import named
-from lorrery.router.http.anthropic_errors import PREFIX
+from lorrery.router.http.anthropic_errors import PASSED_OVER, PREFIX
 from lorrery.router.http.anthropic_requests import Conversation, MessagesRequest
 from lorrery.router.http.anthropic_shapes import MessageShape
 from lorrery.router.http.bodies import json_route
+from lorrery.router.http.chat_asked import check_fits
 from lorrery.router.http.edge import EITHER, Edge
 from lorrery.router.http.errors import json_response
 from lorrery.router.http.field_names import MESSAGES
-from lorrery.router.http.generating import outputs
+from lorrery.router.http.generating import check_room, outputs
+from lorrery.router.http.openai_requests import ChatRequest
 
 
 def routes(edge: Edge) -> APIRouter:
@@ -19,27 +21,42 @@ def routes(edge: Edge) -> APIRouter:
     router = APIRouter(prefix=PREFIX, tags=["Anthropic"], route_class=json_route(edge.admit))
     names = MESSAGES._replace(max_model_len=edge.max_model_len)
 
-    async def encoded(request: Conversation, http: Request) -> list[int]:
-        return await edge.handler.encode_chat(request.turns(), lambda: edge.caller(http), variables=request.variables)
+    async def encoded(request: Conversation, chat: ChatRequest, http: Request) -> list[int]:
+        edge.check_tool_choice(request.choice)
+        turns = request.turns(http.scope["state"].setdefault(PASSED_OVER, []))
+        variables = chat.variables(excludes_tools=edge.excludes_tools and request.choice == "none")
+        with named(names):
+            prompt = await edge.handler.encode_chat(turns, lambda: edge.caller(http), variables=variables)
+        check_fits(len(prompt), edge.max_model_len)
+        return prompt
 
     @router.post("", responses=EITHER)
     async def messages(request: MessagesRequest, http: Request) -> Response:
         """Answer a conversation, as a stream or in one piece."""
-        with named(names):
-            request.check()
-            prompt = await encoded(request, http)
-            form = request.form(edge.tool_call_probability)
-        request_id = edge.request_id(http)
-        wanted = request.messages([prompt], f"msg_{request_id}", edge.tenant(request.user))
-        shape = MessageShape(request_id, request.model or edge.model, len(prompt), form)
-        choices = outputs(wanted, 1, request.seed)
-        return edge.answer(http, choices, shape, stream=request.stream, names=[names], form=form)
+        await edge.check_model(http, request.model)
+        chat = request.chat()
+        chat.check()
+        check_room(chat, edge.max_model_len)
+        prompt = await encoded(request, chat, http)
+        form = request.form(chat, edge.tool_call_probability)
+        request_id = f"chatcmpl-{edge.request_id(http)}"
+        tenant = edge.tenant(request.user if isinstance(request.user, str) else None)
+        wanted = outputs(chat.messages([prompt], request_id, tenant), 1, chat.seed)
+        shape = MessageShape(
+            request_id,
+            request.model,
+            len(prompt),
+            form,
+            block_size=edge.cached_block_size,
+            requires_call=request.choice == "required",
+        )
+        return edge.answer(http, wanted, shape, stream=request.stream, names=[names], form=form)
 
     @router.post("/count_tokens")
     async def count_tokens(request: Conversation, http: Request) -> Response:
         """Return how many tokens a conversation has, by the chat template."""
         await edge.check_model(http, request.model)
-        with named(names):
-            return json_response({"input_tokens": len(await encoded(request, http))})
+        count = len(await encoded(request, request.chat(), http))
+        return json_response({"input_tokens": count, "context_management": {"original_input_tokens": count}})
 
     return router

@@ -1,8 +1,9 @@
-"""Anthropic's conventions on its routes: the header of the key, and the format of errors.
+"""The format of errors on Anthropic's routes, as vLLM has it, and what else their responses have in the head.
 
-The format is that of Anthropic's API reference (errors, authentication): a key is in `x-api-key`, an error is `{"type":
-"error", "error": {"type", "message"}, "request_id"}`, and every response has the header `request-id`. The list of
-models is one route for both APIs: a request with `anthropic-version` comes from an Anthropic client.
+What a route refuses is `{"type": "error", "error": {"type", "message"}}`, with vLLM's names of types; a body that is
+malformed, and a route that there is not, are refused as everywhere. Every response has the header `request-id`, where
+Anthropic's package looks for it. The list of models is one route for both APIs: a request with `anthropic-version`
+comes from an Anthropic client.
 """
 
 import json
@@ -14,24 +15,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lorrery.router.http.edge import REQUEST_ID
 
 PREFIX = "/v1/messages"
+PASSED_OVER = "passed_over"
+"""Key in a request's ASGI state: paths of blocks that are passed over, for a header `warning`."""
 _MODELS = "/v1/models"
 _VERSION = b"anthropic-version"
 
-_TYPES = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.NOT_FOUND: "not_found_error",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
-    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
-}
 
-
-def anthropic_body(status: HTTPStatus, message: str, request_id: str) -> dict[str, Any]:
+def anthropic_body(kind: str, message: str) -> dict[str, Any]:
     """Return an error in Anthropic's format."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def is_anthropics(scope: Scope) -> bool:
@@ -43,7 +35,7 @@ def is_anthropics(scope: Scope) -> bool:
 
 
 def as_anthropic_has_it(app: ASGIApp) -> ASGIApp:
-    """Wrap an app so that Anthropic's routes use its errors and header, and accept its key header.
+    """Wrap an app so that Anthropic's routes have its errors and headers.
 
     Args:
         app: returns errors in OpenAI's format, each as one body part.
@@ -53,30 +45,38 @@ def as_anthropic_has_it(app: ASGIApp) -> ASGIApp:
         if scope["type"] != "http" or not is_anthropics(scope):
             await app(scope, receive, send)
             return
-        request_id: str = scope["state"][REQUEST_ID]
         start: Message = {}
 
         async def shaped(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start":
                 start = message
-                start["headers"] = [*message.get("headers", ()), (b"request-id", request_id.encode("latin-1"))]
+                start["headers"] = [*message.get("headers", ()), *_further_headers(scope["state"])]
                 if not _is_error(start):
                     await send(start)
                 return
             if _is_error(start):
-                message["body"] = _shaped(start["status"], message["body"], request_id)
+                message["body"] = _shaped(message["body"])
                 length = (b"content-length", str(len(message["body"])).encode())
                 start["headers"] = [*(one for one in start["headers"] if one[0] != b"content-length"), length]
                 await send(start)
             await send(message)
 
-        names = dict(scope["headers"])
-        if (key := names.get(b"x-api-key")) is not None and b"authorization" not in names:
-            scope["headers"] = [*scope["headers"], (b"authorization", b"Bearer " + key)]
         await app(scope, receive, shaped)
 
     return served
+
+
+def _further_headers(state: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+    request_id: str = state[REQUEST_ID]
+    headers = [(b"request-id", request_id.encode("latin-1"))]
+    if passed_over := state.get(PASSED_OVER):
+        said = f"passed over: {', '.join(passed_over[:_MOST_NAMED])}".replace("\\", "/").replace('"', "'")
+        headers.append((b"warning", f'299 lorrery "{said}"'.encode("ascii", "backslashreplace")))
+    return headers
+
+
+_MOST_NAMED = 8
 
 
 def _is_error(start: Message) -> bool:
@@ -84,5 +84,9 @@ def _is_error(start: Message) -> bool:
     return start["status"] >= HTTPStatus.BAD_REQUEST and (b"content-type", b"application/json") in start["headers"]
 
 
-def _shaped(status: int, content: bytes, request_id: str) -> bytes:
-    return json.dumps(anthropic_body(HTTPStatus(status), json.loads(content)["error"]["message"], request_id)).encode()
+def _shaped(content: bytes) -> bytes:
+    """Return an error as Anthropic's routes give it: unless it is about the form of the body, or comes from no route."""
+    error = json.loads(content).get("error")
+    if not isinstance(error, dict) or error["type"] == HTTPStatus.BAD_REQUEST.phrase:
+        return content
+    return json.dumps(anthropic_body(error["type"], error["message"])).encode()

@@ -1,33 +1,118 @@
-"""The bodies of Anthropic's routes. Fields shared with OpenAI's are in generating.py."""
+"""The bodies of Anthropic's routes, with the fields, types and bounds of vLLM 0.32.
 
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+vLLM's own models are in vllm/entrypoints/anthropic/protocol.py, and how it reads a conversation in serving.py: what
+tools returned precedes what else their message says, and blocks that models do not read are passed over. What is
+generated is asked for as a chat is (chat_asked.py).
+"""
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
-from lorrery.router.http.blocks import Block, Blocks, Content, text_of, unread
-from lorrery.router.http.forms import Form, Function, chosen, of_format, only_one, with_tools
-from lorrery.router.http.generating import LENIENT, GeneratingRequest, Texts, refuse_given
+from lorrery.router.http.blocks import not_text, without_billing_header
+from lorrery.router.http.chat_asked import as_chat
+from lorrery.router.http.forms import Form, Function, chosen, with_tools
+from lorrery.router.http.generating import LENIENT, Arguments
+from lorrery.router.http.openai_requests import ChatRequest
 from lorrery.router.http.tool_calls import read_arguments
 
-Switch = Annotated[bool, Field(strict=False)]
-Whole = Annotated[int, Field(strict=False)]
-Positive = Annotated[Whole, Field(ge=1, le=0x7FFFFFFF)]
+_GENERATION = (
+    *("model", "stream", "temperature", "top_p", "top_k", "cache_salt", "kv_transfer_params", "ec_transfer_params"),
+    *("vllm_xargs", "chat_template_kwargs", "mock_output"),
+)
+"""Fields that mean what they mean in a chat."""
+_RESULTS = ("text", "image", "tool_reference")
+"""Types of what a tool may return; others are passed over."""
 
-_TEXTS = {"text": "text"}
-_KINDS = ("text", "tool_use", "tool_result")
-_UNREAD = ("thinking", "redacted_thinking")
-"""Models do not read their reasoning from earlier turns."""
 
-_BLOCKS: TypeAdapter[list[Block]] = TypeAdapter(Blocks)
+class Tool(BaseModel):
+    """A tool that may be called."""
 
-_REFUSED = {
-    "n": "a message is one output; send several requests, or use /v1/chat/completions",
-    "prompt_logprobs": "a message has none; use /v1/chat/completions",
-    "return_token_ids": "a message has none; use /v1/chat/completions",
-}
+    model_config = LENIENT
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+    @field_validator("input_schema")
+    @classmethod
+    def _of_object(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "object", **schema}
+
+
+class ToolReference(BaseModel):
+    """A tool that is named."""
+
+    model_config = LENIENT
+
+    type: Literal["tool_reference"]
+    name: str
+
+
+class ToolDefinition(BaseModel):
+    """A tool that is given."""
+
+    model_config = LENIENT
+
+    type: Literal["tool_definition"]
+    definition: Tool
+
+
+class Block(BaseModel):
+    """A block of content; its fields depend on its type."""
+
+    model_config = LENIENT
+
+    type: Literal[
+        "text",
+        "image",
+        "tool_use",
+        "tool_result",
+        "tool_reference",
+        "thinking",
+        "redacted_thinking",
+        "tool_addition",
+        "tool_removal",
+    ]
+    text: str | None = None
+    source: dict[str, Any] | None = None
+    id: str | None = None
+    tool_use_id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    is_error: bool | None = None
+    tool_name: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: str | None = None
+    tool: Annotated[ToolReference | ToolDefinition, Field(discriminator="type")] | None = None
+
+    @property
+    def changes_tools(self) -> bool:
+        """Whether it adds or removes a tool."""
+        return self.type in ("tool_addition", "tool_removal")
+
+    @model_validator(mode="after")
+    def _names_its_tool(self) -> "Block":
+        if self.changes_tools and self.tool is None:
+            raise ValueError(f"a block of type {self.type} has a tool; give it")
+        if self.type == "tool_removal" and not isinstance(self.tool, ToolReference):
+            raise ValueError("a tool_removal names its tool; give a tool_reference")
+        return self
+
+
+Content = str | Annotated[list[Block], Field(fail_fast=True)]
+
+
+def _no_changes_of_tools(content: Content | None) -> None:
+    if isinstance(content, list) and any(block.changes_tools for block in content):
+        raise ValueError("only a message of the system may add or remove tools")
 
 
 class Message(BaseModel):
@@ -35,50 +120,87 @@ class Message(BaseModel):
 
     model_config = LENIENT
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Content
 
-    def turns(self, where: str) -> Iterator[dict[str, Any]]:
+    @model_validator(mode="after")
+    def _system_changes_tools(self) -> "Message":
+        if self.role != "system":
+            _no_changes_of_tools(self.content)
+        return self
+
+    def turns(self, where: str, passed_over: list[str]) -> Iterator[dict[str, Any]]:
         """Yield the turn as messages for chat templates: the results of tools first.
+
+        Args:
+            where: its path in the request, for errors.
+            passed_over: gets what a template cannot read and the model does not need.
 
         Raises:
             InvalidRequest: it has more than text and tools.
         """
+        if self.role == "system":
+            if said := _system_text(self.content):
+                yield {"role": "system", "content": said}
+            return
         if isinstance(self.content, str):
             yield {"role": self.role, "content": self.content}
             return
-        said: list[str] = []
-        calls: list[dict[str, Any]] = []
-        num_results = 0
+        said, thought, calls = list[str](), list[str](), list[dict[str, Any]]()
         for number, block in enumerate(self.content):
             at = f"{where}.content[{number}]"
-            if block.type == "tool_use":
-                given = read_arguments(block.field("input"), f"{at}.input")
-                call = {"name": block.field("name") or "", "arguments": given}
-                calls.append({"id": block.field("id") or "", "type": "function", "function": call})
+            if block.type == "text" and block.text:
+                said.append(block.text)
+            elif block.type == "image" and block.source:
+                raise not_text("image", at)
+            elif block.type == "thinking" and block.thinking is not None:
+                thought.append(block.thinking)
+            elif block.type == "tool_use":
+                given = read_arguments(block.input, f"{at}.input")
+                call = {"name": block.name or "", "arguments": given}
+                calls.append({"id": block.id or "call", "type": "function", "function": call})
+            elif block.type == "tool_result" and self.role == "user":
+                yield from _results(block, at, passed_over)
             elif block.type == "tool_result":
-                num_results += 1
-                yield _result(block, at)
-            elif block.type in _TEXTS:
-                said.append(text_of([block], f"{where}.content", _TEXTS))
-            elif block.type not in _UNREAD:
-                raise unread(block.type, at, _KINDS)
-        if said or calls or not num_results:
-            turn = {"role": self.role, "content": "".join(said)}
+                said.append(f"Tool result: {block.content or ''}")
+        turn: dict[str, Any] = {"role": self.role, "content": "".join(said)}
+        if self.role == "assistant":
+            if thought:
+                turn |= dict.fromkeys(("reasoning", "reasoning_content"), "".join(thought))
             yield {**turn, "tool_calls": calls} if calls else turn
+        elif said:
+            yield turn
 
 
-def _result(block: Block, where: str) -> dict[str, Any]:
-    content = block.field("content")
-    if isinstance(content, list):
-        try:
-            blocks = _BLOCKS.validate_python(content)
-        except ValidationError as error:
-            place, wrong = f"{where}.content", error.errors()[0]
-            at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong["loc"])
-            raise InvalidRequest(f"{place}{at}: {wrong['msg']}", field=f"{place}{at}") from None
-        content = text_of(blocks, f"{where}.content", _TEXTS)
-    return {"role": "tool", "content": str(content or ""), "tool_call_id": str(block.field("tool_use_id") or "")}
+def _results(block: Block, where: str, passed_over: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield what a tool returned: its text, and then the tools that it has found."""
+    turn = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
+    if not isinstance(block.content, list):
+        yield {**turn, "content": block.content or ""}
+        return
+    texts, found = list[str](), list[dict[str, Any]]()
+    for number, one in enumerate(block.content):
+        at, kind = f"{where}.content[{number}]", one.get("type")
+        if kind == "image":
+            raise not_text("image", at)
+        if kind not in _RESULTS:
+            passed_over.append(f"{at} of type {quoted(str(kind))}")
+        elif kind == "text":
+            text = one.get("text", "")
+            if not isinstance(text, str):
+                raise InvalidRequest(f"{at}.text is no text; give one")
+            texts.append(text)
+        elif name := one.get("tool_name") or one.get("name"):
+            found.append({"type": "tool_reference", "name": str(name)})
+    yield {**turn, "content": "\n".join(texts)}
+    if found:
+        yield {**turn, "content": found}
+
+
+def _system_text(content: Content | None) -> str:
+    if isinstance(content, str):
+        return without_billing_header(content)
+    return "".join(without_billing_header(block.text) for block in content or () if block.type == "text" and block.text)
 
 
 class ToolChoice(BaseModel):
@@ -86,9 +208,24 @@ class ToolChoice(BaseModel):
 
     model_config = LENIENT
 
-    type: str = Field(description="none, auto, any, or tool")
+    type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(default=None, description="of the tool to call")
-    disable_parallel_tool_use: Switch | None = Field(default=None, description="true: one call at most")
+    disable_parallel_tool_use: bool | None = Field(default=None, description="true: one call at most")
+
+    @model_validator(mode="after")
+    def _names_the_tool(self) -> "ToolChoice":
+        if self.type == "tool" and not self.name:
+            raise ValueError("a tool_choice of type tool has a name; give it")
+        return self
+
+
+class JsonFormat(BaseModel):
+    """JSON, under a schema."""
+
+    model_config = LENIENT
+
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    type: Literal["json_schema"] = "json_schema"
 
 
 class OutputConfig(BaseModel):
@@ -96,7 +233,40 @@ class OutputConfig(BaseModel):
 
     model_config = LENIENT
 
-    format: dict[str, Any] | None = Field(default=None, description="type json_schema, with schema")
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None, description="for the chat template"
+    )
+    format: JsonFormat | None = Field(default=None, description="type json_schema, with schema")
+
+
+_Display = Literal["summarized", "omitted", "updates"]
+
+
+class Thinking(BaseModel):
+    """Thinking of a bounded length."""
+
+    model_config = LENIENT
+
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=1024)]
+    display: _Display | None = None
+
+
+class NoThinking(BaseModel):
+    """No thinking."""
+
+    model_config = LENIENT
+
+    type: Literal["disabled"]
+
+
+class AnyThinking(BaseModel):
+    """Thinking as the model likes it."""
+
+    model_config = LENIENT
+
+    type: Literal["adaptive"]
+    display: _Display | None = None
 
 
 class Conversation(BaseModel):
@@ -104,79 +274,166 @@ class Conversation(BaseModel):
 
     model_config = LENIENT
 
-    model: str | None = Field(default=None, description="the base model, or an adapter; unset: the base model")
-    messages_: Annotated[list[Message], Field(min_length=1, alias="messages", fail_fast=True)]
+    model: str = Field(description="the base model, or an adapter")
+    messages_: Annotated[list[Message], Field(alias="messages", fail_fast=True)]
+    output_config: OutputConfig | None = None
     system: Content | None = Field(default=None, description="what the conversation begins with")
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
+    thinking: Annotated[Thinking | NoThinking | AnyThinking, Field(discriminator="type")] | None = None
+    tool_choice: ToolChoice | None = Field(default=None, description="whether tools are to be called")
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
         default=None, description="tools that may be called, also for the chat template"
     )
-    tool_choice: ToolChoice | None = Field(default=None, description="whether tools are to be called")
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")
 
-    @property
-    def variables(self) -> dict[str, Any]:
-        """Further variables for the chat template."""
-        chosen = self.tool_choice is None or self.tool_choice.type != "none"
-        return {"tools": self.tools} if self.tools and chosen else {}
+    @field_validator("model")
+    @classmethod
+    def _some_model(cls, model: str) -> str:
+        if not model:
+            raise ValueError("model is empty; name one")
+        return model
 
-    def turns(self) -> list[dict[str, Any]]:
-        """Return the conversation as messages for chat templates.
+    @field_validator("system")
+    @classmethod
+    def _no_changes_of_tools(cls, system: Content | None) -> Content | None:
+        _no_changes_of_tools(system)
+        return system
+
+    def turns(self, passed_over: list[str]) -> list[dict[str, Any]]:
+        """Return the conversation as messages for chat templates; `passed_over`: see `Message.turns`.
 
         Raises:
-            InvalidRequest: it has more than text and tools.
+            InvalidRequest: it is empty, or has more than text and tools.
         """
-        system = text_of(self.system, "system", _TEXTS)
+        system = _system_text(self.system)
         found = [{"role": "system", "content": system}] if system else []
         for number, message in enumerate(self.messages_):
-            found.extend(message.turns(f"messages[{number}]"))
+            found.extend(message.turns(f"messages[{number}]", passed_over))
         return found
 
+    @property
+    def choice(self) -> str | None:
+        """Which tools are to be called, in a chat's words: `none`, `auto`, `required`, or `tool`; None: none."""
+        if self.tool_choice is not None:
+            return "required" if self.tool_choice.type == "any" else self.tool_choice.type
+        return None if self.known_tools() is None else "auto"
 
-class MessagesRequest(Conversation, GeneratingRequest):
+    def known_tools(self) -> Sequence[Tool] | None:
+        """Return the tools at the end of the conversation, in which messages of the system may add and remove some.
+
+        Raises:
+            InvalidRequest: one of those names an unknown tool.
+        """
+        contents = [message.content for message in self.messages_ if not isinstance(message.content, str)]
+        changes = [block for blocks in contents for block in blocks if block.changes_tools]
+        if not changes:
+            return self.tools
+        known, removed = {tool.name: tool for tool in self.tools or ()}, set[str]()
+        for block in changes:
+            if isinstance(block.tool, ToolDefinition):
+                name = block.tool.definition.name
+                known[name] = block.tool.definition
+            else:
+                assert block.tool is not None
+                name = block.tool.name
+            if name not in known:
+                raise InvalidRequest(f"a block of type {block.type} names {quoted(name)}, which is not among tools")
+            if block.type == "tool_removal":
+                removed.add(name)
+            else:
+                removed.discard(name)
+        return [tool for name, tool in known.items() if name not in removed]
+
+    def chat(self) -> ChatRequest:
+        """Return what is to be generated, as a chat without its conversation.
+
+        Raises:
+            InvalidRequest: it has a value that no chat may have.
+        """
+        return as_chat(self._in_chat())
+
+    def _in_chat(self) -> dict[str, Any]:
+        """Return the fields of the chat."""
+        given: dict[str, Any] = {"chat_template_kwargs": self.chat_template_kwargs}
+        tools = [
+            {
+                "type": "function",
+                "function": {"name": tool.name, "description": tool.description, "parameters": tool.input_schema},
+            }
+            for tool in self.known_tools() or ()
+        ]
+        if tools:
+            given |= {"tools": tools, "tool_choice": "none"}
+        if self.output_config is not None:
+            given["reasoning_effort"] = self.output_config.effort
+        if isinstance(self.thinking, NoThinking):
+            given["reasoning_effort"] = "none"
+        return given
+
+
+class MessagesRequest(Conversation):
     """The body of `/v1/messages`."""
 
-    max_tokens: Positive
-    stop: str | Texts | None = Field(default=None, alias="stop_sequences")
-    output_config: OutputConfig | None = None
-    output_format: dict[str, Any] | None = Field(default=None, description="older name of output_config.format")
+    max_tokens: int
+    metadata: dict[str, Any] | None = Field(default=None, description="without effect")
+    stop_sequences: Annotated[list[str], Field(max_length=4, fail_fast=True)] | None = None
+    stream: bool | None = False
+    temperature: float | None = None
+    top_k: int | None = Field(default=None, description="0 and -1: all tokens")
+    top_p: float | None = None
+    mm_payload: Literal["tensors", "none"] = Field(default="tensors", description="without effect")
+    return_mm_kwargs: bool | None = Field(default=None, description="without effect")
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    watermarking: bool | None = Field(default=None, description="without effect")
+    kv_transfer_params: dict[str, Any] | None = Field(default=None, description="without effect")
+    ec_transfer_params: dict[str, Any] | None = Field(default=None, description="without effect")
+    vllm_xargs: Arguments | None = Field(default=None, description="without effect")
+    mock_output: str | None = Field(default=None, description="what the mock model says, word for word")
+    seed: Any = Field(default=None, description="a number: the same output for the same request")
+    user: Any = Field(default=None, description="text: the tenant, where no API keys are asked for")
 
-    fills_context: ClassVar[bool] = True
+    @field_validator("max_tokens")
+    @classmethod
+    def _some_tokens(cls, max_tokens: int) -> int:
+        if max_tokens <= 0:
+            raise ValueError("max_tokens is not positive; it must be at least 1")
+        return max_tokens
 
-    @property
-    def most_tokens(self) -> int | None:
-        """See `GeneratingRequest`."""
-        return self.max_tokens
+    @model_validator(mode="after")
+    def _leaves_room_for_output(self) -> "MessagesRequest":
+        is_prefill = bool(self.kv_transfer_params and self.kv_transfer_params.get("do_remote_decode"))
+        if isinstance(self.thinking, Thinking) and not is_prefill and self.thinking.budget_tokens >= self.max_tokens:
+            raise ValueError("thinking.budget_tokens must be below max_tokens")
+        return self
 
-    @property
-    def top_logprobs(self) -> int | None:
-        """See `GeneratingRequest`."""
-        return None
+    def _in_chat(self) -> dict[str, Any]:
+        given = super()._in_chat() | {name: getattr(self, name) for name in _GENERATION}
+        given |= {"max_completion_tokens": self.max_tokens, "stop": self.stop_sequences}
+        wanted = None if self.output_config is None else self.output_config.format
+        if wanted is not None and wanted.schema_:
+            schema = {"name": wanted.type, "schema": wanted.schema_}
+            given["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if isinstance(self.seed, int) and abs(self.seed) < 2**63:
+            given["seed"] = self.seed
+        if isinstance(self.thinking, Thinking):
+            given["thinking_token_budget"] = self.thinking.budget_tokens
+        return given
 
-    def form(self, tool_call_probability: float) -> Form | None:
-        """See `GeneratingRequest`; a required call precedes other forms."""
-        functions = [
-            Function(tool["name"], tool["input_schema"])
-            for tool in self.tools or ()
-            if isinstance(tool.get("name"), str) and "input_schema" in tool
-        ]
-        asked = self.tool_choice or ToolChoice(type="auto")
-        if asked.type not in ("none", "auto", "any", "tool"):
-            raise InvalidRequest(
-                f"tool_choice.type is {quoted(asked.type)}; it must be none, auto, any or tool",
-                field="tool_choice.type",
-            )
-        choice: object = "required" if asked.type == "any" else asked.type
+    def form(self, chat: ChatRequest, tool_call_probability: float) -> Form | None:
+        """Return the form of the output; a required call precedes other forms. None: any.
+
+        Args:
+            chat: what is to be generated.
+            tool_call_probability: with which an output calls tools where it may and need not.
+
+        Raises:
+            InvalidRequest: it asks for a form that is not supported, or for a tool that is not there.
+        """
+        functions = [Function(tool.name, tool.input_schema) for tool in self.known_tools() or ()]
+        choice: object = self.choice
         if choice == "tool":
-            choice = chosen(functions, asked.name, "tool_choice.name")
-        wanted = self.output_format if self.output_config is None else self.output_config.format
-        return with_tools(
-            only_one([super().form(tool_call_probability), of_format(wanted, "output_config.format")]),
-            functions,
-            choice,
-            several=not asked.disable_parallel_tool_use,
-            probability=tool_call_probability,
-        )
-
-    def check(self) -> None:
-        """See `GeneratingRequest`."""
-        super().check()
-        refuse_given(self, _REFUSED)
+            assert self.tool_choice is not None
+            choice = chosen(functions, self.tool_choice.name, "tool_choice.name")
+        elif not functions:
+            choice = "none"  # as in vLLM, even where a call is required
+        several = self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
+        return with_tools(chat.form(0), functions, choice, several=several, probability=tool_call_probability)

@@ -20,6 +20,7 @@ from lorrery.router.handler import Handler
 from lorrery.router.http import anthropic, openai, responses, slora, vllm
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import HTTP_STATUS, body, error_response, json_response
+from lorrery.router.http.slora import KINDS
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {}}}
@@ -39,6 +40,9 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 _MAX_REASONS = 3
+_ALTERNATIVES = frozenset((*KINDS, "str", "int", "float", "bool", "list", "dict", "none", "constrained-str"))
+_NO_FIELD = frozenset("[](){}")
+"""In pydantic's other names of types, and in no field's."""
 
 
 def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
@@ -112,17 +116,14 @@ def _got(error: dict[str, Any]) -> str:
     return f", got {quoted(value) if isinstance(value, str) else cut(dumps(value))}"
 
 
-def _field(error: dict[str, Any], body: object) -> tuple[str | int, ...]:
-    """Return the path of a wrong field in a body; pydantic appends to it the alternatives of a union that it tried."""
-    field: list[str | int] = []
-    at: Any = body
-    for part in error["loc"][1:]:
-        if (isinstance(at, dict) and part in at) or (isinstance(at, list) and isinstance(part, int)):
-            at = at[part]
-        elif not (isinstance(part, int) or (error["type"] == "missing" and part == error["loc"][-1])):
-            continue
-        field.append(part)
-    return tuple(field)
+def _field(error: dict[str, Any]) -> str:
+    """Return the path of a wrong field as vLLM gives it.
+
+    pydantic's paths also name the alternatives of a union that it tried; of those, vLLM leaves classes in.
+    """
+    return ".".join(
+        str(part) for part in error["loc"] if str(part) not in _ALTERNATIVES and not _NO_FIELD & {*str(part)}
+    )
 
 
 def _first_error(error: RequestValidationError) -> tuple[str | None, str]:
@@ -130,9 +131,9 @@ def _first_error(error: RequestValidationError) -> tuple[str | None, str]:
     errors = error.errors()
     if isinstance(errors[0], str):  # about the whole request
         return None, errors[0]
-    where = _field(errors[0], error.body)
-    reasons = dict.fromkeys(str(one["msg"]) for one in errors if _field(one, error.body) == where)
-    return ".".join(["body", *map(str, where)]), "; or ".join(list(reasons)[: 1 + _MAX_REASONS]) + _got(errors[0])
+    where = _field(errors[0])
+    reasons = dict.fromkeys(str(one["msg"]) for one in errors if _field(one) == where)
+    return where, "; or ".join(list(reasons)[: 1 + _MAX_REASONS]) + _got(errors[0])
 
 
 def _add_errors(app: FastAPI) -> None:

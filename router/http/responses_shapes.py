@@ -1,13 +1,12 @@
-"""OpenAI's responses to `/v1/responses`.
+"""OpenAI's responses to `/v1/responses`, as vLLM gives them.
 
-The format is that of OpenAI's API reference (Responses: the response object, and streaming events) and of the types of
-its Python package (`openai.types.responses`); vLLM uses the same shapes (vllm/entrypoints/openai/responses). A stream
-numbers its events. Before the first delta come `response.created`, `response.in_progress`, `response.output_item.added`
-and `response.content_part.added`; after the last one come the text, its part, its item and the response, each complete.
-An output that calls tools has an item for each call instead of the message, whose arguments come as
-`response.function_call_arguments.delta`. There is no `[DONE]`. As in vLLM, a stream cut by `max_output_tokens` also
-ends with `response.completed`, whose response is `incomplete`; OpenAI has an event `response.incomplete` for that, on
-which the streams of its own package raise.
+Fields and events are those of vLLM 0.32 (vllm/entrypoints/openai/responses/protocol.py, streaming_events.py); what a
+field is for is in OpenAI's API reference. A stream numbers its events: `response.created`, `response.in_progress`, then
+each item of the output, and `response.completed` with the whole. An item begins with `response.output_item.added` once
+it has text, or is a call whose name is known, and ends with `response.output_item.done`; between them are the parts of
+its text, or of its call's arguments. There is no `[DONE]`. As in vLLM, a stream cut by `max_output_tokens` also ends
+with `response.completed`, whose response is `incomplete`; OpenAI has an event `response.incomplete` for that, on which
+the streams of its own package raise.
 """
 
 import json
@@ -20,11 +19,14 @@ from typing import Any
 from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.call_reader import CallPiece, CallReader, call_id, read_whole
+from lorrery.router.http.chat_asked import created_cache_tokens
 from lorrery.router.http.errors import error_body, http_status
 from lorrery.router.http.events import named_event
 from lorrery.router.http.forms import Form
 from lorrery.router.http.openai_shapes import unix_seconds
 from lorrery.router.http.responses_requests import ResponsesRequest
+from lorrery.router.http.responses_tools import Called
+from lorrery.router.http.token_json import LogprobsJson, Run
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -37,170 +39,274 @@ class ResponseShape:
         request_id: of the response.
         model: name that the client gave.
         request: the request, many of whose fields the response repeats.
+        max_output_tokens: most tokens that the output can have.
+        is_greedy: whether each token is the likeliest.
+        block_size: of the prefix cache; 0: there is none.
+        logprobs: writes log-probabilities.
+        prompt: its text and tokens, if the response is to show them, and those of its output; None: it is not.
         form: of the output; only one with calls of tools changes how it is shown.
+        reads_calls: whether the engine reads calls of tools; one that does shows an empty output as no message.
     """
 
     media_type = EVENT_STREAM
 
-    def __init__(self, request_id: str, model: str, request: ResponsesRequest, form: Form | None = None) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        request: ResponsesRequest,
+        *,
+        max_output_tokens: int,
+        is_greedy: bool,
+        block_size: int,
+        logprobs: LogprobsJson,
+        prompt: tuple[str, Sequence[int]] | None = None,
+        form: Form | None = None,
+        reads_calls: bool = False,
+    ) -> None:
         self._request_id = request_id
         self._reader = CallReader(form.tool) if form is not None and form.calls_tools else None
-        self._calls: list[dict[str, Any]] = []  # items, in order
+        self._reads_calls = reads_calls
+        self._tools = request.called
+        self._logprobs = logprobs
+        self._reading = logprobs.reading()
+        self._num_top = request.top_logprobs_shown
         self._response = {
-            "id": f"resp_{request_id}",
-            "object": "response",
+            "id": request_id,
             "created_at": unix_seconds(),
-            "status": "in_progress",
-            "background": False,
-            "error": None,
             "incomplete_details": None,
             "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "metadata": request.metadata or {},
+            "metadata": request.metadata,
             "model": model,
+            "object": "response",
             "output": [],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
-            "store": False,
             "temperature": 1.0 if request.temperature is None else request.temperature,
-            "text": {"format": request.text_format or {"type": "text"}},
-            "tool_choice": request.tool_choice or "auto",
-            "tools": request.tools or [],
-            "top_p": 1.0 if request.top_p is None else request.top_p,
-            "truncation": "disabled",
+            "tool_choice": _shown(request.tool_choice),
+            "tools": _shown(request.tools),
+            "top_p": 1.0 if request.top_p is None or is_greedy else request.top_p,
+            "background": False,
+            "max_output_tokens": max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "previous_response_id": None,
+            "prompt": None,
+            "reasoning": _shown(request.reasoning),
+            "service_tier": request.service_tier,
+            "status": "in_progress",
+            "text": _shown(request.text),
+            "top_logprobs": self._num_top,
+            "truncation": request.truncation,
             "usage": None,
             "user": request.user,
+            "presence_penalty": request.presence_penalty or 0.0,
+            "frequency_penalty": request.frequency_penalty or 0.0,
+            **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages")),
         }
-        self._item = {"id": f"msg_{request_id}", "type": "message", "role": "assistant"}
-        self._where = {"item_id": self._item["id"], "output_index": 0, "content_index": 0}
-        self._delta = json.dumps({"type": "response.output_text.delta", **self._where, "logprobs": []})[:-1]
+        self._message_id = f"msg_{request_id.removeprefix('resp_')}"
+        where = json.dumps({"content_index": 0, "item_id": self._message_id, "output_index": 0})
+        self._delta = f"event: response.output_text.delta\ndata: {where[:-1]}, "
         self._num_events = 0
-        self._text = StringIO()
-        self._has_begun = False  # whether the message has been introduced
+        self._block_size = block_size
+        self._prompt = prompt
+        self._num_tokens = 0
+        self._shown = Collected()  # the output, if it is to be shown
+        self._output: list[dict[str, Any]] = []  # items that are complete
+        self._call: dict[str, Any] | None = None  # the call that goes on
+        self._text: StringIO | None = None  # of the message that goes on
         self._reason = FinishReason.UNSPECIFIED
 
     def echo(self, index: int) -> Iterator[bytes]:
-        """See `Shape`: the events before the text."""
+        """See `Shape`: the events before the output."""
         yield self._event("response.created", {"response": self._response})
         yield self._event("response.in_progress", {"response": self._response})
-        if self._reader is None:
-            yield from self._begin_message()
-
-    def _begin_message(self) -> Iterator[bytes]:
-        self._has_begun = True
-        item = {**self._item, "status": "in_progress", "content": []}
-        yield self._event("response.output_item.added", {"output_index": 0, "item": item})
-        yield self._event("response.content_part.added", {**self._where, "part": _part("")})
 
     def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
-        """See `Shape`; empty for a finish without text."""
-        text = message.text
+        """See `Shape`; empty for a token without text."""
         is_last = message.HasField("finish")
         if is_last:
             self._reason = FinishReason.of(message.finish.reason)
+        pieces = [CallPiece(message.text)] if message.text else []
         if self._reader is not None:
-            pieces = self._reader.push(text)
-            return b"".join(self._pieces(pieces + self._reader.end() if is_last else pieces))
-        return b"" if is_last and not text else self._text_delta(text)
+            pieces = self._reader.push(message.text)
+            if is_last:
+                pieces += self._reader.end()
+        shown = "[]"
+        if self._num_top is not None and logprobs is not None:
+            shown = self._listed(logprobs, message.token_ids)
+        events = b"".join(self._pieces(pieces, shown))
+        self._num_tokens += len(message.token_ids)
+        if self._prompt is not None:
+            self._shown.text.write(message.text)
+            self._shown.token_ids.extend(message.token_ids)
+        return events
 
-    def _text_delta(self, text: str) -> bytes:
-        self._text.write(text)
-        return (
-            f"event: response.output_text.delta\n"
-            f'data: {self._delta}, "delta": {quoted(text)}, "sequence_number": {self._number()}}}\n\n'
-        ).encode()
-
-    def _pieces(self, pieces: Sequence[CallPiece]) -> Iterator[bytes]:
-        """Yield the events of an output that may call tools."""
+    def _pieces(self, pieces: Sequence[CallPiece], logprobs: str) -> Iterator[bytes]:
         for piece in pieces:
             if piece.call is None:
-                if not self._has_begun:
+                if self._text is None:
                     yield from self._begin_message()
-                yield self._text_delta(piece.text)
+                yield self._text_delta(piece.text, logprobs)
                 continue
             if piece.name is not None:
-                yield from self._end_call("completed")
-                self._calls.append(self._call(piece.call, piece.name, ""))
-                added = {"output_index": piece.call, "item": self._calls[-1]}
-                yield self._event("response.output_item.added", added)
-            call = self._calls[-1]
-            call["arguments"] += piece.text
-            where = {"item_id": call["id"], "output_index": piece.call}
-            yield self._event("response.function_call_arguments.delta", {**where, "delta": piece.text})
+                yield from self._end_item()
+                self._call = self._begun_call(piece.call, piece.name)
+                yield self._item_event("added", self._shown_call(self._call, "in_progress", begun=True))
+            assert self._call is not None
+            self._call["arguments"] += piece.text
+            if piece.text and not self._called(self._call).is_custom:
+                yield self._call_event("function_call_arguments.delta", {"delta": piece.text})
 
-    def _end_call(self, status: str) -> Iterator[bytes]:
-        if not self._calls:
+    def _begin_message(self) -> Iterator[bytes]:
+        self._text = StringIO()
+        yield self._item_event("added", self._message([], "in_progress"))
+        yield self._part_event("content_part.added", {"part": _part("", [])})
+
+    def _text_delta(self, text: str, logprobs: str) -> bytes:
+        assert self._text is not None
+        self._text.write(text)
+        return (
+            f'{self._delta}"delta": {quoted(text)}, "logprobs": {logprobs}, "sequence_number": {self._number()}, "type":'
+            ' "response.output_text.delta"}\n\n'
+        ).encode()
+
+    def _end_item(self) -> Iterator[bytes]:
+        """Yield the events that end the item that goes on, if any does."""
+        if self._text is not None:
+            text, self._text = self._text.getvalue(), None
+            item = self._message([_part(text)])
+            yield self._part_event("output_text.done", {"text": text, "logprobs": []})
+            yield self._part_event("content_part.done", {"part": _part(text)})
+        elif self._call is not None:
+            item = self._shown_call(self._call, "completed")
+            if item["type"] == "function_call":
+                told = {"arguments": item["arguments"], "name": item["name"]}
+                yield self._call_event("function_call_arguments.done", told)
+            else:
+                if item["input"]:
+                    yield self._call_event("custom_tool_call_input.delta", {"delta": item["input"]})
+                yield self._call_event("custom_tool_call_input.done", {"input": item["input"]})
+            self._call = None
+        else:
             return
-        call, number = self._calls[-1], len(self._calls) - 1
-        call["status"] = status
-        done = {"item_id": call["id"], "output_index": number, "name": call["name"], "arguments": call["arguments"]}
-        yield self._event("response.function_call_arguments.done", done)
-        yield self._event("response.output_item.done", {"output_index": number, "item": call})
+        yield self._item_event("done", item)
+        self._output.append(item)
 
-    def _call(self, number: int, name: str, arguments: str) -> dict[str, Any]:
-        ids = {"id": call_id("fc_", self._request_id, number), "call_id": call_id("call_", self._request_id, number)}
-        facts = {"name": name, "arguments": arguments, "status": "in_progress"}
-        return {"type": "function_call", **ids, **facts}
+    def _begun_call(self, number: int, name: str) -> dict[str, Any]:
+        called = self._tools.get(name, Called(name))
+        prefix = "ctc_" if called.is_custom else "fc_"
+        return {
+            "id": call_id(prefix, self._request_id, number),
+            "call_id": call_id("chatcmpl-tool-", self._request_id, number),
+            "full_name": name,
+            "arguments": "",
+        }
+
+    def _called(self, call: dict[str, Any]) -> Called:
+        return self._tools.get(call["full_name"], Called(call["full_name"]))
+
+    def _shown_call(self, call: dict[str, Any], status: str, *, begun: bool = False) -> dict[str, Any]:
+        """Return a call as an item; `begun`: without its arguments."""
+        called = self._called(call)
+        arguments = "" if begun else call["arguments"]
+        ids = {"id": call["id"], "call_id": call["call_id"], "name": called.name}
+        item = {**ids, "async": None, "caller": None, "namespace": called.namespace}
+        if called.is_custom:
+            return {**item, "type": "custom_tool_call", "input": "" if begun else called.input_of(arguments)}
+        return {**item, "type": "function_call", "arguments": arguments, "status": status}
 
     def last_events(self, usages: Sequence[types_pb2.Usage]) -> bytes:
         """See `Shape`."""
-        return b"".join(self._last_events(usages[0]))
-
-    def _last_events(self, usage: types_pb2.Usage) -> Iterator[bytes]:
-        if self._calls:
-            yield from self._end_call(_status(self._reason))
-        else:
-            if not self._has_begun:
-                yield from self._begin_message()
-            text = self._text.getvalue()
-            yield self._event("response.output_text.done", {**self._where, "text": text, "logprobs": []})
-            yield self._event("response.content_part.done", {**self._where, "part": _part(text)})
-            item = self._message(text, self._reason)
-            yield self._event("response.output_item.done", {"output_index": 0, "item": item})
-        output = self._calls or [self._message(self._text.getvalue(), self._reason)]
-        yield self._event("response.completed", {"response": self._ended(output, self._reason, usage)})
+        events = list(self._end_item())
+        response = self._ended(self._output, self._shown, self._reason, usages[0])
+        return b"".join([*events, self._event("response.completed", {"response": response})])
 
     def error_events(self, error: RequestError) -> bytes:
         """See `Shape`."""
         told = error_body(error)["error"]
         failed = {"code": _code(http_status(error)), "message": told["message"]}
-        facts = {name: told[name] for name in ("code", "message", "param")}
         response = {**self._response, "status": "failed", "error": failed}
+        facts = {"code": told["type"], "message": told["message"], "param": told["param"]}
         return self._event("error", facts) + self._event("response.failed", {"response": response})
 
     def whole(self, choices: Sequence[Collected]) -> Iterator[str]:
         """See `Shape`."""
         (choice,) = choices
         assert choice.finish is not None
-        reason, text = FinishReason.of(choice.finish.reason), choice.text.getvalue()
-        output: list[dict[str, Any]] = []
+        text, calls = choice.text.getvalue(), list[tuple[str, str]]()
         if self._reader is not None:
             text, calls = read_whole(self._reader, text)
-            output = [self._call(number, *call) | {"status": "completed"} for number, call in enumerate(calls)]
-        if output:
-            output[-1]["status"] = _status(reason)
-        yield json.dumps(self._ended(output or [self._message(text, reason)], reason, choice.usage))
+        logprobs: list[Any] | None = None
+        if self._num_top is not None and choice.logprobs is not None and choice.token_ids:
+            logprobs = json.loads(self._listed(choice.logprobs, choice.token_ids))
+        output: list[dict[str, Any]] = []
+        if text or not (calls or self._reads_calls):
+            output.append(self._message([_part(text, logprobs)] if text else []))
+        for number, (name, arguments) in enumerate(calls):
+            call = self._begun_call(number, name) | {"arguments": arguments}
+            output.append(self._shown_call(call, "completed"))
+        yield json.dumps(self._ended(output, choice, FinishReason.of(choice.finish.reason), choice.usage))
 
-    def _message(self, text: str, reason: FinishReason) -> dict[str, Any]:
-        return {**self._item, "status": _status(reason), "content": [_part(text)]}
+    def _listed(self, logprobs: OutputLogprobs, token_ids: Sequence[int]) -> str:
+        """Return the log-probabilities of the next tokens as a list in JSON."""
+        run = Run(logprobs, self._num_tokens, token_ids)
+        content = "".join(self._logprobs.chat([run], self._num_top or 0, self._reading))
+        return json.dumps(json.loads(content)["content"])
 
-    def _ended(self, output: list[dict[str, Any]], reason: FinishReason, usage: types_pb2.Usage) -> dict[str, Any]:
-        """Return the response at its end; one cut by `max_output_tokens` or by the context is incomplete."""
+    def _message(self, content: list[dict[str, Any]], status: str = "completed") -> dict[str, Any]:
+        said = {"role": "assistant", "content": content, "status": status, "phase": None}
+        return {"id": self._message_id, "type": "message", **said}
+
+    def _ended(
+        self, output: list[dict[str, Any]], shown: Collected, reason: FinishReason, usage: types_pb2.Usage
+    ) -> dict[str, Any]:
+        """Return the response at its end; one cut by `max_output_tokens` or by the context is incomplete.
+
+        Args:
+            output: its items.
+            shown: what was generated, if that is to be shown.
+            reason: why it ended.
+            usage: of the response.
+        """
         is_whole = reason is not FinishReason.LENGTH
+        created = created_cache_tokens(usage.prompt_tokens, usage.cached_tokens, self._block_size)
+        messages: dict[str, Any] = {}
+        if self._prompt is not None:
+            messages = {
+                "input_messages": [_raw(*self._prompt)],
+                "output_messages": [_raw(shown.text.getvalue(), shown.token_ids)],
+            }
+        inputs = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": created}
+        outputs = {"reasoning_tokens": 0, "tool_output_tokens": 0}
         return {
             **self._response,
-            "status": _status(reason),
+            **messages,
+            "status": "completed" if is_whole else "incomplete",
             "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
             "output": output,
             "usage": {
                 "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+                "input_tokens_details": {**inputs, "input_tokens_per_turn": [], "cached_tokens_per_turn": []},
                 "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {
+                    **outputs,
+                    "output_tokens_per_turn": [],
+                    "tool_output_tokens_per_turn": [],
+                },
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }
+
+    def _item_event(self, what: str, item: dict[str, Any]) -> bytes:
+        return self._event(f"response.output_item.{what}", {"output_index": len(self._output), "item": item})
+
+    def _part_event(self, what: str, fields: dict[str, Any]) -> bytes:
+        where = {"item_id": self._message_id, "output_index": len(self._output), "content_index": 0}
+        return self._event(f"response.{what}", {**where, **fields})
+
+    def _call_event(self, what: str, fields: dict[str, Any]) -> bytes:
+        assert self._call is not None
+        where = {"item_id": self._call["id"], "output_index": len(self._output)}
+        return self._event(f"response.{what}", {**where, **fields})
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         return named_event(kind, {**fields, "sequence_number": self._number()})
@@ -210,12 +316,19 @@ class ResponseShape:
         return self._num_events - 1
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _shown(value: Any) -> Any:
+    """Return a field of the request as the response repeats it."""
+    if isinstance(value, list):
+        return [_shown(one) for one in value]
+    return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
 
 
-def _status(reason: FinishReason) -> str:
-    return "incomplete" if reason is FinishReason.LENGTH else "completed"
+def _part(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _raw(text: str, token_ids: Sequence[int]) -> dict[str, Any]:
+    return {"type": "raw_message_tokens", "message": text, "tokens": list(token_ids)}
 
 
 def _code(status: HTTPStatus) -> str:
