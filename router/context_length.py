@@ -11,13 +11,12 @@ FAULT_STATUS = "OUT_OF_RANGE"
 """Status of an injected fault that simulates a request that is too long."""
 
 
-def as_vllm_tells(error: NeverFits, max_model_len: int, prompt: str, max_tokens: str) -> NeverFits:
+def as_vllm_tells(error: NeverFits, max_model_len: int, max_tokens: str) -> NeverFits:
     """Return an error about lengths in vLLM's words.
 
     Args:
         error: has the lengths among its facts.
         max_model_len: upper bound on prompt plus output, in tokens.
-        prompt: the client's name for the prompt.
         max_tokens: the client's name for the limit on output tokens.
     """
     facts = error.facts
@@ -27,7 +26,7 @@ def as_vllm_tells(error: NeverFits, max_model_len: int, prompt: str, max_tokens:
     total = prompt_tokens + output_tokens
     limit = f"This model's maximum context length is {max_model_len} tokens"
     if prompt_tokens >= max_model_len or prompt_tokens > int(facts.get("max_req_input_len", max_model_len)):
-        field, own = prompt, bool(at_least) or prompt_tokens < max_model_len
+        field, own = "input_tokens", bool(at_least) or prompt_tokens < max_model_len
         message = (
             f"{limit}. However, you requested {output_tokens} output tokens and your prompt contains"
             f" {at_least}{prompt_tokens} input tokens, for a total of {at_least}{total} tokens. Please reduce the"

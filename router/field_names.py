@@ -43,7 +43,7 @@ def named(names: Names) -> Iterator[None]:
         found = error if told is None else told
         if names.max_model_len is not None:
             if isinstance(found, NeverFits):
-                told = as_vllm_tells(found, names.max_model_len, names.param("text"), names.param("max_new_tokens"))
+                told = as_vllm_tells(found, names.max_model_len, names.param("max_new_tokens"))
             elif isinstance(found, InjectedFault) and found.status == FAULT_STATUS:
                 told = fault_as_vllm_tells(found, names.max_model_len, names.param("text"))
         if told is None:

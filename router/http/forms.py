@@ -119,7 +119,7 @@ def of_format(given: Mapping[str, Any] | None, field: str, within: str = "") -> 
         return json_schema(schema, f"{field}.{path}")
     raise InvalidRequest(
         f"{field}.type is {quoted(str(kind))}; it must be text, json_object or json_schema",
-        field=f"{field}.type",
+        field=field,
         value=quoted(str(kind)),
     )
 
@@ -151,7 +151,7 @@ def of_structured_outputs(given: StructuredOutputs | None) -> Form | None:
         if not value:
             raise InvalidRequest(f"{field} is false; set it to true, or leave structured_outputs out", field=field)
         return Form(router_pb2.Constraint(json_object=True), field)
-    raise InvalidRequest(f"{field} is not supported here: {_NO_GRAMMAR}", field=field)
+    raise InvalidRequest(f"{field} is not supported here: {_NO_GRAMMAR}", field="structured_outputs")
 
 
 def only_one(forms: Iterable[Form | None]) -> Form | None:

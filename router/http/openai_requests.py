@@ -439,7 +439,8 @@ class ChatBatchRequest(ChatRequest):
             return given
         if given.get("n", 1) not in (None, 1):
             raise InvalidRequest("n must be 1 in a batch; send more conversations", field="n", value=given["n"])
-        return {name: value for name, value in given.items() if name not in ("tools", "stream", "stream_options")}
+        ignored = ("stream", "stream_options", "tools" if given.get("tools") else "")
+        return {name: value for name, value in given.items() if name not in ignored}
 
     @property
     def conversations(self) -> list[list[dict[str, Any]]]:

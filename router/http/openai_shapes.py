@@ -178,10 +178,14 @@ class CompletionShape:
         else:
             yield from details.json.prompt(prompt.run(), details.prompt_logprobs)
         yield ', "prompt_token_ids": '
-        if details is None or prompt is None or not details.token_ids:
+        if details is None or prompt is None or not self._shows_prompt(details):
             yield "null"
         else:
             yield from array_of(prompt.token_ids)
+
+    def _shows_prompt(self, details: Details) -> bool:
+        """Return whether the tokens of a prompt are shown."""
+        return details.token_ids
 
     def _usage(self, usages: Sequence[types_pb2.Usage], *, whole: bool = False) -> dict[str, Any]:
         usage = usage_of(usages, self._n)
@@ -283,6 +287,9 @@ class ChatShape(CompletionShape):
         # As in OpenAI's API, an output that calls the tool which its request names ends with "stop".
         called = self._form is not None and self._form.tool is None and self._calls(self._form, index).num_calls > 0
         return "tool_calls" if called and finish_word(reason) == "stop" else finish_word(reason)
+
+    def _shows_prompt(self, details: Details) -> bool:
+        return details.token_ids and self._block_size is not None
 
     def _usage(self, usages: Sequence[types_pb2.Usage], *, whole: bool = False) -> dict[str, Any]:
         usage = super()._usage(usages, whole=whole)

@@ -1,8 +1,8 @@
 """What of two answers to one request must agree, as plain data.
 
 Kept: status, content type, each field and its type, the errors' type, code and param, the order and shape of a stream's
-events, and every value that the request determines. Left out: ids, times, messages of errors, log-probabilities, and of
-outputs that nothing forces the text and the number of tokens.
+events, and every value that the request determines. Left out: ids, times, messages of errors, log-probabilities, the number
+of tokens, and of outputs that nothing forces the text and the end.
 """
 
 import json
@@ -16,7 +16,9 @@ _HIDDEN = frozenset(
     {"id", "created", "created_at", "item_id", "completed_at", "call_id", "signature", "system_fingerprint"}
 )
 """Fields whose values differ between two runs of one server; whether they are null counts."""
-_OUTPUT = frozenset({"text", "content", "arguments", "delta", "partial_json", "reasoning", "input"})
+_OUTPUT = frozenset({"text", "content", "arguments", "delta", "partial_json", "reasoning", "input", "message"})
+_ENDINGS = frozenset({"finish_reason", "stop_reason", "incomplete_details", "status"})
+_IN_EVENTS = frozenset({"event", "delta", "choices"})
 _COUNTS = frozenset({"completion_tokens", "total_tokens", "output_tokens", "sequence_number"})
 _TOKENS = frozenset(
     {"tokens", "token_logprobs", "top_logprobs", "text_offset", "token_ids", "token", "logprob", "bytes"}
@@ -55,12 +57,16 @@ def _masked(value: Any, forced: bool, name: str = "", within: str = "") -> Any:
             return [None if one is None else _kinds(one) for one in value]
         if (name in _TOKENS and within) or name in ("token_ids", "prompt_token_ids"):
             return len(value) > 0
+        if name == "content" and within == "logprobs":
+            value = value[:1]  # into which tokens a text is cut is the engine's choice
         return [_masked(one, forced, name, within) for one in value]
-    if value is None:
+    if value is None and not (name in _ENDINGS and not forced):
         return None
     if name in _HIDDEN:
         return "..."
-    if name in _OUTPUT and not forced and isinstance(value, str):
+    if name in _ENDINGS and not forced:
+        return "..."
+    if name in _OUTPUT and (not forced or within in _IN_EVENTS) and isinstance(value, str):
         return "..." if value else ""
     if name in _COUNTS:
         return 0
@@ -76,9 +82,12 @@ def _kinds(logprobs: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
-def _events(body: str, forced: bool) -> list[Any]:
-    """Return a stream's events; of those in a row that differ only in their text, the first, with the text of all."""
-    found: list[Any] = []
+def _events(body: str, forced: bool) -> dict[str, Any]:
+    """Return a stream's events, those of each choice by themselves: how choices alternate is a matter of timing.
+
+    Of events that differ only in their text there is the first, and where the output is forced all the text.
+    """
+    found: dict[str, Any] = {}
     text = ""
     for block in body.split("\n\n"):
         lines = block.split("\n")
@@ -89,10 +98,12 @@ def _events(body: str, forced: bool) -> list[Any]:
         except ValueError:
             content = data
         text += "".join(_texts(content))
-        shape = [*named, _masked(content, forced=False)]
-        if not found or found[-1] != shape:
-            found.append(shape)
-    return [*found, text] if forced else found
+        choices = content.get("choices") if isinstance(content, dict) else None
+        of_choice = found.setdefault(f"choice {choices[0]['index']}" if choices else "", [])
+        shape = [*named, _masked(content, forced=forced, name="event")]
+        if shape not in of_choice:
+            of_choice.append(shape)
+    return {**found, "text": "".join(sorted(text)) if len(found) > 2 else text} if forced else found
 
 
 def _texts(content: Any) -> Iterable[str]:
