@@ -375,7 +375,8 @@ class ChatRequest(GeneratingRequest):
     def echoed(self) -> str:
         """The text that precedes the output."""
         last = self.messages_[-1]
-        return last.text("messages") if self.echo and last.role == self.role else ""
+        text = last.text("messages") if self.echo and last.role == self.role else ""
+        return text if isinstance(text, str) else "\n".join(text)
 
     @property
     def turns(self) -> list[dict[str, Any]]:
