@@ -156,7 +156,7 @@ class OutputLogprobs:
             return TokenLogprobs(token_id, logprob, (), (), rank)
         if logprob == 0.0:
             others = [other for other in range(num_top) if other != token_id][: num_top - 1]
-            return TokenLogprobs(token_id, logprob, (token_id, *others), (logprob, *[NEVER] * len(others)), rank)
+            return TokenLogprobs(token_id, logprob, [token_id, *others], [logprob, *[NEVER] * len(others)], rank)
         words = self._words
         first = ((self._seed + (position + 1) * _STRIDE) >> 16) % len(words.ids)
         top, logprobs = words.some(first, min(num_top, len(words.ids)))

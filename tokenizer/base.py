@@ -69,7 +69,7 @@ class Tokenizer(Protocol):
         """Render a conversation as one text, by the chat template; it has its special tokens.
 
         Args:
-            messages: each with `role` and `content`, and whatever else the template reads.
+            messages: each with `role` and `content`, a text or a list of texts, and whatever else the template reads.
             most_characters: of the text; rendering stops when it has more.
             add_generation_prompt: append the beginning of the assistant's turn.
             continue_final_message: end with the content of the last message, without what the template puts after it.

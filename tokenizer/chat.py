@@ -5,7 +5,8 @@ an underscore and mutates none of its inputs, and stops at the longest text that
 client's tools may write them many times, and JSON with an indent may be a hundred times as long as the client's.
 
 As in vLLM, a template that does not name the role `developer` gets such messages as `system`, and then all of those as
-one, which comes first: many templates take no other.
+one, which comes first: many templates take no other. The parts of a content become lines of one text, or follow one
+another directly if the template has a loop over parts.
 """
 
 import json
@@ -14,6 +15,7 @@ from datetime import date
 from typing import Any, NoReturn, cast
 
 import jinja2
+from jinja2 import nodes
 from jinja2.ext import loopcontrols
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -66,6 +68,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise SettingsError(f"{where}: the chat template cannot be read: {error}") from None
         self._special_tokens = dict(special_tokens)
+        self._between_parts = "" if _has_loop_over_parts(environment.parse(source)) else "\n"
         self._knows_developers = any(f"{quote}developer{quote}" in source for quote in "'\"")
 
     def render(
@@ -79,7 +82,7 @@ class ChatTemplate:
         """Render the conversation as one text; see `Tokenizer.chat_prompt`.
 
         Args:
-            messages: at least one; each has a string as its content.
+            messages: at least one; each has a text as its content, or a list of texts, its parts.
             most_characters: of the text.
             variables: of the template.
             to_be_continued: end with the content of the last message.
@@ -88,7 +91,7 @@ class ChatTemplate:
             InvalidRequest: the template rejects it, or fails on it, or does not show the content to be continued.
             TextTooLongError: the text has more than `most_characters`.
         """
-        conversation = list(messages)
+        conversation = [self._in_one_part(message) for message in messages]
         if not self._knows_developers and any(message["role"] == "developer" for message in conversation):
             conversation = _instructions_first(conversation)
         if not to_be_continued:
@@ -97,6 +100,13 @@ class ChatTemplate:
         content = last["content"]
         marked = [*before, {**last, "content": content + _END_MARK}]
         return _until_mark(self._render(marked, most_characters + len(_END_MARK), variables), content)
+
+    def _in_one_part(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        content = message["content"]
+        if isinstance(content, str):
+            return message
+        between = "\n" if message["role"] == "tool" else self._between_parts
+        return {**message, "content": between.join(filter(None, content))}
 
     def _render(
         self, conversation: list[Mapping[str, Any]], most_characters: int, variables: Mapping[str, object]
@@ -112,6 +122,21 @@ class ChatTemplate:
                 f"messages do not go with the chat template: {error}; see the template for what it takes",
                 field="messages",
             ) from None
+
+
+def _has_loop_over_parts(template: nodes.Template) -> bool:
+    """Return whether a template has a loop over the parts of a message's content."""
+    for loop in template.find_all(nodes.For):
+        parts: nodes.Node | None = loop.iter
+        while isinstance(parts, nodes.Filter):
+            parts = parts.node
+        if isinstance(parts, nodes.Getattr) and parts.attr == "content":
+            return True
+        if isinstance(parts, nodes.Getitem) and isinstance(parts.arg, nodes.Const) and parts.arg.value == "content":
+            return True
+        if isinstance(parts, nodes.Name) and parts.name == "content":
+            return True
+    return False
 
 
 def _instructions_first(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

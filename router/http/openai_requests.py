@@ -162,15 +162,15 @@ class ChatMessage(BaseModel):
             raise ValueError("content is null, which only an assistant's may be")
         return given
 
-    def text(self, field: str) -> str:
-        """Return the text; `field`: its name, for errors.
+    def text(self, field: str) -> str | list[str]:
+        """Return the text, or that of its parts; `field`: its name, for errors.
 
         Raises:
             InvalidRequest: a part of it is not text.
         """
         if not isinstance(self.content, list):
             return self.content or "" if isinstance(self.content, str) else ""
-        return "".join(_part(part, f"{field}.content[{number}]") for number, part in enumerate(self.content))
+        return [_part(part, f"{field}.content[{number}]") for number, part in enumerate(self.content)]
 
     def turn(self, where: str) -> dict[str, Any]:
         """Return the turn as a message for chat templates, without fields that are null; `where`: for errors.
@@ -375,7 +375,8 @@ class ChatRequest(GeneratingRequest):
     def echoed(self) -> str:
         """The text that precedes the output."""
         last = self.messages_[-1]
-        return last.text("messages") if self.echo and last.role == self.role else ""
+        text = last.text("messages") if self.echo and last.role == self.role else ""
+        return text if isinstance(text, str) else "\n".join(text)
 
     @property
     def turns(self) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import body, json_response
 from lorrery.router.http.field_names import LORA
 from lorrery.router.http.generating import LENIENT
-from lorrery.router.http.openai_requests import ChatMessage, template_variables, turns
+from lorrery.router.http.openai_requests import ChatMessage, Tool, template_variables, turns
 from lorrery.router.keys import ApiKey
 from lorrery.router.peft import BrokenAdapterError
 from lorrery.v1 import scheduler_pb2, types_pb2
@@ -93,7 +93,7 @@ class TokenizeRequest(BaseModel):
     continue_final_message: bool = Field(default=False, description="of a conversation; instead of that")
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")
-    tools: list[dict[str, Any]] | None = Field(default=None, description="for the chat template")
+    tools: list[Tool] | None = Field(default=None, description="for the chat template")
     mm_processor_kwargs: dict[str, Any] | None = Field(default=None, description="without effect")
     media_io_kwargs: dict[str, dict[str, Any]] | None = Field(default=None, description="without effect")
 
@@ -203,7 +203,11 @@ def routes(edge: Edge) -> APIRouter:
                 continue_final_message=request.continue_final_message,
                 add_special_tokens=request.add_special_tokens,
                 only_count=True,
-                variables=template_variables(request.chat_template, request.chat_template_kwargs, tools=request.tools),
+                variables=template_variables(
+                    request.chat_template,
+                    request.chat_template_kwargs,
+                    tools=[tool.model_dump(exclude_none=True) for tool in request.tools or ()],
+                ),
             )
         elif request.prompt is not None:
             given = "add_special_tokens" in request.model_fields_set

@@ -117,6 +117,27 @@ def test_a_template_that_knows_developers_gets_them() -> None:
     assert knows.render(turns_of(("user", "hi"), ("developer", "x")), 1000, {}) == ".developer."
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (PLAIN_TEMPLATE, "<s>user: ab\n"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "a\nb"),
+        ("{% for m in messages %}{{ m['content'] | trim }}{% endfor %}", "a\nb"),
+        ("{% for m in messages %}{% for p in m.content | list %}{{ p }}{% endfor %}{% endfor %}", "ab"),
+        (
+            (
+                "{% macro show(content) %}{% for p in content %}{{ p }}{% endfor %}{% endmacro %}"
+                "{% for m in messages %}{{ show(m.content) }}{% endfor %}"
+            ),
+            "ab",
+        ),
+    ],
+)
+def test_parts_are_lines_unless_the_template_goes_through_them(source: str, text: str) -> None:
+    messages = [{"role": "user", "content": ["a", "", "b"]}]
+    assert ChatTemplate(source, {"bos_token": "<s>"}, "here").render(messages, 1000, {}) == text
+
+
 @pytest.mark.parametrize("content", ["yes", "yes ", "", " ", "no\n", "\U000f4a7c and"])
 def test_a_message_that_is_continued_ends_the_text(content: str) -> None:
     messages = turns_of(("user", "hi"), ("assistant", content))
