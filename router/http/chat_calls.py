@@ -25,16 +25,20 @@ class ChatCalls:
         """Number of calls so far."""
         return self._reader.num_calls
 
-    def delta(self, text: str, last: bool) -> str:
-        """Return the fields of a delta for more text; empty: it has none. `last`: whether the output ends there."""
+    def deltas(self, text: str, last: bool) -> list[str]:
+        """Return the fields of each delta for more text, at least one, which may be empty.
+
+        Args:
+            text: that follows.
+            last: whether the output ends there.
+        """
         pieces = self._reader.push(text)
         if last:
             pieces += self._reader.end()
         content = "".join(piece.text for piece in pieces if piece.call is None)
         calls = [shown for piece in pieces if piece.call is not None for shown in self._call_deltas(piece)]
-        if not calls:
-            return f'"content": {quoted(content)}' if content else ""
-        return f'"content": {quoted(content) if content else "null"}, "tool_calls": [{", ".join(calls)}]'
+        said = [f'"content": {quoted(content)}'] if content else []
+        return [*said, *(f'"content": null, "tool_calls": [{call}]' for call in calls)] or [""]
 
     def _call_deltas(self, piece: CallPiece) -> Iterator[str]:
         """Yield the parts of a call: its name, and more of its arguments."""

@@ -245,6 +245,7 @@ class ChatShape(CompletionShape):
         self._calls_of: dict[int, ChatCalls] = {}  # by output
         self._role, self._echo, self._prompt_text = role, echo, prompt_text
         self._block_size = block_size
+        self._said = ""  # by the event in the making
 
     def echo(self, index: int) -> Iterator[bytes]:
         """See `Shape`: the event with the role, and the one with the text that is echoed."""
@@ -260,14 +261,29 @@ class ChatShape(CompletionShape):
             delta = f'"delta": {{"content": {quoted(self._echo)}}}, "logprobs": null, {self.goes_on}'
             yield f"{self._prefix}{index}, {delta}}}]{usage}}}\n\n".encode()
 
+    def event(self, index: int, message: router_pb2.GenerateResponse, logprobs: OutputLogprobs | None) -> bytes:
+        """See `Shape`: of a call, its name has an event of its own, and there is none where nothing is certain yet."""
+        if self._form is None:
+            return super().event(index, message, logprobs)
+        is_last = message.HasField("finish")
+        *before, self._said = self._calls(self._form, index).deltas(message.text, is_last)
+        if not (self._said or is_last or self._details):
+            return b""
+        events = (
+            f'{self._prefix}{index}, "delta": {{{said}}}, "logprobs": null, {self.goes_on}, {self._no_tokens}}}]}}\n\n'
+            for said in before
+        )
+        return "".join(events).encode() + super().event(index, message, logprobs)
+
     def _tokens(self, details: Details, piece: Piece) -> Iterator[str]:
         yield '"token_ids": '
         yield from array_of(piece.token_ids) if details.token_ids else ("null",)
 
     def _delta(self, index: int, text: str, *, last: bool = False) -> str:
+        del index, last
         if self._form is None:
             return f'"delta": {{"content": {quoted(text)}}}'
-        return f'"delta": {{{self._calls(self._form, index).delta(text, last)}}}'
+        return f'"delta": {{{self._said}}}'
 
     def _whole_text(self, index: int, text: str) -> str:
         content, calls = (self._echo + text, "") if self._form is None else self._calls(self._form, index).whole(text)

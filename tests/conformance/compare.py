@@ -1,8 +1,8 @@
 """What of two answers to one request must agree, as plain data.
 
 Kept: status, content type, each field and its type, the errors' type, code and param, the order and shape of a stream's
-events, and every value that the request determines. Left out: ids, times, messages of errors, log-probabilities, the number
-of tokens, and of outputs that nothing forces the text and the end.
+events, and every value that the request determines. Left out: ids, times, messages of errors, log-probabilities,
+the number of tokens, and of outputs that nothing forces the text and the end.
 """
 
 import json
@@ -48,6 +48,8 @@ def is_forced(case: Case) -> bool:
 
 
 def _masked(value: Any, forced: bool, name: str = "", within: str = "") -> Any:
+    if name in _ENDINGS and not forced:
+        return "..."
     if isinstance(value, dict):
         if name == "error" and "message" in value:
             value = {**value, "message": "..."}
@@ -60,11 +62,9 @@ def _masked(value: Any, forced: bool, name: str = "", within: str = "") -> Any:
         if name == "content" and within == "logprobs":
             value = value[:1]  # into which tokens a text is cut is the engine's choice
         return [_masked(one, forced, name, within) for one in value]
-    if value is None and not (name in _ENDINGS and not forced):
+    if value is None:
         return None
     if name in _HIDDEN:
-        return "..."
-    if name in _ENDINGS and not forced:
         return "..."
     if name in _OUTPUT and (not forced or within in _IN_EVENTS) and isinstance(value, str):
         return "..." if value else ""

@@ -7,7 +7,7 @@ a choice; all others may differ in their text.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 MODEL, ADAPTER = "tiny", "l0"
@@ -73,7 +73,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 70 else f"{text[:50]}...{len(text)}"
 
 
-def _vary(path: str, base: dict[str, Any], fields: dict[str, Iterable[Any]], title: str = "") -> Iterator[Case]:
+def _vary(path: str, base: dict[str, Any], fields: Mapping[str, Iterable[Any]], title: str = "") -> Iterator[Case]:
     """Yield a request for each value of each field, all else being as in the base; a tuple (`with`) adds others."""
     for field, values in fields.items():
         for value in values:
@@ -536,7 +536,7 @@ _DETOKENIZE_FIELDS: dict[str, Iterable[Any]] = {
     "unknown_field": (1,),
 }
 
-_FORCED_OUTPUTS = (
+_FORCED_OUTPUTS: tuple[dict[str, Any], ...] = (
     {},
     {"stop": "green"},
     {"stop": ["green", "red"], "include_stop_str_in_output": True},
@@ -683,7 +683,7 @@ def _batches() -> Iterator[Case]:
         "structured_outputs": FORCED,
         "max_tokens": 9,
     }
-    fields = {
+    fields: dict[str, Iterable[Any]] = {
         "messages": ([HELLO], [HELLO, HELLO], [], [[]], HELLO, None, "x", [HELLO, []], [[{"role": "user"}]]),
         "stream": (True, False),
         "n": (1, 2, None, 0),

@@ -61,6 +61,16 @@ WANTED = (
     Wanted("ignore_eos", r"^(body|events)", "an output that has a form ends with it; vLLM goes on without one"),
     Wanted("json", r'\{\\"a\\": \[1, 2\]\}', "JSON with blanks and without is the same"),
     Wanted("batch stream=true", r"^body\.choices", "vLLM returns the last token of each output alone"),
+    Wanted("^key", r"^status: 200 -> 401", "with keys, every route that shows or does something asks for one"),
+    Wanted("^key .*/v1/absent", r"^status: 401 -> 404", "what is not there needs no key"),
+    Wanted("^key", r"prompt_tokens_details|cache_\w+_input_tokens", "usage always tells what a cache had"),
+    Wanted("^key .*/(version|v1/models)", r"^body\.(version|data)", "as without keys"),
+    Wanted("max_tokens=3", r"^(body|events)", "of a call that is cut off no part is shown as text"),
+    Wanted(
+        "structured_outputs.*tools|tool_choice",
+        r"^body\.choices\[\]\.message\.content|^events|^status: 400 -> 200",
+        "the mock model writes the calls that it is asked for; one without weights writes anything",
+    ),
     Wanted(
         "forced .* stream", r"^events\.choice", "a text is cut into other tokens, so others of its events are empty"
     ),
