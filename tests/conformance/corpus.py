@@ -11,6 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 MODEL, ADAPTER = "tiny", "l0"
+
+
+def _values(*given: Any) -> tuple[Any, ...]:
+    return given
+
+
 FORCED = {"choice": ["red green"]}
 HELLO = [{"role": "user", "content": "hello world"}]
 WEATHER = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
@@ -31,13 +37,13 @@ TOKENIZE_CHAT = {"model": MODEL, "messages": HELLO}
 DETOKENIZE = {"model": MODEL, "tokens": [1, 300, 301]}
 
 _BIG = 10**20
-_WRONG_INTEGERS = (None, "3", "x", 1.0, 1.5, True, [], {})
-_INTEGERS = (0, 1, -1, 5, 2**31, 2**63, _BIG, *_WRONG_INTEGERS)
-_NUMBERS = (0, 1, 0.5, -1, 1.1, 2, 2.1, 1e308, None, "0.5", "x", True, [], {})
-_SWITCHES = (True, False, None, 1, 2, "true", "x", [], {})
-_TEXTS = ("", "a", None, 5, True, [], {}, ["a"])
-_TOKENS = ([], [5], [5400], [5463], [5504], [-1], [2**40], None, 5, "5", ["5"], ["x"], [1.5], [None])
-_OBJECTS = ({}, {"a": 1}, None, "x", 5, [], [{}])
+_WRONG_INTEGERS: tuple[Any, ...] = (None, "3", "x", 1.0, 1.5, True, [], {})
+_INTEGERS: tuple[Any, ...] = (0, 1, -1, 5, 2**31, 2**63, _BIG, *_WRONG_INTEGERS)
+_NUMBERS: tuple[Any, ...] = (0, 1, 0.5, -1, 1.1, 2, 2.1, 1e308, None, "0.5", "x", True, [], {})
+_SWITCHES: tuple[Any, ...] = (True, False, None, 1, 2, "true", "x", [], {})
+_TEXTS: tuple[Any, ...] = ("", "a", None, 5, True, [], {}, ["a"])
+_TOKENS: tuple[Any, ...] = ([], [5], [5400], [5463], [5504], [-1], [2**40], None, 5, "5", ["5"], ["x"], [1.5], [None])
+_OBJECTS: tuple[Any, ...] = ({}, {"a": 1}, None, "x", 5, [], [{}])
 
 
 class Case(NamedTuple):
@@ -142,7 +148,7 @@ _SAMPLING: dict[str, Iterable[Any]] = {
         *({}, None, "x", {"include_usage": True}, {"include_usage": "x"}),
         *(
             With(options, {"stream": True})
-            for options in (
+            for options in _values(
                 *({}, None, "x", {"include_usage": True}, {"include_usage": False}, {"include_usage": None}),
                 *({"include_usage": True, "continuous_usage_stats": True}, {"continuous_usage_stats": True}),
                 *({"include_usage": "x"}, {"a": 1}, []),
@@ -207,7 +213,7 @@ _CHAT_FIELDS: dict[str, Iterable[Any]] = {
             for role in ("system", "developer", "assistant", "tool", "function", "x", "")
         ),
         *([{"role": role, "content": "a"}] for role in (None, 5)),
-        *([{"role": "user", "content": content}] for content in ("", None, [], 5, {}, ["a"], [5], [{}], True)),
+        *([{"role": "user", "content": content}] for content in _values("", None, [], 5, {}, ["a"], [5], [{}], True)),
         *(
             [{"role": "user", "content": [part]}]
             for part in (
@@ -236,7 +242,7 @@ _CHAT_FIELDS: dict[str, Iterable[Any]] = {
         [*HELLO, {"role": "assistant", "content": "hm", "reasoning": "why"}],
         *(
             [*HELLO, {"role": "assistant", "content": None, "tool_calls": calls}]
-            for calls in (
+            for calls in _values(
                 *([], None, "x", [5], [{}]),
                 [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}],
                 [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": {}}}],
@@ -338,7 +344,7 @@ _RESPONSE_FIELDS: dict[str, Iterable[Any]] = {
         *([{"role": role, "content": "a"}] for role in ("user", "assistant", "system", "developer", "tool", "x", None)),
         *(
             [{"role": "user", "content": content}]
-            for content in ("", None, [], 5, [{"type": "input_text", "text": "a"}])
+            for content in _values("", None, [], 5, [{"type": "input_text", "text": "a"}])
         ),
         *(
             [{"role": "user", "content": [part]}]
@@ -429,7 +435,7 @@ _MESSAGE_FIELDS: dict[str, Iterable[Any]] = {
     "messages": (
         *([], None, "x", [5], [{}], [None], {}),
         *([{"role": role, "content": "a"}] for role in ("user", "assistant", "system", "developer", "tool", "x", None)),
-        *([{"role": "user", "content": content}] for content in ("", None, [], 5, ["a"], [{}])),
+        *([{"role": "user", "content": content}] for content in _values("", None, [], 5, ["a"], [{}])),
         *(
             [{"role": "user", "content": [block]}]
             for block in (
@@ -574,7 +580,7 @@ def _plain() -> Iterator[Case]:
                 body = {**base, "max_tokens": 30, "structured_outputs": FORCED, **forced, **more}
                 yield Case(f"forced {path} {_shown(options)}{' stream' if stream else ''}", path, body)
         more = {"stream": True} if stream else {}
-        for options in (
+        for options in _values(
             {},
             {"max_output_tokens": 1},
             {"max_output_tokens": 2},
@@ -583,7 +589,9 @@ def _plain() -> Iterator[Case]:
         ):
             body = {**RESPONSE, "max_output_tokens": 30, "structured_outputs": FORCED, **options, **more}
             yield Case(f"forced /v1/responses {_shown(options)}{' stream' if stream else ''}", "/v1/responses", body)
-        for options in ({}, {"max_tokens": 1}, {"max_tokens": 2}, {"stop_sequences": ["green"]}, {"system": "be"}):
+        for options in _values(
+            {}, {"max_tokens": 1}, {"max_tokens": 2}, {"stop_sequences": ["green"]}, {"system": "be"}
+        ):
             body = {**MESSAGE, "max_tokens": 30, **SHORT_MESSAGE, **options, **more}
             yield Case(f"forced /v1/messages {_shown(options)}{' stream' if stream else ''}", "/v1/messages", body)
     yield from _vary("/v1/completions", COMPLETION, _COMPLETION_FIELDS)
