@@ -20,6 +20,7 @@ from lorrery.scheduler.routers import RouterLink
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.wire_time import from_wire
 from lorrery.worker import wire as worker_wire
 from lorrery.worker.build import answers_of, device_of
@@ -70,12 +71,14 @@ class VirtualCluster:
             produced_token_ids_u32=u32.pack(produced),
             sampling=sampling,
             priority=priority,
+            skips_prefix_cache=self._num_handles % 5 == 0,
         )
         self.cluster.requests.submit(wire_routers.read_submit(message), self.router)
         return self._num_handles
 
     def cancel(self, handle: int) -> None:
-        self.cluster.requests.cancel(self.router, handle)
+        cause = CancelCause.STOP_TEXT if handle % 2 else CancelCause.CLIENT_LEFT
+        self.cluster.requests.cancel(self.router, handle, cause, 1)
 
     def attach(self) -> "VirtualWorker":
         worker = VirtualWorker(self, len(self.workers))
