@@ -68,6 +68,18 @@ FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
+PARSE_MODES = ("streaming", "non_streaming")
+PARSE_OUTCOMES = ("tool_call", "no_tool_call")
+PARSED_REQUESTS = ("chat_completions", "responses", "other")
+TOOL_PARSES = Series(
+    "vllm:tool_call_parser_invocations_total",
+    "readings",
+    "Readings of output for calls of tools that it may have: one per message of a stream, else one per output.",
+    ("model_name", "mode", "outcome", "request_type"),
+)
+"""Only at an edge, and there only if clients may leave the choice of tools to the model, as in vLLM."""
+
+
 def counts_up_to(longest: int) -> tuple[float, ...]:
     """Return 1, 2, 5, 10, 20, 50 and so on, up to `longest`."""
     buckets: list[float] = []

@@ -6,11 +6,14 @@ port, a scraper that also reads the workers would count everything twice.
 """
 
 from collections import Counter
+from itertools import product
 from typing import TYPE_CHECKING
 
 from lorrery.chassis.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
+from lorrery.chassis.engine_series import PARSE_MODES, PARSE_OUTCOMES, PARSED_REQUESTS, TOOL_PARSES
 from lorrery.chassis.exposition import Registry
 from lorrery.chassis.output_groups import OutputGroup, OutputGroups
+from lorrery.chassis.series import Exporter, Labelled, Number
 from lorrery.router.request import Finish, Usage
 from lorrery.settings import Settings
 from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
@@ -58,6 +61,12 @@ class EdgeEngine:
         )
         if not settings.router.vllm_quirks:
             self._metrics.adapters_known()
+        self._model = settings.served_model_names[0]
+        self._tool_parses = Labelled(Number)
+        if settings.metrics.vllm and settings.router.tool_calls == "auto":
+            self._tool_parses = Exporter(self.registry, (TOOL_PARSES,)).numbers(TOOL_PARSES)
+            for labels in product(PARSE_MODES, PARSE_OUTCOMES, PARSED_REQUESTS):
+                self._tool_parses.labels(self._model, *labels)
         self._waiting: Counter[str] = Counter()
         self._running: Counter[str] = Counter()
         self._generated = 0
@@ -131,6 +140,17 @@ class EdgeEngine:
             self._metrics.num_aborted.inc()
         elif outcome in FAILED:
             self._metrics.success["error"].inc()
+
+    def tool_parsed(self, request_type: str, *, is_streaming: bool, called: bool) -> None:
+        """Count a reading of output for calls of tools: once per message of a stream, else once per output.
+
+        Args:
+            request_type: one of `PARSED_REQUESTS`.
+            is_streaming: whether the output is streamed.
+            called: whether a part of a call was found.
+        """
+        mode, outcome = PARSE_MODES[not is_streaming], PARSE_OUTCOMES[not called]
+        self._tool_parses.labels(self._model, mode, outcome, request_type).inc()
 
     # --- scrapes ----------------------------------------------------------------------------------------------------
 

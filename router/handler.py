@@ -415,6 +415,11 @@ class Handler:
                 variables=variables,
             )
 
+    def count_tool_parse(self, request_type: str, is_streaming: bool, called: bool) -> None:
+        """Count a reading of output for calls of tools; see `EdgeEngine.tool_parsed`."""
+        if self._metrics.engine is not None:
+            self._metrics.engine.tool_parsed(request_type, is_streaming=is_streaming, called=called)
+
     def count_refused(self, error: RequestError) -> None:
         """Count a request that an edge has refused itself."""
         self._metrics.request_ended(_outcome(error))

@@ -28,7 +28,7 @@ def routes(edge: Edge) -> APIRouter:
         with named(names):
             request.check()
             prompt = await encoded(request, http)
-            form = request.form(edge.tool_call_probability)
+            form = edge.counting(request.form(edge.tool_call_probability), "other", stream=request.stream)
         request_id = edge.request_id(http)
         wanted = request.messages([prompt], f"msg_{request_id}", edge.tenant(request.user))
         shape = MessageShape(request_id, request.model or edge.model, len(prompt), form)

@@ -43,7 +43,7 @@ class MessageShape:
     media_type = EVENT_STREAM
 
     def __init__(self, request_id: str, model: str, prompt_tokens: int, form: Form | None = None) -> None:
-        self._reader = CallReader(form.tool) if form is not None and form.calls_tools else None
+        self._reader = CallReader(form.tool, form.parsed) if form is not None and form.calls_tools else None
         self._block: int | None = None  # the call of the open block, -1 for text
         self._num_blocks = 0
         self._request_id = request_id

@@ -29,7 +29,7 @@ def routes(edge: Edge) -> APIRouter:
                 variables=request.variables,
             )
         request_id = edge.request_id(http, request.request_id)
-        form = request.form(edge.tool_call_probability)
+        form = edge.counting(request.form(edge.tool_call_probability), "responses", stream=request.stream)
         messages = request.messages([prompt], f"resp_{request_id}", edge.tenant(request.user))
         shape = ResponseShape(request_id, request.model or edge.model, request, form)
         wanted = outputs(messages, 1, request.seed)

@@ -44,7 +44,7 @@ class ResponseShape:
 
     def __init__(self, request_id: str, model: str, request: ResponsesRequest, form: Form | None = None) -> None:
         self._request_id = request_id
-        self._reader = CallReader(form.tool) if form is not None and form.calls_tools else None
+        self._reader = CallReader(form.tool, form.parsed) if form is not None and form.calls_tools else None
         self._calls: list[dict[str, Any]] = []  # items, in order
         self._response = {
             "id": f"resp_{request_id}",
