@@ -69,6 +69,8 @@ class RequestsCounted:
         self._response_size = exporter.summaries(RESPONSE_SIZE)
         for handler in _GENERATING:
             self._duration.labels(handler, "POST")
+            self._request_size.labels(handler)
+            self._response_size.labels(handler)
             for status in ("2xx", "4xx", "5xx"):
                 self._requests.labels(handler, "POST", status)
 

@@ -193,7 +193,11 @@ async def test_the_edge_counts_http_requests_as_vllms_server_does(start_cluster:
     found = await asyncio.to_thread(shown, f"http://{cluster.http_address}")
     wanted = {name: one for name, one in LISTED.items() if name.startswith("http_")}
     assert {name: described(family) for name, family in found.items() if name.startswith("http_")} == wanted
-    sizes = {sample.name: sample.value for sample in found["http_response_size_bytes"].samples}
+    sizes = {
+        sample.name: sample.value
+        for sample in found["http_response_size_bytes"].samples
+        if sample.labels["handler"] == "/v1/completions"
+    }
     assert sizes["http_response_size_bytes_count"] == 1
     assert sizes["http_response_size_bytes_sum"] > 100
 
