@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.engine_series import FINISHED_REASONS, SLEEP_STATES, sglang_series, vllm_series
+from lorrery.chassis.engine_series import CACHE_CONFIG, FINISHED_REASONS, SLEEP_STATES, sglang_series, vllm_series
 from lorrery.chassis.histogram import Histogram
 from lorrery.chassis.series import Exporter, Number, Sample, Series
 from lorrery.chassis.throughput import Throughput
@@ -23,6 +23,11 @@ TRANSITIONS = {"disk": "load", "host": "activate"}
 """Tier that an adapter is loaded from -> name of the load in vLLM."""
 
 
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+CACHE_SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")
+"""vLLM's sources of prompt tokens, and tiers of its caches; here there is no cache but the device's."""
+
+
 @dataclass(slots=True)
 class KvCache:
     """Properties of an engine's KV cache.
@@ -32,12 +37,16 @@ class KvCache:
         block_size: tokens in a block.
         dtype: number format.
         prefix_caching: whether prompts share cached prefixes.
+        max_model_len: upper bound on prompt plus output.
+        memory_share: of the GPU's memory that engine and cache use.
     """
 
     pool_tokens: int = 0
     block_size: int = 16
     dtype: str = "auto"
     prefix_caching: bool = False
+    max_model_len: int = 0
+    memory_share: float = 0.92
 
     @property
     def num_blocks(self) -> int:
@@ -119,6 +128,10 @@ class EngineMetrics:
         self._adapters_known: dict[tuple[str, ...], float] = {}  # labels of information about adapters, Unix time of it
         self.rejections = {reason: Number() for reason in REJECTIONS}
         self.success = {reason: Number() for reason in FINISHED_REASONS}
+        self.num_aborted = Number()
+        self._made_tokens = Number()
+        self._by_source = {source: Number() for source in PROMPT_SOURCES}
+        self._cached_by_source = {source: Number() for source in CACHE_SOURCES}
         self._read = read or (lambda: self.state)
         self._model = model
         self._engine = str(rank or 0)
@@ -136,20 +149,25 @@ class EngineMetrics:
 
     # --- counting ---------------------------------------------------------------------------------------------------
 
-    def first_token(self, ttft_seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
+    def first_token(self, ttft_seconds: float, prompt_tokens: int) -> None:
         """Count a request's first token and its prompt."""
         self._histograms["time_to_first_token_seconds"].observe(ttft_seconds)
         self._sglang_histograms["time_to_first_token_seconds"].observe(ttft_seconds)
         self._counts["prompt_tokens_total"].inc(prompt_tokens)
-        self._counts["prompt_tokens_cached_total"].inc(cached_tokens)
 
-    def prompt_cached(self, num_tokens: int) -> None:
-        """Count cached prompt tokens, if `first_token` could not."""
-        self._counts["prompt_tokens_cached_total"].value += num_tokens
+    def prompt_sources(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Count how much of a prompt with a first token was computed, and how much a prefix cache had."""
+        self._counts["prompt_tokens_cached_total"].value += cached_tokens
+        self._by_source["local_compute"].value += prompt_tokens - cached_tokens
+        self._by_source["local_cache_hit"].value += cached_tokens
 
     def generated(self, num_tokens: int) -> None:
-        """Count generated tokens."""
+        """Count generated tokens that their requests keep."""
         self._counts["generation_tokens_total"].value += num_tokens
+
+    def made(self, num_tokens: int) -> None:
+        """Count tokens that a step has generated, whether their requests keep them or not, for the throughput."""
+        self._made_tokens.value += num_tokens
 
     def gaps(self, seconds: float, times: int) -> None:
         """Count `times` equal gaps between two tokens of a request."""
@@ -161,7 +179,7 @@ class EngineMetrics:
         self._histograms["inter_token_latency_seconds"].observe_each(gap_seconds, num_tokens)
         self._sglang_histograms["inter_token_latency_seconds"].observe_each(gap_seconds, num_tokens)
         self._histograms["iteration_tokens_total"].observe_many(num_tokens, len(gap_seconds))
-        self.generated(num_tokens * len(gap_seconds))
+        self.made(num_tokens * len(gap_seconds))
 
     def step(self, num_tokens: int) -> None:
         """Count a step by the number of tokens that it computed."""
@@ -171,6 +189,7 @@ class EngineMetrics:
         """Count tokens looked up in the prefix cache, and hits."""
         self._counts["prefix_cache_queries_total"].value += queries
         self._counts["prefix_cache_hits_total"].value += hits
+        self._cached_by_source["device"].value += hits
 
     def preempted(self, times: int) -> None:
         """Count preemptions."""
@@ -180,8 +199,13 @@ class EngineMetrics:
         """Count the load of an adapter from a tier."""
         self._loads[TRANSITIONS[tier]].observe(seconds)
 
+    def request_ended(self, num_outputs: int, longest_tokens: int) -> None:
+        """Count a client's request of which all outputs have finished; `longest_tokens`: of the longest."""
+        self._histograms["request_params_n"].observe(num_outputs)
+        self._histograms["request_max_num_generation_tokens"].observe(longest_tokens)
+
     def ended(self, request: EndedRequest) -> None:
-        """Count a request that finished by itself."""
+        """Count an output that has finished; see `request_ended` for requests with several."""
         observed = self._histograms
         self.success[request.reason].inc()
         inference = request.prefill_seconds + request.decode_seconds
@@ -195,16 +219,13 @@ class EngineMetrics:
         ):
             observed[name].observe(seconds)
         self._sglang_histograms["e2e_request_latency_seconds"].observe(e2e)
-        if request.output_tokens > 1:
-            mean = request.decode_seconds / (request.output_tokens - 1)
-            observed["request_time_per_output_token_seconds"].observe(mean)
+        mean = request.decode_seconds / (request.output_tokens - 1) if request.output_tokens > 1 else 0.0
+        observed["request_time_per_output_token_seconds"].observe(mean)
         for name, number in (
             ("request_prompt_tokens", request.prompt_tokens),
             ("request_generation_tokens", request.output_tokens),
-            ("request_max_num_generation_tokens", request.output_tokens),
             ("request_prefill_kv_computed_tokens", request.prompt_tokens - request.cached_tokens),
             ("request_params_max_tokens", request.max_tokens),
-            ("request_params_n", 1),
             ("request_num_preemptions", request.num_preemptions),
         ):
             observed[name].observe(number)
@@ -239,12 +260,18 @@ class EngineMetrics:
         shown.read(
             series["engine_sleep_state"], lambda: [((*labels, state), state == "awake") for state in SLEEP_STATES]
         )
-        by_reason = {"request_success_total": self.success, "admission_rejections_total": self.rejections}
+        by_reason = {
+            "request_success_total": self.success,
+            "admission_rejections_total": self.rejections,
+            "prompt_tokens_by_source_total": self._by_source,
+            "prompt_tokens_cached_by_source_total": self._cached_by_source,
+        }
         for name, count in self._counts.items():
             if name not in by_reason:
                 self._show(shown, series[name], {labels: count})
         for name, counts in by_reason.items():
-            self._show(shown, series[name], {(*labels, reason): count for reason, count in counts.items()})
+            its_labels = labels[: len(series[name].labels) - 1]
+            self._show(shown, series[name], {(*its_labels, reason): count for reason, count in counts.items()})
         same = {
             "time_per_output_token_seconds": "inter_token_latency_seconds",
             "max_num_generation_tokens": "request_max_num_generation_tokens",
@@ -275,16 +302,18 @@ class EngineMetrics:
 
     def _cache_config(self) -> Iterable[Sample]:
         cache = self.cache
-        values = (
-            str(cache.block_size),
-            cache.dtype,
-            str(cache.prefix_caching),
-            self._engine,
-            str(cache.pool_tokens),
-            str(cache.num_blocks),
-            "sha256",
-        )
-        return [(values, 1)]
+        known = {
+            "block_size": cache.block_size,
+            "cache_dtype": cache.dtype,
+            "effective_attention_block_size": cache.block_size,
+            "enable_prefix_caching": cache.prefix_caching,
+            "engine": self._engine,
+            "gpu_memory_utilization": cache.memory_share,
+            "kv_cache_max_concurrency": cache.pool_tokens / max(1, cache.max_model_len),
+            "kv_cache_size_tokens": cache.pool_tokens,
+            "num_gpu_blocks": cache.num_blocks,
+        }
+        return [(tuple(str(known.get(label, usual)) for label, usual in CACHE_CONFIG.items()), 1)]
 
     def _resident(self, labels: tuple[str, ...]) -> Iterable[Sample]:
         for name, (on_gpu, on_host) in list(self._read().adapters.items()):
@@ -303,7 +332,7 @@ class EngineMetrics:
         value("num_used_tokens", lambda: round(self._read().kv_usage * self.cache.pool_tokens), *of_scheduler)
         value("max_total_num_tokens", lambda: self.cache.pool_tokens, *of_scheduler)
         value("token_usage", lambda: self._read().kv_usage, *of_scheduler)
-        tokens = counts["generation_tokens_total"]
+        tokens = self._made_tokens
         value("gen_throughput", Throughput(lambda: tokens.value).per_second, *of_scheduler)
         value("page_size", lambda: self.cache.block_size, *of_scheduler)
         value("num_pages", lambda: self.cache.num_blocks, *of_scheduler)
@@ -312,7 +341,7 @@ class EngineMetrics:
         value("cached_tokens_total", lambda: counts["prompt_tokens_cached_total"].value, "device")
         value("generation_tokens_total", lambda: counts["generation_tokens_total"].value)
         value("num_requests_total", lambda: self.success["stop"].value + self.success["length"].value)
-        value("num_aborted_requests_total", lambda: self.success["abort"].value)
+        value("num_aborted_requests_total", lambda: self.num_aborted.value)
         for name, histogram in self._sglang_histograms.items():
             self._show(shown, series[name], {labels: histogram})
 

@@ -1,6 +1,6 @@
 """The series of other engines under their own names, so that tools for those engines can read our metrics.
 
-Names, types, labels and buckets are those of vLLM 0.30 (and of 0.9 to 0.28 where an older name is still in use), of the
+Names, types, labels and buckets are those of vLLM 0.32 (and of 0.9 to 0.28 where an older name is still in use), of the
 residency series that vLLM is about to add (pull request 54830), of llm-d-inference-sim, and of SGLang 0.5.
 `docs/vllm-metrics.md` says what each means here, and which stay at 0.
 """
@@ -22,8 +22,62 @@ _GAP = (*(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.
 _ITERATION = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 _LOAD = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
+CACHE_CONFIG = {
+    "_block_size_resolved": "True",
+    "block_size": "",
+    "cache_dtype": "",
+    "cache_hit_alignment_tokens": "None",
+    "effective_attention_block_size": "",
+    "enable_mamba_shared_prefix_checkpoint": "False",
+    "enable_prefix_caching": "",
+    "engine": "",
+    "gpu_memory_utilization": "",
+    "hash_block_size": "None",
+    "is_attention_free": "False",
+    "kv_cache_dtype_skip_layers": "[]",
+    "kv_cache_layout": "None",
+    "kv_cache_max_concurrency": "",
+    "kv_cache_memory_bytes": "None",
+    "kv_cache_size_tokens": "",
+    "kv_offloading_backend": "native",
+    "kv_offloading_size": "None",
+    "kv_sharing_fast_prefill": "False",
+    "mamba_block_size": "None",
+    "mamba_cache_dtype": "auto",
+    "mamba_cache_mode": "none",
+    "mamba_page_size_padded": "None",
+    "mamba_ssm_cache_dtype": "auto",
+    "num_cpu_blocks": "None",
+    "num_gpu_blocks": "",
+    "num_gpu_blocks_override": "None",
+    "prefix_cache_retention_interval": "0",
+    "prefix_caching_hash_algo": "sha256",
+    "prefix_match_unit": "None",
+    "replayssm_buffer_len": "16",
+    "skip_page_size_padded": "None",
+    "sliding_window": "None",
+    "swa_bounded_replay": "True",
+    "use_kda_recoverssm": "False",
+    "use_replayssm": "False",
+    "user_specified_block_size": "True",
+}
+"""Labels of `cache_config_info` with vLLM's defaults; an empty one is of the engine. The mock has no Mamba layers, no
+sliding window and no offloading."""
+
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+
+
+PARSE_MODES = ("streaming", "non_streaming")
+PARSE_OUTCOMES = ("tool_call", "no_tool_call")
+PARSED_REQUESTS = ("chat_completions", "responses", "other")
+TOOL_PARSES = Series(
+    "vllm:tool_call_parser_invocations_total",
+    "readings",
+    "Readings of output for calls of tools that it may have: one per message of a stream, else one per output.",
+    ("model_name", "mode", "outcome", "request_type"),
+)
+"""Only at an edge, and there only if clients may leave the choice of tools to the model, as in vLLM."""
 
 
 def counts_up_to(longest: int) -> tuple[float, ...]:
@@ -68,7 +122,19 @@ def vllm_series(max_model_len: int) -> dict[str, Series]:
         _series("gpu_cache_usage_perc", "1", "The same under the name that vLLM had until 0.9."),
         _series("num_preemptions_total", "preemptions", "Sequences preempted from the batch."),
         _series("prompt_tokens_total", "tokens", "Prompts that have been prefilled, cached tokens included."),
+        _series(
+            "prompt_tokens_by_source_total",
+            "tokens",
+            "Prompts that have been prefilled, by where the tokens came from.",
+            "source",
+        ),
         _series("prompt_tokens_cached_total", "tokens", "Of these, tokens that a prefix cache had."),
+        _series(
+            "prompt_tokens_cached_by_source_total",
+            "tokens",
+            "Tokens found in the prefix cache at admission, by the tier that had them.",
+            "source",
+        ),
         _series("generation_tokens_total", "tokens", "Tokens generated."),
         _series("request_success_total", "requests", "Requests that ended, by reason.", "finished_reason"),
         _series("prefix_cache_queries_total", "tokens", "Tokens looked up in the prefix cache."),
@@ -76,7 +142,12 @@ def vllm_series(max_model_len: int) -> dict[str, Series]:
         _series("external_prefix_cache_queries_total", "tokens", "Tokens looked up in an external cache; always 0."),
         _series("external_prefix_cache_hits_total", "tokens", "Tokens found in an external cache; always 0."),
         _series("corrupted_requests_total", "requests", "Requests with NaN in their logits; always 0."),
-        _series("admission_rejections_total", "requests", "Requests refused because a queue was full.", "reason"),
+        Series(
+            "vllm:admission_rejections_total",
+            "requests",
+            "Requests refused because a queue was full.",
+            ("model_name", "reason"),
+        ),
         _series("time_to_first_token_seconds", "device seconds", "From arrival to first token.", buckets=_TTFT),
         _series("inter_token_latency_seconds", "device seconds", "Gap between two tokens of a request.", buckets=_GAP),
         _series(
@@ -131,10 +202,7 @@ def vllm_series(max_model_len: int) -> dict[str, Series]:
             "vllm:cache_config_info",
             "1",
             "Configuration of the KV cache; always 1.",
-            (
-                *("block_size", "cache_dtype", "enable_prefix_caching", "engine", "kv_cache_size_tokens"),
-                *("num_gpu_blocks", "prefix_caching_hash_algo"),
-            ),
+            tuple(CACHE_CONFIG),
         ),
         _series(
             "lora_adapter_loaded", "1", "1 for each adapter in GPU or host memory.", "adapter_name", "level", "pinned"

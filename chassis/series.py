@@ -11,7 +11,7 @@ from math import isfinite
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -33,6 +33,7 @@ class Series:
         labels: label names.
         buckets: upper bounds of a histogram, ascending; empty: not a histogram.
         more: additional text for the docs, in Markdown.
+        is_summary: whether its values are counted and summed, without buckets.
     """
 
     name: str
@@ -41,12 +42,13 @@ class Series:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     more: str = ""
+    is_summary: bool = False
 
     @property
     def type(self) -> str:
         """Prometheus's type of the metric."""
-        if self.buckets:
-            return "histogram"
+        if self.buckets or self.is_summary:
+            return "summary" if self.is_summary else "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
@@ -161,6 +163,10 @@ class Exporter(Collector):
         self.read(series, histograms.read)
         return histograms
 
+    def summaries(self, series: Series) -> Labelled[Histogram]:
+        """Show a summary with labels: a histogram of one bucket, whose bound is not shown."""
+        return self.histograms(series)
+
     def value(self, series: Series, read: Callable[[], float]) -> None:
         """Show what `read` returns at each scrape; `read` is called in another thread."""
         self.read(series, lambda: [((), read())])
@@ -214,6 +220,9 @@ class Exporter(Collector):
     ) -> None:
         *buckets, count, total = self._beginnings(series, labels)
         counts, sum_of_values = histogram.read()
+        if series.is_summary:
+            lines.append(f"{count} {counts[-1]}\n{total} {_go(sum_of_values)}\n")
+            return
         written = [f"{bucket} {number}\n" for bucket, number in zip(buckets, counts, strict=True)]
         if with_exemplars:
             for number, (trace_id, value) in list(histogram.exemplars.items()):
@@ -228,8 +237,8 @@ class Exporter(Collector):
             if len(self._lines) >= _MAX_KEPT:
                 self._lines.clear()
             named = dict(zip(series.labels, labels, strict=True)) | self.constant
-            if series.buckets:
-                bounds = (*map(str, map(float, series.buckets)), "+Inf")
+            if series.type in ("histogram", "summary"):
+                bounds = () if series.is_summary else (*map(str, map(float, series.buckets)), "+Inf")
                 lines = [_beginning(f"{series.name}_bucket", {**named, "le": bound}) for bound in bounds]
                 lines += [_beginning(f"{series.name}_{ending}", named) for ending in ("count", "sum")]
             else:
@@ -269,6 +278,13 @@ def family(series: Series, samples: Iterable[Sample], constant: Mapping[str, str
             counts, total = value.read()
             histogram.add_metric([*labels, *values], list(zip(bounds, counts, strict=True)), total)
         return histogram
+    if series.is_summary:
+        summary = SummaryMetricFamily(series.name, series.help, labels=names)
+        for labels, value in samples:
+            assert isinstance(value, Histogram)
+            counts, total = value.read()
+            summary.add_metric([*labels, *values], counts[-1], total)
+        return summary
     kind = CounterMetricFamily if series.type == "counter" else GaugeMetricFamily
     plain = kind(series.name, series.help, labels=names)
     for labels, value in samples:

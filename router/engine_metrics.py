@@ -6,18 +6,26 @@ port, a scraper that also reads the workers would count everything twice.
 """
 
 from collections import Counter
+from itertools import product
 from typing import TYPE_CHECKING
 
 from lorrery.chassis.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
+from lorrery.chassis.engine_series import PARSE_MODES, PARSE_OUTCOMES, PARSED_REQUESTS, TOOL_PARSES
 from lorrery.chassis.exposition import Registry
+from lorrery.chassis.output_groups import OutputGroup, OutputGroups
+from lorrery.chassis.series import Exporter, Labelled, Number
 from lorrery.router.request import Finish, Usage
 from lorrery.settings import Settings
+from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
 
 if TYPE_CHECKING:
     from lorrery.v1 import router_pb2
 
-ABORTED = frozenset({"cancelled", "aborted", "deadline"})
+ABORTED = frozenset(
+    MEANINGS[cause].at_the_edge for cause in (CancelCause.CLIENT_LEFT, CancelCause.ABORTED, CancelCause.DEADLINE)
+)
+"""Outcomes of requests whose clients gave them up, which SGLang counts; vLLM's series do not."""
 FAILED = frozenset({"unavailable", "unattainable", "fault", "failed"})
 
 
@@ -39,16 +47,30 @@ class EdgeEngine:
             self.registry,
             settings.served_model_names[0],
             own.max_req_total_len,
-            KvCache(0, own.block_size, settings.worker.kv_dtype, own.prefix_cache.kind != "none"),
+            KvCache(
+                0,
+                own.block_size,
+                settings.worker.kv_dtype,
+                own.prefix_cache.kind != "none",
+                own.max_req_total_len,
+                settings.worker.gpu_memory_utilization,
+            ),
             vllm=settings.metrics.vllm,
             sglang=settings.metrics.sglang,
             quirks=settings.router.vllm_quirks,
         )
         if not settings.router.vllm_quirks:
             self._metrics.adapters_known()
+        self._model = settings.served_model_names[0]
+        self._tool_parses = Labelled(Number)
+        if settings.metrics.vllm and settings.router.tool_calls == "auto":
+            self._tool_parses = Exporter(self.registry, (TOOL_PARSES,)).numbers(TOOL_PARSES)
+            for labels in product(PARSE_MODES, PARSE_OUTCOMES, PARSED_REQUESTS):
+                self._tool_parses.labels(self._model, *labels)
         self._waiting: Counter[str] = Counter()
         self._running: Counter[str] = Counter()
         self._generated = 0
+        self._groups = OutputGroups()
 
     @classmethod
     def of(cls, settings: Settings) -> "EdgeEngine | None":
@@ -66,14 +88,14 @@ class EdgeEngine:
         """Count a request's first token."""
         self._waiting[adapter_id] -= 1
         self._running[adapter_id] += 1
-        self._metrics.first_token(ttft_seconds, prompt_tokens, 0)
+        self._metrics.first_token(ttft_seconds, prompt_tokens)
 
     def gaps(self, seconds: float, times: int) -> None:
         """Count gaps between tokens."""
         self._metrics.gaps(seconds, times)
 
-    def finished(self, prompt_tokens: int, max_tokens: int, finish: Finish) -> None:
-        """Count a request that finished by itself; `finish` is its scheduler's."""
+    def finished(self, prompt_tokens: int, max_tokens: int, finish: Finish, group: OutputGroup | None = None) -> None:
+        """Count a request that finished by itself, or one output of a group; `finish` is its scheduler's."""
         usage, metrics = finish.usage, self._metrics
         self.looked_up(usage)
         reason = "length" if finish.reason is FinishReason.LENGTH else "stop"
@@ -96,12 +118,15 @@ class EdgeEngine:
                 usage.decode_seconds,
             )
         )
+        whole = self._groups.finished(group, usage.completion_tokens)
+        if whole is not None:
+            metrics.request_ended(*whole)
 
     def looked_up(self, usage: Usage) -> None:
         """Count what a request with a first token had in the prefix cache, which only the usage at its end tells."""
         metrics = self._metrics
         metrics.cached(usage.prompt_tokens if metrics.cache.prefix_caching else 0, usage.cached_tokens)
-        metrics.prompt_cached(usage.cached_tokens)
+        metrics.prompt_sources(usage.prompt_tokens, usage.cached_tokens)
 
     def ended(self, outcome: str, adapter_id: str, *, submitted: bool, started: bool) -> None:
         """Record the end of a call, whatever its outcome."""
@@ -109,12 +134,23 @@ class EdgeEngine:
             self._running[adapter_id] -= 1
         elif submitted:
             self._waiting[adapter_id] -= 1
-        if outcome == "overloaded":
+        if outcome == "overloaded" and not started:  # not because its reader is too slow
             self._metrics.rejections["max_num_queued_reqs"].inc()
         elif outcome in ABORTED:
-            self._metrics.success["abort"].inc()
+            self._metrics.num_aborted.inc()
         elif outcome in FAILED:
             self._metrics.success["error"].inc()
+
+    def tool_parsed(self, request_type: str, *, is_streaming: bool, called: bool) -> None:
+        """Count a reading of output for calls of tools: once per message of a stream, else once per output.
+
+        Args:
+            request_type: one of `PARSED_REQUESTS`.
+            is_streaming: whether the output is streamed.
+            called: whether a part of a call was found.
+        """
+        mode, outcome = PARSE_MODES[not is_streaming], PARSE_OUTCOMES[not called]
+        self._tool_parses.labels(self._model, mode, outcome, request_type).inc()
 
     # --- scrapes ----------------------------------------------------------------------------------------------------
 
@@ -127,6 +163,7 @@ class EdgeEngine:
         """
         metrics = self._metrics
         metrics.generated(output_tokens - self._generated)
+        metrics.made(output_tokens - self._generated)
         self._generated = output_tokens
         self._waiting, self._running = +self._waiting, +self._running
         workers = [worker for shard in status.shards for worker in shard.workers] if status is not None else []

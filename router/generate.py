@@ -6,12 +6,13 @@ deadline to the scheduler.
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, UnknownName
+from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, Unauthenticated, UnknownName
 from lorrery.chassis.writes import Writes
 from lorrery.router import wire
 from lorrery.router.access import Access, taken_back
@@ -29,6 +30,7 @@ from lorrery.router.timing import Timing
 from lorrery.router.tracing import OutputTrace
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
+from lorrery.vocabulary.cancel_cause import CancelCause
 
 REVOCATION_SECONDS = 1.0
 """How often the keys of open streams are checked; the keys file is read at most once a second."""
@@ -80,6 +82,21 @@ class Call(Protocol):
     def deadline_has_passed(self) -> bool:
         """Whether a call that ends now does so because of its deadline."""
         ...
+
+
+def cause_of(call: Call, error: BaseException | None) -> CancelCause:
+    """Return why a call ends before its output has: by its client, or by an error of its own."""
+    if isinstance(error, asyncio.CancelledError):
+        if call.aborted:
+            return CancelCause.ABORTED
+        return CancelCause.DEADLINE if call.deadline_has_passed else CancelCause.CLIENT_LEFT
+    if isinstance(error, InjectedFault):
+        return CancelCause.FAULT
+    if isinstance(error, Unauthenticated):
+        return CancelCause.KEY_TAKEN_BACK
+    if isinstance(error, Overloaded) and error.reason == Reason.SLOW_READER:
+        return CancelCause.SLOW_READER
+    return CancelCause.FAILED
 
 
 class Generation:
@@ -144,7 +161,7 @@ class Generation:
         timing.belongs_to(tenant_id)
         adapter_id = self._reader.adapter_id(message)
         timing.asks_for(adapter_id)
-        self._placement.check_hold_off(adapter_id, message.request_id, tenant_id)
+        self._placement.check_hold_off(adapter_id, message.group.id or message.request_id, tenant_id)
         request = await self._reader.read(message, caller, constraint)
         if trace is not None:
             trace.request, trace.model, trace.timing = request, self._reader.served[0], timing
@@ -184,7 +201,7 @@ class Generation:
         open_request.trace = trace
         if (remaining := call.time_remaining()) is not None:
             open_request.waits_until = time.monotonic() + remaining
-        timing.submits(request.prompt_tokens, request.sampling.max_new_tokens)
+        timing.submits(request.prompt_tokens, request.sampling.max_new_tokens, request.group)
         self._placement.submit(open_request)
         self._callers[open_request] = caller
         try:
@@ -217,7 +234,7 @@ class Generation:
             if open_request.finish is not None:
                 timing.left(open_request.finish.usage)
             del self._callers[open_request]
-            self._placement.release(open_request)
+            self._placement.release(open_request, cause_of(call, sys.exception()), output.num_tokens)
 
     async def _finish_stopped(
         self, open_request: OpenRequest, output: Output, response: wire.Message, call: Call
@@ -227,7 +244,7 @@ class Generation:
         The scheduler answers the cancel with the request's usage. The text does not wait for that answer, the finish
         does. Returns the finish.
         """
-        last_word = self._placement.withdraw(open_request)
+        last_word = self._placement.withdraw(open_request, output.num_tokens)
         try:
             await self._writes.write(open_request, call.write(response))
             done, _ = await asyncio.wait([last_word], timeout=LAST_WORD_SECONDS)

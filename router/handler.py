@@ -34,7 +34,7 @@ from lorrery.router.checks import receive_bytes
 from lorrery.router.cluster_watch import ClusterWatch
 from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.faults import Injector
-from lorrery.router.generate import Call, Generation
+from lorrery.router.generate import Call, Generation, cause_of
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import LogprobModel
 from lorrery.router.metrics import RouterMetrics
@@ -47,6 +47,7 @@ from lorrery.router.tracing import CallTraces, current
 from lorrery.settings import Settings
 from lorrery.tokenizer.file import open_tokenizer
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
+from lorrery.vocabulary.cancel_cause import MEANINGS
 
 _OUTCOMES = {
     "INVALID_ARGUMENT": "invalid",
@@ -204,8 +205,8 @@ class Handler:
             self._check_open()
             await self._generation.stream(message, who, call, timing, trace, constraint)
             outcome = "ok"
-        except asyncio.CancelledError:
-            outcome = _cancelled(call)
+        except asyncio.CancelledError as error:
+            outcome = _cancelled(call, error)
             raise
         except RequestError as error:
             outcome = _outcome(error)
@@ -414,6 +415,11 @@ class Handler:
                 variables=variables,
             )
 
+    def count_tool_parse(self, request_type: str, is_streaming: bool, called: bool) -> None:
+        """Count a reading of output for calls of tools; see `EdgeEngine.tool_parsed`."""
+        if self._metrics.engine is not None:
+            self._metrics.engine.tool_parsed(request_type, is_streaming=is_streaming, called=called)
+
     def count_refused(self, error: RequestError) -> None:
         """Count a request that an edge has refused itself."""
         self._metrics.request_ended(_outcome(error))
@@ -443,12 +449,8 @@ class Handler:
         return await cluster_faults.list_faults(self._placement, self._injector)
 
 
-def _cancelled(call: Call) -> str:
-    if call.aborted:
-        return "aborted"
-    if call.complete:
-        return "ok"
-    return "deadline" if call.deadline_has_passed else "cancelled"
+def _cancelled(call: Call, error: asyncio.CancelledError) -> str:
+    return "ok" if call.complete and not call.aborted else MEANINGS[cause_of(call, error)].at_the_edge
 
 
 def _outcome(error: RequestError) -> str:

@@ -26,6 +26,7 @@ from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
 from lorrery.settings import Settings
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.cancel_cause import CancelCause
 
 LEAVING_SECONDS = 0.2
 """How often a leaving shard is checked for remaining requests."""
@@ -99,7 +100,7 @@ class Placement:
                 await asyncio.Event().wait()
         finally:
             for open_request in list(self._waiting):
-                self.release(open_request)
+                self.release(open_request, CancelCause.FAILED, open_request.written)
                 open_request.fail(Unavailable("the router is stopping", Reason.DRAINING))
 
     # --- which shards there are -------------------------------------------------------------------------------------
@@ -174,23 +175,30 @@ class Placement:
             timer.cancel()
             self._give_up(open_request)
 
-    def release(self, open_request: OpenRequest) -> None:
-        """Forget a request wherever it is, and cancel it at its shard if it is not over."""
+    def release(self, open_request: OpenRequest, cause: CancelCause, kept_tokens: int) -> None:
+        """Forget a request wherever it is, and cancel it at its shard if it is not over.
+
+        Args:
+            open_request: the request.
+            cause: why it ends, if it is not over.
+            kept_tokens: output that its client has.
+        """
         if (timer := self._waiting.pop(open_request, None)) is not None:
             timer.cancel()
         for shard in self.shards:
             if shard.owns(open_request):
-                shard.cancel(open_request)
+                shard.cancel(open_request, cause, kept_tokens)
 
-    def withdraw(self, open_request: OpenRequest) -> "asyncio.Future[Finish | None]":
-        """Release a request; return a future for the finish that its shard reports, None if no shard has it.
+    def withdraw(self, open_request: OpenRequest, kept_tokens: int) -> "asyncio.Future[Finish | None]":
+        """Release a request at a stop string in its text, which keeps so many of its tokens.
 
-        See `Fanout.withdraw`.
+        Returns:
+            A future for the finish that its shard reports, None if no shard has it; see `Fanout.withdraw`.
         """
         for shard in self.shards:
             if shard.owns(open_request):
-                return shard.withdraw(open_request)
-        self.release(open_request)
+                return shard.withdraw(open_request, kept_tokens)
+        self.release(open_request, CancelCause.STOP_TEXT, kept_tokens)
         known: asyncio.Future[Finish | None] = asyncio.get_running_loop().create_future()
         known.set_result(open_request.finish)
         return known
@@ -246,7 +254,9 @@ class Placement:
         if not open_request.resumed:
             latest = self.log.latest(request.adapter_id)
             open_request.adapter = latest if latest is not None and latest.rank else None
-        self._chosen(request.adapter_id or request.request_id, accepting).submit(open_request)
+        # Outputs of one request go to one shard, which counts them as one.
+        key = request.adapter_id or (request.request_id if request.group is None else request.group.group_id)
+        self._chosen(key, accepting).submit(open_request)
 
     def _chosen(self, key: str, accepting: list[Shard]) -> Shard:
         if len(accepting) == 1:

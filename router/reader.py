@@ -58,6 +58,7 @@ class RequestReader:
         """
         check_length("tenant_id", message.tenant_id)
         check_length("request_id", message.request_id)
+        check_length("group.id", message.group.id)
         adapter_id = self.adapter_id(message)
         if adapter_id:
             check_adapter_id(adapter_id, self._settings.model_names, "leave it empty to ask the base model")
@@ -99,6 +100,8 @@ class RequestReader:
             eos_id=self._tokenizer.eos_id,
             key=caller if self._access.counts else None,
             top_logprobs=message.top_logprobs if message.HasField("top_logprobs") else None,
+            skips_prefix_cache=message.skips_prefix_cache,
+            group=wire.read_group(message),
         )
 
     def adapter_id(self, message: router_pb2.GenerateRequest) -> str:

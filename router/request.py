@@ -6,6 +6,7 @@ router draws if the client gave none. A resumption sends these and the tokens re
 
 from dataclasses import dataclass
 
+from lorrery.chassis.output_groups import OutputGroup
 from lorrery.router.keys import ApiKey
 from lorrery.router.sampling import SamplingParams
 from lorrery.tokenizer.base import EOS_ID
@@ -50,6 +51,8 @@ class Request:
         output_token_ids_u32: the whole output with its end, if the request says what it is; empty: the model's own.
         eos_id: the token that ends a sequence.
         key: the API key whose quotas it counts against; None: no quotas.
+        skips_prefix_cache: whether every position of its prompt has to be computed.
+        group: the client's request that it is one of several outputs of; None: it is the only one.
         top_logprobs: number of alternatives to each token in its messages; None: no log-probabilities.
     """
 
@@ -66,6 +69,8 @@ class Request:
     eos_id: int = EOS_ID
     key: ApiKey | None = None
     top_logprobs: int | None = None
+    skips_prefix_cache: bool = False
+    group: OutputGroup | None = None
 
     @property
     def prompt_tokens(self) -> int:

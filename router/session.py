@@ -18,6 +18,7 @@ from lorrery.router.open_request import OpenRequest
 from lorrery.router.streams import Fanout
 from lorrery.v1 import scheduler_pb2
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 LONGEST_WAIT_SECONDS = 24 * 3600.0
@@ -47,7 +48,7 @@ class Session:
         self._call = call
         self._next_handle = 1
         self._submits: dict[int, OpenRequest] = {}
-        self._cancels: list[int] = []
+        self._cancels: list[wire.Cancel] = []
         self._adapters: AdapterLog | None = None
         self._changes: list[AdapterChange] = []
         self._something_to_write = asyncio.Event()
@@ -59,15 +60,20 @@ class Session:
         self._submits[handle] = open_request
         self._something_to_write.set()
 
-    def cancel(self, handle: int) -> bool:
+    def cancel(self, handle: int, cause: CancelCause, kept_tokens: int) -> bool:
         """Cancel a request at the scheduler; a submit that is still queued is dropped instead.
+
+        Args:
+            handle: the request's.
+            cause: why.
+            kept_tokens: output that its client has.
 
         Returns:
             Whether a cancel is sent, which the scheduler will answer.
         """
         if self._submits.pop(handle, None) is not None:
             return False
-        self._cancels.append(handle)
+        self._cancels.append(wire.Cancel(handle, cause, kept_tokens))
         self._something_to_write.set()
         return True
 
@@ -97,8 +103,9 @@ class Session:
                     changes, self._changes = self._changes, []
                     await self._call.write(wire.adapter_changes(changes))
                 if self._cancels:
-                    handles, self._cancels = self._cancels, []
-                    await self._call.write(wire.cancel(handles))
+                    listed, self._cancels = self._cancels, []
+                    for cancel in wire.cancels(listed):
+                        await self._call.write(cancel)
                 if self._submits:
                     handle = next(iter(self._submits))
                     if handle > _MAX_HANDLE:

@@ -32,6 +32,7 @@ from lorrery.router.streams import Fanout
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.cancel_cause import CancelCause
 
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 2.0
@@ -191,23 +192,24 @@ class Shard:
         """Return whether the request is open on this shard."""
         return self._session is not None and open_request.fanout is self._session.fanout
 
-    def cancel(self, open_request: OpenRequest) -> None:
-        """Drop a request that is open here, and cancel it at the scheduler."""
+    def cancel(self, open_request: OpenRequest, cause: CancelCause, kept_tokens: int) -> None:
+        """Drop a request that is open here, and cancel it at the scheduler; see `Placement.release`."""
         assert self._session is not None
         fanout = self._session.fanout
-        if self._session.cancel(open_request.handle):
+        if self._session.cancel(open_request.handle, cause, kept_tokens):
             fanout.leave(open_request)
         else:
             fanout.remove(open_request)
 
-    def withdraw(self, open_request: OpenRequest) -> "asyncio.Future[Finish | None]":
-        """Cancel a request that is open here; return a future for the scheduler's finish, None if it cannot come.
+    def withdraw(self, open_request: OpenRequest, kept_tokens: int) -> "asyncio.Future[Finish | None]":
+        """End a request that is open here at a stop string in its text, which keeps so many of its tokens.
 
-        See `Fanout.withdraw`.
+        Returns:
+            A future for the scheduler's finish, None if it cannot come; see `Fanout.withdraw`.
         """
         assert self._session is not None
         last_word = self._session.fanout.withdraw(open_request)
-        if not self._session.cancel(open_request.handle):
+        if not self._session.cancel(open_request.handle, CancelCause.STOP_TEXT, kept_tokens):
             last_word.set_result(None)
         return last_word
 
@@ -217,7 +219,7 @@ class Shard:
             return []
         open_requests = list(self._session.fanout.open_requests.values())
         for open_request in open_requests:
-            self.cancel(open_request)
+            self.cancel(open_request, CancelCause.MOVED, len(open_request.token_ids))
             _resume(open_request)
         return open_requests
 
@@ -370,7 +372,7 @@ class Shard:
 
     def _cut_slow_reader(self, open_request: OpenRequest) -> None:
         assert self._session is not None
-        self._session.cancel(open_request.handle)
+        self._session.cancel(open_request.handle, CancelCause.SLOW_READER, open_request.written)
         self._metrics.slow_readers.inc()
         limit = self._settings.router.max_pending_tokens
         open_request.cut_off(

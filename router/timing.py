@@ -6,6 +6,7 @@ tokens - 1). All in device seconds: wall seconds over the cluster's `time_scale`
 
 import time
 
+from lorrery.chassis.output_groups import OutputGroup
 from lorrery.router.metrics import RouterMetrics, Traffic
 from lorrery.router.request import Finish, Usage
 
@@ -22,7 +23,7 @@ class Timing:
 
     __slots__ = (
         *("_adapter", "_adapter_id", "_e2e", "_last", "_metrics", "_started", "_tenant", "_tenant_id", "arrived"),
-        *("_has_token", "_max_tokens", "_prompt_tokens", "_submitted", "first", "time_scale", "trace_id"),
+        *("_group", "_has_token", "_max_tokens", "_prompt_tokens", "_submitted", "first", "time_scale", "trace_id"),
     )
 
     def __init__(self, metrics: RouterMetrics, trace_id: str = "") -> None:
@@ -36,6 +37,7 @@ class Timing:
         self._tenant_id: str | None = None
         self._started = self._submitted = self._has_token = False
         self._prompt_tokens = self._max_tokens = 0
+        self._group: OutputGroup | None = None
         self._adapter: Traffic = metrics.adapters.other
         self._tenant: Traffic = metrics.tenants.other
 
@@ -47,9 +49,9 @@ class Timing:
         """Set the adapter that the request names; empty: the base model."""
         self._adapter_id = adapter_id
 
-    def submits(self, prompt_tokens: int, max_tokens: int) -> None:
-        """Record that the request is submitted to a scheduler."""
-        self._prompt_tokens, self._max_tokens = prompt_tokens, max_tokens
+    def submits(self, prompt_tokens: int, max_tokens: int, group: OutputGroup | None = None) -> None:
+        """Record that the request, or one output of a group, is submitted to a scheduler."""
+        self._prompt_tokens, self._max_tokens, self._group = prompt_tokens, max_tokens, group
         if self._metrics.engine is not None:
             self._submitted = True
             self._metrics.engine.submitted(self._adapter_id or "")
@@ -116,7 +118,7 @@ class Timing:
         if self.trace_id:
             metrics.e2e.exemplify(self._e2e, self.trace_id)
         if metrics.engine is not None and finish is not None:
-            metrics.engine.finished(prompt_tokens, self._max_tokens, finish)
+            metrics.engine.finished(prompt_tokens, self._max_tokens, finish, self._group)
 
     def left(self, usage: Usage) -> None:
         """Count a request that ended by itself, but whose client went before the last message was made."""

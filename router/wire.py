@@ -7,6 +7,7 @@ a Python object per element.
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lorrery.chassis.errors import (
     Internal,
@@ -20,6 +21,7 @@ from lorrery.chassis.errors import (
     Unavailable,
     UnknownName,
 )
+from lorrery.chassis.output_groups import OutputGroup
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import TokenLogprobs
@@ -28,6 +30,7 @@ from lorrery.router.sampling import SamplingParams, read_sampling
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -157,6 +160,11 @@ def last_response(token_ids: Sequence[int], text: str, finish: Finish) -> router
     )
 
 
+def read_group(message: router_pb2.GenerateRequest) -> OutputGroup | None:
+    """Return the group of outputs that a client's message belongs to; None: it is alone."""
+    return OutputGroup(message.group.id, message.group.num_outputs) if message.HasField("group") else None
+
+
 def adapter_messages(ranks: Mapping[str, int]) -> list[types_pb2.Adapter]:
     """Return adapter messages for a mapping of ids to ranks, in its order."""
     return [types_pb2.Adapter(adapter_id=name, rank=rank) for name, rank in ranks.items()]
@@ -239,6 +247,7 @@ def submit(
         time_left_ps: time until its client's deadline; 0: none.
         trace: its span.
     """
+    group = request.group
     return scheduler_pb2.RouteRequest(
         submit=scheduler_pb2.Submit(
             handle=handle,
@@ -256,6 +265,8 @@ def submit(
             traceparent="" if trace is None else trace.traceparent,
             tracestate="" if trace is None else trace.state,
             priority=request.priority,
+            skips_prefix_cache=request.skips_prefix_cache,
+            group=None if group is None else types_pb2.OutputGroup(id=group.group_id, num_outputs=group.num_outputs),
             sampling=scheduler_pb2.Sampling(
                 sampler=_sampler(request.sampling),
                 seed=request.seed,
@@ -295,9 +306,30 @@ def quota(key: ApiKey) -> scheduler_pb2.Quota:
     )
 
 
-def cancel(handles: Iterable[int]) -> scheduler_pb2.RouteRequest:
-    """Return the message that cancels requests."""
-    return scheduler_pb2.RouteRequest(cancel_handles_u32=u32.pack(handles))
+class Cancel(NamedTuple):
+    """The cancel of a request.
+
+    Attributes:
+        handle: the request's.
+        cause: why.
+        kept_tokens: output that its client has.
+    """
+
+    handle: int
+    cause: CancelCause
+    kept_tokens: int
+
+
+def cancels(listed: Sequence[Cancel]) -> list[scheduler_pb2.RouteRequest]:
+    """Return messages that cancel requests, one for each cause."""
+    return [
+        scheduler_pb2.RouteRequest(
+            cancel_handles_u32=u32.pack(one.handle for one in listed if one.cause is cause),
+            cancel_kept_u32=u32.pack(one.kept_tokens for one in listed if one.cause is cause),
+            cancel_cause=scheduler_pb2.CancelCause.ValueType(cause),
+        )
+        for cause in dict.fromkeys(one.cause for one in listed)
+    ]
 
 
 def scheduler_hello(message: object) -> SchedulerHello:

@@ -14,6 +14,7 @@ from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.faults import Fault
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted
+from lorrery.chassis.output_groups import OutputGroups
 from lorrery.chassis.slices import Slices
 from lorrery.chassis.tracing import Tracer
 from lorrery.scheduler import wire_routers, wire_workers
@@ -103,6 +104,7 @@ class Cluster:
             self.clock,
             self.metrics.adapters.foresee,
         )
+        self._groups = OutputGroups()
         Gauges(self.metrics, self)
 
     # --- read by the gauges, in another thread ------------------------------------------------------------------------
@@ -230,7 +232,15 @@ class Cluster:
             max_loras = options.max_loras
         elif options.max_slots is not None:
             max_loras = min(max_loras, options.max_slots // max([adapter.slots for adapter in known], default=1))
-        return EngineTally(replica, member.pool_tokens, self.settings.scheduler.block_size, max(1, max_loras))
+        lives = self.requests.lives
+        return EngineTally(
+            replica,
+            member.pool_tokens,
+            self.settings.scheduler.block_size,
+            max(1, max_loras),
+            self._groups,
+            lambda handle: lives[handle].group,
+        )
 
     def set_faults(self, rules: Sequence[str], *, add: bool) -> None:
         """Apply an operator's faults from now on, in place of those of earlier calls unless they `add`.

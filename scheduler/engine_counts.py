@@ -5,8 +5,9 @@ request, nothing per step; running and waiting counts are read when sent. The na
 with a plan at most every `NAMES_EVERY_PS`: a hundred names cost as much as everything else in a plan.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from lorrery.chassis.output_groups import OutputGroup, OutputGroups
 from lorrery.scheduler.core.adapter_events import AdapterEvent, LoadEnded
 from lorrery.scheduler.core.plan import (
     Admitted,
@@ -22,10 +23,14 @@ from lorrery.scheduler.core.plan import (
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.wire_workers import EngineCounts
+from lorrery.vocabulary.cancel_cause import MEANINGS
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 NAMES_EVERY_PS = PS_PER_SECOND // 10
+SETTLED_PS = PS_PER_SECOND // 2
+"""How long tokens of a running request wait until they count. Its router may find a stop string in them, or that its
+client has left; like vLLM's front end, which does the same in its own process, we do not count what comes after."""
 
 
 class EngineTally:
@@ -36,9 +41,23 @@ class EngineTally:
         pool_tokens: size of its KV pool.
         block_size: tokens in a block of the pool.
         max_loras: places for adapters on the GPU.
+        groups: requests for several outputs, of all workers.
+        group_of: returns the group of a request that has not ended, by its handle.
     """
 
-    def __init__(self, replica: Replica, pool_tokens: int, block_size: int, max_loras: int) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        pool_tokens: int,
+        block_size: int,
+        max_loras: int,
+        groups: OutputGroups,
+        group_of: Callable[[int], OutputGroup | None],
+    ) -> None:
+        self._groups, self._group_of = groups, group_of
+        self._tokens: dict[int, _Tokens] = {}  # by handle, of requests that have been in the batch
+        self._generated = 0  # tokens to report; below 0: too many have been
+        self._settled_ps = -SETTLED_PS
         self._replica = replica
         self._pool_tokens = pool_tokens
         self._next = EngineCounts()
@@ -68,6 +87,7 @@ class EngineTally:
         """Uncount sequences that waited here."""
         for sequence in sequences:
             self._wait(sequence, -1)
+            self._keeps(sequence, sequence.produced_tokens)
 
     def happened(self, events: Iterable[Event]) -> None:
         """Record the events of a decision or a step."""
@@ -76,29 +96,57 @@ class EngineTally:
             if isinstance(event, Admitted):
                 sequence = event.sequence
                 self._wait(sequence, -1)
-                if self._replica.prefix_cache is not None:
-                    told.prefix_queries += sequence.input_tokens
+                self._tokens.setdefault(sequence.handle, _Tokens(sequence))
+                if event.queried_tokens:
+                    told.prefix_queries += event.queried_tokens
                     told.prefix_hits += sequence.cached_tokens
             elif isinstance(event, FirstToken):
                 self._first_tokens.append(event)
             elif isinstance(event, Finished):
+                self._keeps(event.sequence, event.output_tokens)
                 if event.reason is FinishReason.ABORTED:
                     told.num_aborted += 1
                 else:
-                    self._ended.append(event)
+                    self._finished(event)
             elif isinstance(event, Preempted):
                 self._wait(event.sequence, 1)
                 told.num_preemptions += 1
             elif isinstance(event, Recalled):
                 self._wait(event.sequence, -1)
+                self._keeps(event.sequence, event.sequence.produced_tokens)
             elif isinstance(event, (Cancelled, Dropped, Failed)):
                 if event.sequence.admitted_ps is None:
                     self._wait(event.sequence, -1)
-                if isinstance(event, Cancelled):
-                    told.num_aborted += 1
-                else:
+                withdrawal = event.sequence.withdrawal
+                self._keeps(event.sequence, None if withdrawal is None else withdrawal.kept_tokens)
+                if not isinstance(event, Cancelled):
                     told.num_failed += 1
+                elif withdrawal is None or MEANINGS[withdrawal.cause].outcome:
+                    told.num_aborted += 1
             self._happened = True
+
+    def _finished(self, event: Finished) -> None:
+        self._ended.append(event)
+        whole = self._groups.finished(self._group_of(event.sequence.handle), event.output_tokens)
+        if whole is not None:
+            self._next.request_outputs.append(whole.num_outputs)
+            self._next.request_longest_tokens.append(whole.longest_tokens)
+
+    def _keeps(self, sequence: Sequence, output_tokens: int | None) -> None:
+        """Count the output of a request that leaves; None: what it had when that was last looked at."""
+        tokens = self._tokens.pop(sequence.handle, None)
+        if tokens is not None:
+            self._generated += (tokens.seen if output_tokens is None else output_tokens) - tokens.counted
+
+    def _settle(self) -> None:
+        """Count the output that running requests had at the last call."""
+        replica = self._replica
+        for tokens in self._tokens.values():
+            self._generated += tokens.seen - tokens.counted
+            sequence, tokens.counted = tokens.sequence, tokens.seen
+            tokens.seen = sequence.produced_tokens
+            if sequence.admitted_ps is not None:
+                tokens.seen += replica.output_tokens(sequence)
 
     def _wait(self, sequence: Sequence, by: int) -> None:
         adapter = sequence.adapter
@@ -129,11 +177,16 @@ class EngineTally:
         waiting, awaited = self._waiting, replica.adapters.awaited
         num_deferred = sum([waiting.get(key, 0) for key in awaited]) if awaited else 0
         present = replica.num_running, replica.num_waiting, num_deferred, self._kv_usage()
-        if only_changes and not self._happened and present == self._present:
+        if self._tokens and now_ps - self._settled_ps >= SETTLED_PS:
+            self._settled_ps = now_ps
+            self._settle()
+        if only_changes and not self._happened and self._generated <= 0 and present == self._present:
             return None
         told, self._next = self._next, EngineCounts()
         self._present, self._happened = present, False
         told.num_running, told.num_waiting, told.num_deferred, told.kv_usage = present
+        if self._generated > 0:
+            told.generated_tokens, self._generated = self._generated, 0
         if self._first_tokens:
             self._tell_first_tokens(told)
         if self._ended:
@@ -201,11 +254,28 @@ class EngineTally:
                 del self._places[name]
 
 
+class _Tokens:
+    """Output of a request in the batch.
+
+    Attributes:
+        sequence: the request.
+        counted: tokens of it that were counted, here or by the worker that had it before.
+        seen: tokens that it had when running requests were last looked at.
+    """
+
+    __slots__ = ("counted", "seen", "sequence")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+        self.counted = self.seen = sequence.produced_tokens
+
+
 def _times(event: Finished) -> tuple[int, int, int]:
     """Return how long a request that has ended was queued, in prefill and in decode, in picoseconds."""
     sequence = event.sequence
     admitted_ps, first_token_ps = sequence.first_admitted_ps, sequence.first_token_ps
-    assert admitted_ps is not None
+    if admitted_ps is None:  # its router had cut the output that it brought from another scheduler
+        admitted_ps = max(sequence.arrived_ps, event.at_ps)
     if first_token_ps is None:  # it brought tokens from another scheduler
         first_token_ps = admitted_ps
     first_token_ps = max(first_token_ps, admitted_ps)  # workers' clocks may differ

@@ -5,8 +5,8 @@ boundary; one that takes effect later is counted, and recorded with the boundary
 """
 
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
-from lorrery.scheduler.core.plan import Cancelled, Failed, Idle, Plan
-from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.plan import Cancelled, Failed, Finished, Idle, Plan
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.effects import NOBODY, Effects
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.metrics import SchedulerMetrics
@@ -44,11 +44,11 @@ class Inputs:
             )
         self._take(event.sequence.handle, at_ps, expected and not lost)
 
-    def withdrawn(self, handle: int, at_ps: int, *, lost: bool) -> None:
+    def withdrawn(self, sequence: Sequence, at_ps: int, *, lost: bool) -> None:
         """Record a request of this worker that has been cancelled."""
         if self._journal is not None:
-            self._journal.cancelled(self._num, handle, at_ps, overdue=self._overdue(at_ps, True, lost))
-        self._take(handle, at_ps, not lost)
+            self._journal.cancelled(self._num, sequence, at_ps, overdue=self._overdue(at_ps, True, lost))
+        self._take(sequence.handle, at_ps, not lost)
 
     def recalled(self, handle: int, to: str, at_ps: int, *, lost: bool) -> None:
         """Record a waiting request of this worker that is to move to another."""
@@ -87,7 +87,7 @@ class Inputs:
 
     def drained(self, gave_back: GaveBack, at_ps: int) -> None:
         """Record what the core has taken back while the rest runs on."""
-        gone = {event.sequence.handle for event in gave_back.events if isinstance(event, Cancelled | Failed)}
+        gone = {event.sequence.handle for event in gave_back.events if isinstance(event, Cancelled | Failed | Finished)}
         never = self.effects.withdrawn(gone | {sequence.handle for sequence in gave_back.sequences})
         if self._journal is not None:
             for event in never:

@@ -85,6 +85,8 @@ class Journal:
             line["weight"] = str(sequence.weight)
         if sequence.priority:
             line["priority"] = sequence.priority
+        if sequence.skips_prefix_cache:
+            line["skips_prefix_cache"] = True
         if sequence.produced_tokens:
             line["produced_token_ids"] = list(sequence.output_token_ids)
         if resumed:
@@ -113,9 +115,9 @@ class Journal:
             line["handle"] = handle
         self._add(line if figures is None else {**line, "candidates": figures})
 
-    def cancelled_unplaced(self, handle: int, at_ps: int) -> None:
+    def cancelled_unplaced(self, sequence: Sequence, at_ps: int) -> None:
         """Record a cancel of a request that no worker has."""
-        self._add({"type": "cancel", "handle": handle, "at_ps": at_ps})
+        self._add({"type": "cancel", "handle": sequence.handle, "at_ps": at_ps, **_cancel(sequence)})
 
     def adapter(self, adapter_id: str, rank: int, version: int, at_ps: int) -> None:
         """Record an adapter that was loaded at run time, or, with rank 0, unloaded."""
@@ -215,9 +217,9 @@ class WorkerJournal:
             line["moved_from"] = moved_from
         self._add("placed", line if figures is None else {**line, "candidates": figures})
 
-    def cancelled(self, number: int, handle: int, at_ps: int, *, overdue: bool) -> None:
+    def cancelled(self, number: int, sequence: Sequence, at_ps: int, *, overdue: bool) -> None:
         """Record a cancel that is sent to the worker."""
-        self._add("cancel", _input(number, handle, at_ps, overdue))
+        self._add("cancel", {**_input(number, sequence.handle, at_ps, overdue), **_cancel(sequence)})
 
     def recalled(self, number: int, handle: int, to: str, at_ps: int, *, overdue: bool) -> None:
         """Record a request that is to move to another worker, if it still waits when the recall takes effect."""
@@ -282,6 +284,13 @@ class WorkerJournal:
         requeued = [(sequence.handle, sequence.produced_tokens) for sequence in sequences]
         line: Record = {"at_ps": at_ps, "num_steps": self._num_steps, "boundary_ps": self._boundary_ps}
         self._add(kind, {**line, "requeued": requeued, **describe_events(events)})
+
+
+def _cancel(sequence: Sequence) -> Record:
+    withdrawal = sequence.withdrawal
+    assert withdrawal is not None
+    line: Record = {"cause": withdrawal.cause.word}
+    return line if withdrawal.kept_tokens is None else {**line, "kept_tokens": withdrawal.kept_tokens}
 
 
 def _input(number: int, handle: int, at_ps: int, overdue: bool) -> Record:

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from lorrery.chassis.output_groups import OutputGroup
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.routers import RouterLink
@@ -32,6 +33,7 @@ class LiveRequest:
         counted: how much of it was counted on an earlier, broken stream.
         orphaned: whether its router's stream has ended.
         refused: whether its router has been told of its end while its worker still has it.
+        group: the client's request that it is one of several outputs of; None: it is the only one.
         context: the span that it is part of; None: none.
         trace: makes its spans; None: they are not kept.
     """
@@ -47,8 +49,16 @@ class LiveRequest:
     counted: Counted = Counted.NOTHING
     orphaned: bool = False
     refused: bool = False
+    group: OutputGroup | None = None
     context: TraceContext | None = None
     trace: RequestTrace | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        """Its output; of a request that its router has cut, what is kept."""
+        withdrawal = self.sequence.withdrawal
+        kept = None if withdrawal is None or withdrawal.cause.finish is None else withdrawal.kept_tokens
+        return len(self.token_ids) if kept is None else min(kept, len(self.token_ids))
 
     @property
     def run_context(self) -> TraceContext | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lorrery.chassis.output_groups import OutputGroup
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler.core.forecast import Pace
 from lorrery.scheduler.core.plan import Ran
@@ -34,6 +35,8 @@ class Submit:
         trace: the span that it is part of; None: none.
         ignore_eos: whether it goes on after an end-of-sequence token.
         priority: a lower one is earlier, if the policy reads it.
+        skips_prefix_cache: whether every position of its prompt has to be computed.
+        group: the request of a client that it is one output of; None: it is the only one.
     """
 
     handle: int
@@ -52,6 +55,8 @@ class Submit:
     trace: TraceContext | None = None
     ignore_eos: bool = False
     priority: int = 0
+    skips_prefix_cache: bool = False
+    group: OutputGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.watch import Loss
 from lorrery.vocabulary.adapter_figures import AdapterFigures
+from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -65,6 +66,7 @@ class SchedulerMetrics:
         finishes = (reason.word for reason in FinishReason if reason)
         self.requests = shown.numbers(series.REQUESTS, *finishes, "cancelled", "dropped", "refused", "failed")
         self.orphaned = shown.number(series.ORPHANED)
+        self.cancels = shown.numbers(series.CANCELS, *(cause.word for cause in MEANINGS))
         self.plans = shown.number(series.PLANS)
         self.late_interrupts = shown.number(series.LATE_INTERRUPTS)
         self.moved = shown.number(series.MOVED)
@@ -138,18 +140,22 @@ class SchedulerMetrics:
         self.tenants.of(sequence.tenant_id).queue.observe(seconds)
         self.prompt_tokens.inc(sequence.prompt_tokens)
 
-    def prefix_looked_up(self, input_tokens: int, cached_tokens: int) -> None:
-        """Record an admission's look-up in the prefix cache."""
-        self.prefix_queries.inc(input_tokens)
+    def prefix_looked_up(self, queried_tokens: int, cached_tokens: int) -> None:
+        """Record a request's look-up in the prefix cache, at its first admission."""
+        self.prefix_queries.inc(queried_tokens)
         self.prefix_hits.inc(cached_tokens)
 
     def first_token(self, ttft_ps: int) -> None:
         """Record a request's first token."""
         self.ttft_seconds.observe(ttft_ps / _PS)
 
-    def cancelled(self, *, orphaned: bool) -> None:
-        """Count a withdrawn request: by its client, or because its router's stream has ended."""
-        (self.orphaned if orphaned else self.requests.labels("cancelled")).inc()
+    def cancelled(self, cause: CancelCause) -> None:
+        """Count a cancelled request that has not finished."""
+        outcome = MEANINGS[cause].outcome
+        if outcome:
+            self.requests.labels(outcome).inc()
+        elif cause is CancelCause.ROUTER_LEFT:
+            self.orphaned.inc()
 
     def finished(self, reason: FinishReason, phases: Phases) -> None:
         """Record a request that ended by itself."""

@@ -42,6 +42,10 @@ class RequestOwner(Protocol):
         """Drop a request that has ended."""
         ...
 
+    def finished(self, live: LiveRequest, event: Finished) -> None:
+        """Count and drop a request that has finished."""
+        ...
+
     def cancelled(self, lives: Collection[LiveRequest]) -> None:
         """Count and drop cancelled requests; a router that leaves may have thousands."""
         ...
@@ -99,8 +103,8 @@ class Outcomes:
                         self._metrics.queue_seconds.exemplify(seconds, live.trace.trace_id)
                 if live is not None and live.trace is not None:
                     live.trace.admitted(at_ps, has_cache=cache is not None)
-                if cache is not None:
-                    self._metrics.prefix_looked_up(sequence.input_tokens, sequence.cached_tokens)
+                if event.queried_tokens and new:
+                    self._metrics.prefix_looked_up(event.queried_tokens, sequence.cached_tokens)
             elif isinstance(event, FirstToken):
                 live = lives[event.sequence.handle]
                 if live.counted < Counted.FIRST_TOKEN and not live.orphaned:
@@ -109,20 +113,18 @@ class Outcomes:
                     live.trace.first_token(event.at_ps)
             elif isinstance(event, Finished):
                 live = lives[event.sequence.handle]
-                live.router.finished(
-                    wire_routers.finished(
-                        live.router_handle,
-                        event.sequence,
-                        event.reason,
-                        event.output_tokens,
-                        self._member.name,
-                        event.at_ps,
+                if event.sequence.withdrawal is None:  # the router of a cancelled one was told at once
+                    live.router.finished(
+                        wire_routers.finished(
+                            live.router_handle,
+                            event.sequence,
+                            event.reason,
+                            event.output_tokens,
+                            self._member.name,
+                            event.at_ps,
+                        )
                     )
-                )
-                self._metrics.finished(event.reason, event.sequence.phases(event.at_ps))
-                if live.trace is not None:
-                    live.trace.finished(event.reason, event.output_tokens, event.at_ps)
-                self._requests.forget(live)
+                self._requests.finished(live, event)
             elif isinstance(event, Dropped):
                 self._refuse(lives[event.sequence.handle], "dropped", refusals.dropped(event))
             elif isinstance(event, Raised):

@@ -19,7 +19,7 @@ from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import Recalled
+from lorrery.scheduler.core.plan import Finished, Recalled
 from lorrery.scheduler.core.prefix_cache.content import of_u32
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason, withheld
 from lorrery.scheduler.core.sequence import Sequence
@@ -34,6 +34,7 @@ from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.tracing import RequestTraces
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -128,6 +129,7 @@ class Requests:
         if not submit.produced:
             sequence.content = of_u32(submit.prompt_token_ids_u32)  # the same bytes, for caches that compare them
         sequence.ignore_eos = submit.ignore_eos
+        sequence.skips_prefix_cache = submit.skips_prefix_cache
         if submit.time_left_ps:
             sequence.deadline_ps = at_ps + submit.time_left_ps
         trace = self._traces.begin(submit, sequence)
@@ -167,6 +169,7 @@ class Requests:
             sampling=submit.sampling,
             token_ids=submit.produced,
             counted=counted,
+            group=submit.group,
             context=submit.trace,
             trace=trace,
         )
@@ -190,23 +193,36 @@ class Requests:
         live = self.lives.get(router.earlier.pop(submit.request_id, 0))
         if live is not None and not live.orphaned:
             self._orphan(live)
-            self.cancel(live.router, live.router_handle)
+            self.cancel(live.router, live.router_handle, CancelCause.ROUTER_LEFT)
         orphaned = self._orphans.pop(key)
         return Counted.FIRST_TOKEN if submit.produced else orphaned or Counted.NOTHING
 
-    def cancel(self, router: RouterLink, router_handle: int) -> None:
-        """Withdraw a request; unknown handles are ignored, since it may just have ended."""
+    def cancel(
+        self, router: RouterLink, router_handle: int, cause: CancelCause, kept_tokens: int | None = None
+    ) -> None:
+        """Withdraw a request; unknown handles are ignored, since it may just have ended.
+
+        Args:
+            router: that it came from.
+            router_handle: its handle on that router's stream.
+            cause: why.
+            kept_tokens: output that its client has, or would have; None: all that it has produced.
+        """
         handle = router.owned.get(router_handle)
         if handle is not None:
-            at_ps = self._clock.now_ps()
-            self._carry_out(self._core.cancel(self.lives[handle].sequence, at_ps), at_ps)
+            at_ps, sequence = self._clock.now_ps(), self.lives[handle].sequence
+            kept = None if kept_tokens is None else min(kept_tokens, sequence.max_new_tokens)
+            events = self._core.cancel(sequence, at_ps, cause, kept)
+            if events:
+                self.metrics.cancels.labels(cause.word).inc()
+            self._carry_out(events, at_ps)
 
-    def cancel_all(self, router: RouterLink, router_handles: Iterable[int]) -> None:
-        """Withdraw many requests, in slices."""
+    def cancel_all(self, router: RouterLink, cancels: Iterable[tuple[int, int | None]], cause: CancelCause) -> None:
+        """Withdraw many requests, each by its handle and the tokens that it keeps, in slices."""
 
         def cancel_each() -> Iterator[None]:
-            for router_handle in router_handles:
-                self.cancel(router, router_handle)
+            for router_handle, kept_tokens in cancels:
+                self.cancel(router, router_handle, cause, kept_tokens)
                 yield
 
         self._slices.do(cancel_each())
@@ -230,7 +246,7 @@ class Requests:
         for handle in router.owned.values():
             if not (live := self.lives[handle]).orphaned:
                 self._orphan(live)
-        self.cancel_all(router, list(router.owned))
+        self.cancel_all(router, [(handle, None) for handle in router.owned], CancelCause.ROUTER_LEFT)
 
     def of(self, routers: Iterable[RouterLink]) -> dict[str, int]:
         """Return the handles of the requests of these streams, by request ID."""
@@ -251,10 +267,10 @@ class Requests:
         """Stop counting a request against its API key."""
         sequence, at_ps = live.sequence, self._clock.now_ps()
         if sequence.first_admitted_ps is not None:
-            output_tokens = len(live.token_ids)
+            output_tokens = live.output_tokens
             self.served.add(sequence.tenant_id, sequence.prompt_tokens + output_tokens, at_ps / PS_PER_SECOND)
             self.metrics.served(sequence.tenant_id, sequence.prompt_tokens, output_tokens)
-        may_release = self._core.ended(sequence, len(live.token_ids), at_ps)
+        may_release = self._core.ended(sequence, live.output_tokens, at_ps)
         if may_release and self._release_soon is None:
             # Not at once: the worker whose step has ended it is about to get its next plan.
             self._release_soon = asyncio.get_running_loop().call_soon(self._release)
@@ -265,13 +281,21 @@ class Requests:
         at_ps = self._clock.now_ps()
         self.place(self._core.release(at_ps), at_ps)
 
+    def finished(self, live: LiveRequest, event: Finished) -> None:
+        """Count and drop a request that has ended by itself, or that its router had cut, and so knows of."""
+        self.metrics.finished(event.reason, event.sequence.phases(event.at_ps))
+        if live.trace is not None:
+            live.trace.finished(event.reason, event.output_tokens, event.at_ps)
+        self.forget(live)
+
     def cancelled(self, lives: Collection[LiveRequest]) -> None:
         """Count and drop cancelled requests, in slices."""
 
         def forget_each() -> Iterator[None]:
             for live in lives:
-                if not live.refused:
-                    self.metrics.cancelled(orphaned=live.orphaned)
+                withdrawal = live.sequence.withdrawal
+                if not live.refused and withdrawal is not None:
+                    self.metrics.cancelled(withdrawal.cause)
                 self.forget(live)
                 yield
 
@@ -313,7 +337,7 @@ class Requests:
                 self.refuse(live.router, live.router_handle, live.request_id, event.refusal, "dropped", live.context)
                 if live.trace is not None:
                     live.trace.refused(event.refusal)
-                self._workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
+                self._workers[event.member.name].withdrawn(event.sequence, at_ps)
             elif isinstance(event, Withdrawn):
                 # The router is told of the usage at once: a stream that it ends by itself has to report it.
                 worker_id = event.member.name if event.sequence.first_admitted_ps is not None else ""
@@ -323,13 +347,17 @@ class Requests:
                         live.router_handle, event.sequence, FinishReason.ABORTED, num_tokens, worker_id, at_ps
                     )
                 )
-                self._workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
+                self._workers[event.member.name].withdrawn(event.sequence, at_ps)
             else:
                 if self._journal is not None:
-                    self._journal.cancelled_unplaced(event.sequence.handle, at_ps)
+                    self._journal.cancelled_unplaced(event.sequence, at_ps)
+                outcome = event.reason.word if isinstance(event, Finished) else "cancelled"
                 if (history := self.history) is not None:
-                    history.ended(event.sequence, "", "cancelled", len(live.token_ids), at_ps)
-                self.cancelled([live])
+                    history.ended(event.sequence, "", outcome, live.output_tokens, at_ps)
+                if isinstance(event, Finished):
+                    self.finished(live, event)
+                else:
+                    self.cancelled([live])
         self._watch_waits()
 
     def given_back(self, sequences: Iterable[Sequence], why: str, at_ps: int) -> None:

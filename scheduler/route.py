@@ -18,7 +18,6 @@ from lorrery.scheduler.messages import Load
 from lorrery.scheduler.routers import RouterLink
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.vocabulary import u32
 
 LOAD_SECONDS = 0.1
 """Interval between two load messages to a router."""
@@ -96,8 +95,8 @@ class RouteStreams:
             if kind == "submit":
                 self._submit(request.submit, router)
             elif kind == "cancel_handles_u32":
-                handles = request.cancel_handles_u32
-                self._cluster.requests.cancel_all(router, u32.unpack(handles[: len(handles) // 4 * 4]))
+                cancels, cause = wire_routers.read_cancels(request)
+                self._cluster.requests.cancel_all(router, cancels, cause)
             elif kind == "adapter_changes":
                 changes = request.adapter_changes
                 forgotten = changes.forgotten if changes.whole else None

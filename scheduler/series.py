@@ -20,8 +20,16 @@ REQUESTS = Series(
     "requests",
     "Requests that ended, by outcome.",
     ("outcome",),
-    more="`eos`, `stop`, `length`, `aborted` (strict mode: a cancelled request, removed by the sweep), `cancelled`,"
-    " `dropped` (by the queue policy), `refused`, `failed` (a policy raised).",
+    more="`eos`, `stop` (by the worker or, for text, by the router), `length`, `aborted` (strict mode: a cancelled"
+    " request, removed by the sweep), `cancelled` (without having finished), `dropped` (by the queue policy),"
+    " `refused`, `failed` (a policy raised).",
+)
+CANCELS = Series(
+    "lorrery_scheduler_cancels_total",
+    "requests",
+    "Cancels that took effect, by cause, whatever the request then counts as.",
+    ("cause",),
+    more="[Cancels](failures.md#cancels) says what each cause counts as.",
 )
 ORPHANED = Series(
     "lorrery_scheduler_orphaned_requests_total",
@@ -156,10 +164,16 @@ COMMIT_CPU = Series(
 PREFIX_QUERIES = Series(
     "lorrery_scheduler_prefix_cache_queries_total",
     "tokens",
-    "Input tokens looked up in the prefix cache, once per admission; 0 without a cache.",
-    more="After a preemption the output so far is input.",
+    "Input tokens looked up in the prefix cache; 0 without a cache.",
+    more="A request counts once, at its first admission, as in vLLM: not again after a preemption, a loss of its worker"
+    " or a resumption. One that skips the cache does not count.",
 )
-PREFIX_HITS = Series("lorrery_scheduler_prefix_cache_hits_total", "tokens", "Input tokens found in the prefix cache.")
+PREFIX_HITS = Series(
+    "lorrery_scheduler_prefix_cache_hits_total",
+    "tokens",
+    "Input tokens found in the prefix cache.",
+    more="Of those that `lorrery_scheduler_prefix_cache_queries_total` counts.",
+)
 PREFIX_EVICTIONS = Series(
     "lorrery_scheduler_prefix_cache_evictions_total", "blocks", "Blocks evicted from prefix caches of kind blocks."
 )

@@ -153,6 +153,8 @@ class RequestTrace:
         sequence = self._sequence
         if "gen_ai.response.finish_reasons" not in said and self._error is None:
             said["gen_ai.response.finish_reasons"] = (FinishReason.ABORTED.word,)
+        if sequence.withdrawal is not None:
+            said["lorrery.cancel_cause"] = sequence.withdrawal.cause.word
         said["lorrery.worker"] = self._worker
         said["lorrery.cached_tokens"] = sequence.first_cached_tokens
         said["lorrery.num_requeues"] = sequence.num_requeues

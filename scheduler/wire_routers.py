@@ -1,12 +1,14 @@
 """Between the wire (`lorrery.v1`) and the scheduler's own types: messages from and to routers."""
 
 import re
+from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from fractions import Fraction
 
 from lorrery.chassis import trace_context
 from lorrery.chassis.names import quoted, too_long
+from lorrery.chassis.output_groups import OutputGroup
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.quotas import Quota
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason, Scope
@@ -16,6 +18,7 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.vocabulary.wire_time import to_wire
@@ -89,7 +92,21 @@ def read_submit(message: pb.Submit) -> Submit:
         trace=trace_context.read(message.traceparent, message.tracestate) if message.traceparent else None,
         ignore_eos=message.sampling.ignore_eos,
         priority=message.priority,
+        skips_prefix_cache=message.skips_prefix_cache,
+        group=OutputGroup(message.group.id, message.group.num_outputs) if message.HasField("group") else None,
     )
+
+
+def read_cancels(message: pb.RouteRequest) -> tuple[list[tuple[int, int | None]], CancelCause]:
+    """Read cancels: each handle with the tokens that its request keeps, None if that is not said; and their cause."""
+    handles, kept = _whole(message.cancel_handles_u32), _whole(message.cancel_kept_u32)
+    cause = CancelCause.of(message.cancel_cause)
+    return [(handle, kept[n] if n < len(kept) else None) for n, handle in enumerate(handles)], cause
+
+
+def _whole(array_u32: bytes) -> "array[int]":
+    """Unpack an array up to its last whole entry."""
+    return u32.unpack(array_u32[: len(array_u32) // 4 * 4])
 
 
 def _read_quota(message: pb.Quota) -> Quota:

@@ -21,7 +21,7 @@ from lorrery.scheduler.core.cluster_events import GaveBack, Placed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.engine_counts import EngineTally
 from lorrery.scheduler.fan_out import FanOuts
 from lorrery.scheduler.faults import ClusterFaults
@@ -166,9 +166,9 @@ class Dispatcher:
         self._inputs.placed(event, at_ps, expected=expected, lost=bool(self.loss))
         self._guarded(self._nudge, at_ps, event.matters)
 
-    def withdrawn(self, handle: int, at_ps: int) -> None:
+    def withdrawn(self, sequence: Sequence, at_ps: int) -> None:
         """Handle a request of this worker that has been cancelled."""
-        self._inputs.withdrawn(handle, at_ps, lost=bool(self.loss))
+        self._inputs.withdrawn(sequence, at_ps, lost=bool(self.loss))
         self._guarded(self._nudge, at_ps, True)
 
     def recalled(self, handle: int, to: str, at_ps: int) -> None:

@@ -14,7 +14,7 @@ from lorrery.chassis.errors import FormatError
 from lorrery.chassis.text_files import DAMAGED, damage, open_text
 from lorrery.scheduler.core.record import FORMAT_VERSION, Record
 
-FORMAT_VERSIONS = (1, 2, 3, 4, 5, 6, 7, 8, FORMAT_VERSION)
+FORMAT_VERSIONS = tuple(range(1, FORMAT_VERSION + 1))
 """Readable versions; see `FORMAT_VERSION`. In version 1 the placement of each request is an input too."""
 
 KIND = "journal"

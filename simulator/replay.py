@@ -63,6 +63,7 @@ class _Replay:
                 self._worker(content).give(content, request)
             case "cancel":
                 self._result.num_cancels += 1
+                self._requests[content["handle"]].cancelled(content)
                 if "worker" in content:
                     self._worker(content).give(content, None)
             case "recall" | "retire" | "load":

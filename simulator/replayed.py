@@ -7,7 +7,8 @@ from fractions import Fraction
 import numpy as np
 
 from lorrery.scheduler.core.record import Record
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence, Withdrawal
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.output import Sampling
 from lorrery.worker.device.rows import DeviceSequence
@@ -61,9 +62,16 @@ class ReplayedRequest:
         )
         sequence.ignore_eos = sampling.ignore_eos
         sequence.priority = line.get("priority", 0)
+        sequence.skips_prefix_cache = line.get("skips_prefix_cache", False)
         if "weight" in line:
             sequence.weight = Fraction(line["weight"])
         return cls(sequence, sampling, token_ids)
+
+    def cancelled(self, line: Record) -> None:
+        """Read a line of type `cancel`; before format 10 it has no cause."""
+        if "cause" in line:
+            cause = CancelCause.named(line["cause"])
+            self.sequence.withdrawal = Withdrawal(cause, line["at_ps"], line.get("kept_tokens"))
 
     def device(self, answers: Answers) -> DeviceSequence:
         """Return the device's view of it as it joins a batch, with its earlier output."""

@@ -5,6 +5,7 @@ scheduler the gauges show nothing running, waiting or in memory; counters keep t
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
@@ -29,8 +30,14 @@ class Engine:
 
     def __init__(self, settings: Settings, registry: CollectorRegistry, pool_tokens: int, number: int = 0) -> None:
         own = settings.scheduler
-        self._dtype = settings.worker.kv_dtype
-        cache = KvCache(pool_tokens, own.block_size, self._dtype, own.prefix_cache.kind != "none")
+        cache = KvCache(
+            pool_tokens,
+            own.block_size,
+            settings.worker.kv_dtype,
+            own.prefix_cache.kind != "none",
+            own.max_req_total_len,
+            settings.worker.gpu_memory_utilization,
+        )
         self._metrics = EngineMetrics(
             registry,
             settings.served_model_names[0],
@@ -66,15 +73,15 @@ class Engine:
 
         Args:
             prefill_tokens: prompt tokens computed.
-            output_tokens: tokens produced.
+            output_tokens: tokens produced, first ones included.
             num_sampled: output tokens that came from prefills.
             num_joined: of these sequences, those that go on to decode.
             since_ps: time from the end of the previous step to the end of this one.
         """
         metrics = self._metrics
         self._now_ps = now_ps = self._now_ps + since_ps
-        metrics.step(prefill_tokens + output_tokens - num_sampled)
-        metrics.generated(output_tokens)
+        metrics.step(prefill_tokens + output_tokens)
+        metrics.made(output_tokens)
         num_decoded = output_tokens - num_sampled
         if num_decoded:
             for joined_ps, num_new in self._joined:
@@ -122,7 +129,12 @@ class Engine:
         if said.HasField("config"):
             config = said.config
             self._max_loras = config.max_loras
-            metrics.cache = KvCache(config.pool_tokens, config.block_size, self._dtype, config.prefix_caching)
+            metrics.cache = replace(
+                metrics.cache,
+                pool_tokens=config.pool_tokens,
+                block_size=config.block_size,
+                prefix_caching=config.prefix_caching,
+            )
         running, waiting = before.running_adapters, before.waiting_adapters
         if said.HasField("adapters"):
             running, waiting = tuple(said.adapters.running), tuple(said.adapters.waiting)
@@ -145,12 +157,16 @@ class Engine:
             metrics.preempted(said.num_preemptions)
         if said.prefix_queries:
             metrics.cached(said.prefix_queries, said.prefix_hits)
-        metrics.success["abort"].inc(said.num_aborted)
+        metrics.generated(said.generated_tokens)
+        metrics.num_aborted.inc(said.num_aborted)
         metrics.success["error"].inc(said.num_failed)
         for ttft_ps, prompt_tokens, cached_tokens in zip(
             said.first_token_ps, said.first_prompt_tokens, said.first_cached_tokens, strict=True
         ):
-            metrics.first_token(ttft_ps / PS_PER_SECOND, prompt_tokens, cached_tokens)
+            metrics.first_token(ttft_ps / PS_PER_SECOND, prompt_tokens)
+            metrics.prompt_sources(prompt_tokens, cached_tokens)
+        for num_outputs, longest_tokens in zip(said.request_outputs, said.request_longest_tokens, strict=True):
+            metrics.request_ended(num_outputs, longest_tokens)
         for load_ps in said.host_load_ps:
             metrics.loaded("host", load_ps / PS_PER_SECOND)
         for load_ps in said.disk_load_ps:

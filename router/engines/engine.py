@@ -281,10 +281,12 @@ def _outputs(message: router_pb2.GenerateRequest, n: int) -> list[router_pb2.Gen
     if n == 1:
         return [message]
     messages = []
+    group_id = uuid4().hex
     for index in range(n):
         one = router_pb2.GenerateRequest()
         one.CopyFrom(message)
         one.request_id = f"{message.request_id}-{index}" if index else message.request_id
+        one.group.id, one.group.num_outputs = group_id, n
         if one.HasField("seed"):
             one.seed = (message.seed + index) % 2**64
         messages.append(one)

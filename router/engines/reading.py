@@ -65,6 +65,7 @@ def generate_request(
     truncate: int = 0,
     priority: int = 0,
     constraint: router_pb2.Constraint | None = None,
+    skips_prefix_cache: bool = False,
 ) -> router_pb2.GenerateRequest:
     """Return the message of a request.
 
@@ -80,6 +81,7 @@ def generate_request(
         truncate: number of last prompt tokens to keep; 0: all.
         priority: a lower one is earlier.
         constraint: form of the output; None: none.
+        skips_prefix_cache: whether to compute every position of the prompt.
 
     Raises:
         InvalidRequest: a value out of range.
@@ -100,6 +102,7 @@ def generate_request(
         sampling=sampling,
         fill_context=not max_tokens,
         priority=priority,
+        skips_prefix_cache=skips_prefix_cache,
     )
     message.token_ids.ids.extend(prompt)
     if seed is not None:

@@ -79,7 +79,6 @@ async def _read(
             "decoding.bad_words_token_ids": decoding.bad_words_token_ids,
             "response.prompt_logprobs": response.prompt_logprobs,
             "response.output_candidates": response.output_candidates.WhichOneof("select") in ("token_ids", "all"),
-            "kv.bypass_prefix_cache": kv.bypass_prefix_cache,
             "kv.cache_salt": kv.cache_salt,
             "kv.kv_transfer_params": kv.HasField("kv_transfer_params"),
             "kv.ec_transfer_params": kv.HasField("ec_transfer_params"),
@@ -114,6 +113,7 @@ async def _read(
         truncate=request.truncate_prompt_tokens,
         priority=request.priority,
         constraint=read_constraint(decoding, "structured_output", "decoding"),
+        skips_prefix_cache=kv.bypass_prefix_cache,
     )
 
 

@@ -38,7 +38,7 @@ def routes(edge: Edge) -> APIRouter:
         chat.check()
         check_room(chat, edge.max_model_len)
         prompt = await encoded(request, chat, http)
-        form = request.form(chat, edge.tool_call_probability)
+        form = edge.counting(request.form(chat, edge.tool_call_probability), "other", stream=request.stream)
         request_id = f"chatcmpl-{edge.request_id(http)}"
         tenant = edge.tenant(request.user if isinstance(request.user, str) else None)
         wanted = outputs(chat.messages([prompt], request_id, tenant), 1, chat.seed)

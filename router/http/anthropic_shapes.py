@@ -56,7 +56,7 @@ class MessageShape:
         block_size: int = 0,
         requires_call: bool = False,
     ) -> None:
-        self._reader = CallReader(form.tool) if form is not None and form.calls_tools else None
+        self._reader = CallReader(form.tool, form.parsed) if form is not None and form.calls_tools else None
         self._block: int | None = None  # the call of the open block, -1 for text
         self._num_blocks = 0
         self._arguments: list[str] = []  # of the latest call

@@ -7,6 +7,7 @@ otherwise is text; what follows the last call is left out.
 
 import json
 import re
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -36,13 +37,15 @@ class CallReader:
 
     Args:
         tool: whose arguments the output is; None: it may call any, or none.
+        parsed: called after each reading, with whether it found part of a call.
 
     Attributes:
         num_calls: number of calls that have begun.
     """
 
-    def __init__(self, tool: str | None) -> None:
+    def __init__(self, tool: str | None, parsed: Callable[[bool], None] = lambda called: None) -> None:
         self._tool = tool
+        self._parsed = parsed
         self.num_calls = 0
         self._held = ""
         self._is_text = False
@@ -51,6 +54,11 @@ class CallReader:
 
     def push(self, text: str) -> list[CallPiece]:
         """Take more text; return what is certain now."""
+        pieces = self._read(text)
+        self._parsed(any(piece.call is not None for piece in pieces))
+        return pieces
+
+    def _read(self, text: str) -> list[CallPiece]:
         if self._is_text:
             return [CallPiece(text)] if text and not self.num_calls else []
         if self._tool is not None:

@@ -17,7 +17,7 @@ class ChatCalls:
     """
 
     def __init__(self, form: Form, output_id: str) -> None:
-        self._reader = CallReader(form.tool)
+        self._reader = CallReader(form.tool, form.parsed)
         self._output_id = output_id
 
     @property

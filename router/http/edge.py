@@ -73,6 +73,18 @@ class Edge:
             field="tool_choice",
         )
 
+    def counting(self, form: Form | None, request_type: str, *, stream: bool | None) -> Form | None:
+        """Return a form of outputs whose parses are counted as vLLM's tool parser's are.
+
+        Args:
+            form: of the outputs; None: none.
+            request_type: `chat_completions`, `responses` or `other`.
+            stream: whether they are streamed.
+        """
+        if form is None or not form.is_auto:
+            return form
+        return form._replace(parsed=partial(self.handler.count_tool_parse, request_type, bool(stream)))
+
     def caller(self, http: Request) -> ApiKey:
         """Authenticate the caller; return its permissions.
 

@@ -1,7 +1,7 @@
 """The form that a request asks of its output: structured outputs, and calls of tools."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -63,12 +63,16 @@ class Form(NamedTuple):
         field: the request's field that asks for it, for errors.
         calls_tools: whether the output is calls of tools.
         tool: the one whose arguments the output is; None: the output names it.
+        is_auto: whether it may also be text, so that a parser of tool calls reads it.
+        parsed: called each time that this parser has read some output, with whether it found part of a call.
     """
 
     constraint: router_pb2.Constraint
     field: str
     calls_tools: bool = False
     tool: str | None = None
+    is_auto: bool = False
+    parsed: Callable[[bool], None] = lambda called: None
 
     def names(self, names: Names) -> Names:
         """Return the names for errors, with that of the field."""
@@ -199,7 +203,7 @@ def with_tools(
     if choice == "none" or not functions:
         return form
     if is_given(form):
-        return form._replace(calls_tools=True)
+        return form._replace(calls_tools=True, is_auto=choice != "required")
     if choice != "required" and not probability:
         return form
     calls = [
@@ -219,7 +223,7 @@ def with_tools(
         called.constraint.probability = probability
         if form is not None:
             called.constraint.otherwise.CopyFrom(form.constraint)
-    return called._replace(calls_tools=True)
+    return called._replace(calls_tools=True, is_auto=choice != "required")
 
 
 def is_given(form: Form | None) -> TypeGuard[Form]:

@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
+from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -371,6 +372,7 @@ class GeneratingRequest(BaseModel):
             without_special_tokens=not self.adds_special_tokens,
             priority=clamped(self.priority),
             allowed_token_ids=self.allowed_token_ids or (),
+            skips_prefix_cache=self.shown_prompt_logprobs is not None,
         )
         if isinstance(prompt, str):
             message.text = prompt
@@ -466,12 +468,15 @@ def outputs(
     """
     found: list[router_pb2.GenerateRequest] = []
     for message in messages:
+        group_id = uuid4().hex
         for _ in range(n):
             number = len(found)
             output = router_pb2.GenerateRequest()
             output.CopyFrom(message)
             if number:
                 output.request_id = f"{message.request_id}-{number}"
+            if n > 1:
+                output.group.id, output.group.num_outputs = group_id, n
             if seed is not None:
                 output.seed = (seed + number) % 2**64
             found.append(output)

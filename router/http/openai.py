@@ -166,7 +166,7 @@ async def _answer(
     check_vocabulary(request, prompts, edge.handler.tokenizer.vocab_size)
     check_room(request, edge.max_model_len)
     n = request.n or 1
-    form = request.form(edge.tool_call_probability)
+    form = edge.counting(request.form(edge.tool_call_probability), "chat_completions", stream=request.stream)
     messages = request.messages(prompts, request_id, edge.tenant(request.user))
     names = [one._replace(max_model_len=edge.max_model_len) for one in names]
     details = await _details(edge, request, http, messages, names)

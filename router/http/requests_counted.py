@@ -33,6 +33,20 @@ DURATION_HIGHR = Series(
     "The same over all routes together, in more buckets.",
     buckets=_HIGHR_BUCKETS,
 )
+REQUEST_SIZE = Series(
+    "http_request_size_bytes",
+    "bytes",
+    "Length of the bodies of HTTP requests as their headers say, 0 where they do not, by route.",
+    ("handler",),
+    is_summary=True,
+)
+RESPONSE_SIZE = Series(
+    "http_response_size_bytes",
+    "bytes",
+    "Length of the bodies of responses as their headers say, 0 where they do not, as in a stream, by route.",
+    ("handler",),
+    is_summary=True,
+)
 TABLE = table(globals())
 
 _GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
@@ -51,12 +65,18 @@ class RequestsCounted:
         self._requests = exporter.numbers(REQUESTS)
         self._duration = exporter.histograms(DURATION)
         self._duration_highr = exporter.histogram(DURATION_HIGHR)
+        self._request_size = exporter.summaries(REQUEST_SIZE)
+        self._response_size = exporter.summaries(RESPONSE_SIZE)
         for handler in _GENERATING:
             self._duration.labels(handler, "POST")
+            self._request_size.labels(handler)
+            self._response_size.labels(handler)
             for status in ("2xx", "4xx", "5xx"):
                 self._requests.labels(handler, "POST", status)
 
-    def ended(self, handler: str | None, method: str, status: int, seconds: float) -> None:
+    def ended(
+        self, handler: str | None, method: str, status: int, seconds: float, request_bytes: int, response_bytes: int
+    ) -> None:
         """Count a request.
 
         Args:
@@ -64,6 +84,8 @@ class RequestsCounted:
             method: such as `POST`.
             status: of the response.
             seconds: from the request's head to the end of the response.
+            request_bytes: length of its body, as its head says; 0: it does not.
+            response_bytes: the same of the response.
         """
         if handler in _NOT_COUNTED:
             return
@@ -71,3 +93,5 @@ class RequestsCounted:
         self._requests.labels(name, method, f"{status // 100}xx").inc()
         self._duration.labels(name, method).observe(seconds)
         self._duration_highr.observe(seconds)
+        self._request_size.labels(name).observe(request_bytes)
+        self._response_size.labels(name).observe(response_bytes)

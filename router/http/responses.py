@@ -36,7 +36,8 @@ def routes(edge: Edge) -> APIRouter:
             chat.check()
             request.check_room(edge.max_model_len)
             check_vocabulary(chat, (), edge.handler.tokenizer.vocab_size)
-            form = request.form(chat, router_settings.tool_calls, edge.tool_call_probability)
+            asked = request.form(chat, router_settings.tool_calls, edge.tool_call_probability)
+            form = edge.counting(asked, "responses", stream=request.stream)
             prompt = await edge.handler.encode_chat(
                 request.turns(),
                 lambda: edge.caller(http),

@@ -65,7 +65,7 @@ class ResponseShape:
         reads_calls: bool = False,
     ) -> None:
         self._request_id = request_id
-        self._reader = CallReader(form.tool) if form is not None and form.calls_tools else None
+        self._reader = CallReader(form.tool, form.parsed) if form is not None and form.calls_tools else None
         self._reads_calls = reads_calls
         self._tools = request.called
         self._logprobs = logprobs

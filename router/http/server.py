@@ -4,6 +4,7 @@ uvicorn handles the protocol (`chassis.web_server`), within the bounds of connec
 """
 
 import re
+from collections.abc import Iterable
 from http import HTTPStatus
 from time import perf_counter
 from uuid import uuid4
@@ -57,6 +58,11 @@ def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> 
     )
 
 
+def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Return the length of a body as its headers say; 0: they do not."""
+    return int(next((value for name, value in headers if name == b"content-length"), b"0"))
+
+
 def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsCounted) -> ASGIApp:
     """Return an app that reads at most `max_bytes` of a request's body, and answers 413 to a longer one.
 
@@ -71,18 +77,19 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsC
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        begun, status_sent = perf_counter(), 0
+        begun, status_sent, response_bytes = perf_counter(), 0, 0
         scope["state"][REQUEST_ID] = given_request_id(scope["headers"]).decode("latin-1") or uuid4().hex
         scope["state"][WRITER] = DirectWriter(send)
         if scope["http_version"] == "1.0":
             send = in_no_chunks(send)
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status_sent
+            nonlocal status_sent, response_bytes
             if message["type"] == "http.response.start":
                 status_sent = message["status"]
                 if trace is not None:
                     trace.answered(message["status"], getattr(scope.get("route"), "path", None))
+                response_bytes = _length(message.get("headers", ()))
                 request_id: str = scope["state"][REQUEST_ID]  # a body may have set it
                 message["headers"] = [
                     *message.get("headers", ()),
@@ -102,9 +109,9 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsC
             return message
 
         trace: CallTrace | None = None
-        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        announced = _length(scope["headers"])
         try:
-            if int(announced) > max_bytes:
+            if announced > max_bytes:
                 await too_long(scope, receive, send_with_id)
                 return
             with traces.http(scope) as trace:
@@ -114,6 +121,7 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces, counted: RequestsC
         finally:
             if status_sent:
                 handler = getattr(scope.get("route"), "path", None)
-                counted.ended(handler, scope["method"], status_sent, perf_counter() - begun)
+                seconds = perf_counter() - begun
+                counted.ended(handler, scope["method"], status_sent, seconds, announced, response_bytes)
 
     return bounded_app

@@ -294,7 +294,8 @@ class ReplicaBatchContext(BatchContext):
                 self.given.enters(sequence)
             running.admit(sequence)
             self._memory.admitted(sequence)
-            self.events.append(Admitted(sequence, first))
+            queried = first and self._prefix_cache is not None and not sequence.skips_prefix_cache
+            self.events.append(Admitted(sequence, first, sequence.input_tokens if queried else 0))
         self.admitted += admitted
         return admitted
 

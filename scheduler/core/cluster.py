@@ -31,11 +31,12 @@ from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.forecast import OutputShare
 from lorrery.scheduler.core.member import Member, Tally
 from lorrery.scheduler.core.placing import SLICE, Placing
-from lorrery.scheduler.core.plan import Cancelled, Recalled
+from lorrery.scheduler.core.plan import Recalled, withdrawn
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.quotas import Quota, Quotas
 from lorrery.scheduler.core.refusals import Refusal
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence, Withdrawal
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.units import NEVER
 
 
@@ -199,18 +200,30 @@ class ClusterCore:
             self._enter(sequence)
         return [event]
 
-    def cancel(self, sequence: Sequence, at_ps: int) -> list[ClusterEvent]:
-        """Withdraw a request; an unknown one is ignored, since it may just have ended."""
+    def cancel(
+        self,
+        sequence: Sequence,
+        at_ps: int,
+        cause: CancelCause = CancelCause.CLIENT_LEFT,
+        kept_tokens: int | None = None,
+    ) -> list[ClusterEvent]:
+        """Withdraw a request; an unknown one is ignored, since it may just have ended.
+
+        Args:
+            sequence: the request.
+            at_ps: now.
+            cause: why; it decides whether the request has finished.
+            kept_tokens: output that its client has, or would have; None: all.
+        """
         handle = sequence.handle
-        waiting = self._room.take(handle)
-        if waiting is not None:
-            return [Cancelled(waiting)]
-        held = self._quotas.withdraw(handle)
-        if held is not None:
-            return [Cancelled(held)]
+        unplaced = self._room.take(handle) or self._quotas.withdraw(handle)
+        if unplaced is not None:
+            sequence.withdrawal = Withdrawal(cause, at_ps, kept_tokens)
+            return [withdrawn(unplaced, unplaced.produced_tokens)]
         member = self.members.get(sequence.worker)
         if member is None or handle not in member.sequences or handle in member.withdrawn:
             return []
+        sequence.withdrawal = Withdrawal(cause, at_ps, kept_tokens)
         member.cancel(handle, at_ps)
         return [Withdrawn(sequence, member)]
 
@@ -226,7 +239,7 @@ class ClusterCore:
         events: list[ClusterEvent] = []
         for sequence in expired:
             refusal = refusals.waited_too_long(at_ps - sequence.arrived_ps, self._backlog.drain_rate.retry_ps(at_ps))
-            for event in self.cancel(sequence, at_ps):
+            for event in self.cancel(sequence, at_ps, CancelCause.DEADLINE):
                 if isinstance(event, Withdrawn):
                     events.append(Withdrawn(sequence, event.member, refusal))
                 else:
@@ -290,7 +303,7 @@ class ClusterCore:
         """Give a sequence that has left its worker to the one it was recalled for; if that is gone, place it anew."""
         sequence = recalled.sequence
         if donor.let_go(recalled):
-            return [Cancelled(sequence)]
+            return [withdrawn(sequence, sequence.produced_tokens)]
         taker = self.members.get(recalled.to)
         if taker is None or taker.draining or taker.replica.never_fits_reason(sequence) is not None:
             return self._placing.take_back([sequence], at_ps)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import Cancelled, Event
+from lorrery.scheduler.core.plan import Cancelled, Event, Finished
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.watched_candidate import Figures
@@ -77,7 +77,8 @@ class Withdrawn:
     refusal: Refusal | None = None
 
 
-ClusterEvent = Placed | Refused | Withdrawn | Cancelled
+ClusterEvent = Placed | Refused | Withdrawn | Cancelled | Finished
+"""The last two: a request that no worker had was cancelled, and has by its cause not finished, or finished."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Under static batching they keep their place until all have ended. A few end with
 
 from collections.abc import Iterable
 
-from lorrery.scheduler.core.plan import Finished
+from lorrery.scheduler.core.plan import Finished, ended
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -49,4 +49,4 @@ class FinishedSequences:
         if sequence.handle in self._silent:
             self._silent.discard(sequence.handle)
             output_tokens -= 1
-        return Finished(sequence, reason, output_tokens, at_ps)
+        return ended(sequence, reason, output_tokens, at_ps)

@@ -62,7 +62,11 @@ class TenantCounts:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of the whole scheduler; `output_tokens` counts requests that have ended."""
+    """Counts of the whole scheduler.
+
+    `output_tokens` counts requests that have ended. `prompt_tokens`, `prefix_queries` and `prefix_hits` count requests,
+    at their first admission here, not admissions.
+    """
 
     requests: int = 0
     finished: int = 0
@@ -173,8 +177,8 @@ class History:
                 sequence = event.sequence
                 if event.first:
                     self.totals.prompt_tokens += sequence.prompt_tokens
-                if member.replica.prefix_cache is not None:
-                    self.totals.prefix_queries += sequence.input_tokens
+                if event.queried_tokens:
+                    self.totals.prefix_queries += event.queried_tokens
                     self.totals.prefix_hits += sequence.cached_tokens
             elif isinstance(event, Preempted):
                 self.totals.preempted += 1

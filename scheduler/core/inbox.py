@@ -6,7 +6,7 @@ Arrivals, cancels, recalls, and adapters to load or to retire.
 from collections import deque
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.plan import Cancelled, Event
+from lorrery.scheduler.core.plan import Event, withdrawn
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
@@ -125,7 +125,7 @@ class Inbox:
         gone: list[Event] = []
         for sequence in ordered:
             if sequence.aborted or sequence.handle in cancelled:
-                gone.append(Cancelled(sequence))
+                gone.append(withdrawn(sequence, sequence.produced_tokens))
             else:
                 left.append(sequence)
         return left, gone

@@ -100,6 +100,8 @@ class ManyWorkers:
 
         Upper bounds; exact for a worker that is up to date.
         """
+        if sequence.skips_prefix_cache:
+            return []
         prefixes = self._prefixes
         if prefixes is None:
             prefixes = self._prefixes = self._tree()

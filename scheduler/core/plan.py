@@ -45,18 +45,24 @@ class Chunk(PrefillWork):
 @mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Admitted:
-    """A sequence entered the batch.
+    """A sequence entered the batch: once, and again after each preemption or loss of its worker.
+
+    What counts requests counts only the first of these events; what counts all of them says so.
 
     Attributes:
         first: whether for the first time; then its `first_admitted_ps` and `first_cached_tokens` are set.
+        queried_tokens: tokens that a look-up in the prefix cache counts for, of which `first_cached_tokens` were found.
+            As in vLLM a request counts once, at its first admission, and one that skips the cache not at all.
     """
 
     sequence: Sequence
     first: bool
+    queried_tokens: int
 
-    def __init__(self, sequence: Sequence, first: bool = True) -> None:
+    def __init__(self, sequence: Sequence, first: bool = True, queried_tokens: int = 0) -> None:
         self.sequence = sequence
         self.first = first
+        self.queried_tokens = queried_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +152,32 @@ class Finished:
         self.reason = reason
         self.output_tokens = output_tokens
         self.at_ps = at_ps
+
+
+def ended(sequence: Sequence, reason: FinishReason, output_tokens: int, at_ps: int) -> Finished:
+    """Return the event of a sequence that has ended by itself, or because its router had cut it by then.
+
+    A cut in whose last step the sequence ended anyway is still a cut: what follows the stop string is dropped. Only
+    stamps decide, not the order in which live messages arrive.
+    """
+    withdrawal = sequence.withdrawal
+    if withdrawal is not None and withdrawal.at_ps <= at_ps and (cut := withdrawal.cause.finish) is not None:
+        kept = output_tokens if withdrawal.kept_tokens is None else withdrawal.kept_tokens
+        return Finished(sequence, cut, kept, withdrawal.at_ps)
+    return Finished(sequence, reason, output_tokens, at_ps)
+
+
+def withdrawn(sequence: Sequence, output_tokens: int) -> "Cancelled | Finished":
+    """Return the event of a cancelled sequence that leaves: by its cause it has finished, or not.
+
+    Args:
+        sequence: it holds nothing any more.
+        output_tokens: all that it has produced.
+    """
+    withdrawal = sequence.withdrawal
+    if withdrawal is None or withdrawal.cause.finish is None:
+        return Cancelled(sequence)
+    return ended(sequence, withdrawal.cause.finish, output_tokens, withdrawal.at_ps)
 
 
 @dataclass(frozen=True, slots=True)

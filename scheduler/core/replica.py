@@ -27,11 +27,13 @@ from lorrery.scheduler.core.plan import (
     DropReason,
     Event,
     Failed,
+    Finished,
     Idle,
     Plan,
     Raised,
     Ran,
     Recalled,
+    withdrawn,
 )
 from lorrery.scheduler.core.planner import Planner
 from lorrery.scheduler.core.policy_answers import CANCELS_ANOTHER, is_ours
@@ -322,7 +324,7 @@ class Replica:
         if sequence is None:
             sequence = self._withdrawn(handle)
             if sequence is not None:
-                self._context.events.append(Cancelled(sequence))
+                self._context.events.append(withdrawn(sequence, sequence.produced_tokens))
         elif self._overlap is not None and handle in self._overlap.unseen.ended:
             return  # it has ended, and leaves after the decision
         elif self.options.strict:
@@ -332,10 +334,11 @@ class Replica:
             if handle in self._batch.ended:
                 self._batch.cancel(sequence)
                 return
+            output_tokens = sequence.produced_tokens + self._batch.output_tokens(sequence)
             self._batch.cancel(sequence, scheduled - int(self.options.async_scheduling) if self._by_step else 0)
             if on_device:
                 self._batch.leaves.append(sequence)
-            self._context.events.append(Cancelled(sequence))
+            self._context.events.append(withdrawn(sequence, output_tokens))
             for held, reason in self._batch.all_held().items():
                 self._batch.finish(held, reason, at_ps, self._context.events)
             self._context.events += self._offload.after_decode(at_ps)
@@ -560,7 +563,7 @@ class Replica:
         self._offload.emptied(at_ps)
         left, cancelled = self._inbox.give_back(unfinished)
         # Cancels that took effect with the last commit, and that no decision has reported.
-        unreported = [event for event in self._context.events if isinstance(event, Cancelled)]
+        unreported = [event for event in self._context.events if isinstance(event, Cancelled | Finished)]
         self._context.events = []
         return left, [*unreported, *settled, *ended, *cancelled]
 

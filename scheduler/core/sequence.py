@@ -14,6 +14,7 @@ from fractions import Fraction
 
 from lorrery.scheduler.core.phases import LoadEnd, Phases, split
 from lorrery.vocabulary.adapter_log import adapter_key
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.compiling import mypyc_attr
 
 
@@ -84,6 +85,23 @@ class Content:
         self.num_tokens = num_tokens
 
 
+class Withdrawal:
+    """The cancel of a sequence.
+
+    Attributes:
+        cause: why it was cancelled.
+        at_ps: its stamp.
+        kept_tokens: output that its client has, or would have; None: all that it has produced.
+    """
+
+    __slots__ = ("at_ps", "cause", "kept_tokens")
+
+    def __init__(self, cause: CancelCause, at_ps: int, kept_tokens: int | None = None) -> None:
+        self.cause = cause
+        self.at_ps = at_ps
+        self.kept_tokens = kept_tokens
+
+
 @mypyc_attr(acyclic=True)
 @dataclass(slots=True, eq=False, init=False)
 class Sequence:
@@ -121,7 +139,10 @@ class Sequence:
         deadline_ps: it is refused if it still waits for its first admission at this time; None: no deadline.
         num_overtaken: sequences that have overtaken it while it waited for its adapter.
         ignore_eos: whether it goes on after an end-of-sequence token, so that it will use up its budget.
+        skips_prefix_cache: whether every position of its input has to be computed, so that it takes nothing from a
+            prefix cache, where what it computes is kept as for others.
         worker: name of the worker that got it last, which may be lost since; empty: none so far.
+        withdrawal: its cancel, even before that takes effect; None: it is not cancelled.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
         dropped: its queue has dropped it, which ends it; a queue that still has it is wrong.
     """
@@ -158,7 +179,9 @@ class Sequence:
     deadline_ps: int | None
     num_overtaken: int
     ignore_eos: bool
+    skips_prefix_cache: bool
     worker: str
+    withdrawal: Withdrawal | None
     aborted: bool
     dropped: bool
 
@@ -194,7 +217,8 @@ class Sequence:
         self.weight = None
         self.deadline_ps = None
         self.worker = ""
-        self.aborted = self.dropped = self.ignore_eos = False
+        self.withdrawal = None
+        self.aborted = self.dropped = self.ignore_eos = self.skips_prefix_cache = False
 
     @property
     def finish_step(self) -> int:

@@ -1,13 +1,13 @@
 """Other engines' names, on each worker and on the HTTP edge of a running cluster.
 
-`data/engine_series.json` lists the series of vLLM 0.30, llm-d-inference-sim and SGLang 0.5 that are shown, with their
+`data/engine_series.json` lists the series of vLLM 0.32, llm-d-inference-sim and SGLang 0.5 that are shown, with their
 types, labels and buckets (`lengths`: 1, 2, 5 and so on, up to the longest request); `le` is no label of theirs.
+`record_series.py` records vLLM's anew.
 """
 
 import asyncio
 import json
 import random
-import urllib.request
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
-from lorrery.chassis.engine_series import counts_up_to
+from lorrery.chassis.engine_series import TOOL_PARSES, counts_up_to
 from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import types_pb2
 from tests.cluster.client import Ask, Stream, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held
-from tests.cluster.harness import PATIENCE_SECONDS, StartCluster, wait_until
+from tests.cluster.harness import StartCluster, wait_until
+from tests.cluster.http_client import PROMPT, openai_client
+from tests.cluster.record_series import described, shown
 
 pytestmark = pytest.mark.cluster
 
@@ -50,20 +51,7 @@ SETTINGS = (
 
 
 def scraped(url: str) -> dict[str, Metric]:
-    with urllib.request.urlopen(f"http://{url}/metrics", timeout=PATIENCE_SECONDS) as response:
-        families = text_string_to_metric_families(response.read().decode())
-        found = {f"{one.name}_total" if one.type == "counter" else one.name: one for one in families}
-    return {name: one for name, one in found.items() if name.startswith(("vllm:", "sglang:"))}
-
-
-def described(family: Metric) -> dict[str, Any]:
-    labels = {label for sample in family.samples for label in sample.labels}
-    found: dict[str, Any] = {"type": family.type, "labels": sorted(labels - {"le"})}
-    if family.type == "histogram":
-        first = {k: v for k, v in family.samples[0].labels.items() if k != "le"}
-        bounds = [s.labels["le"] for s in family.samples if "le" in s.labels and first.items() <= s.labels.items()]
-        found["buckets"] = [float(bound) for bound in bounds if bound != "+Inf"]
-    return found
+    return {name: one for name, one in shown(f"http://{url}").items() if not name.startswith("http_")}
 
 
 def value(families: dict[str, Metric], name: str, **labels: str) -> float:
@@ -123,7 +111,7 @@ async def test_workers_and_the_edge_show_what_happens_under_other_engines_names(
     async def told() -> bool:
         found = await all_of(cluster, *workers)
         at_rest = total(found, "vllm:num_requests_running") == total(found, "vllm:num_requests_waiting") == 0
-        return at_rest and total(found, "vllm:request_success_total", finished_reason="abort") == 2
+        return at_rest and total(found, "sglang:num_aborted_requests_total") == 2
 
     await wait_until(told, what="the workers to show that nothing runs")
     found = await all_of(cluster, *workers)
@@ -138,6 +126,7 @@ async def test_workers_and_the_edge_show_what_happens_under_other_engines_names(
     assert total(found, "vllm:request_prompt_tokens_sum") == prompts
     assert total(found, "vllm:request_generation_tokens_sum") == outputs
     assert total(found, "vllm:generation_tokens_total") >= outputs + 4
+    assert total(found, "vllm:request_success_total", finished_reason="abort") == 0  # as in vLLM
     assert total(found, "vllm:time_to_first_token_seconds_count") == len(usages) + 2
     cached = sum(usage.cached_tokens for usage in usages)
     assert cached > 0
@@ -163,15 +152,20 @@ async def test_workers_and_the_edge_show_what_happens_under_other_engines_names(
     assert value(found[0], "vllm:max_gpu_lora_adapters") == 2
     assert value(at_edge, "vllm:request_success_total", finished_reason="length") == by_length
     assert value(at_edge, "vllm:request_success_total", finished_reason="stop") == len(usages) - by_length
-    assert value(at_edge, "vllm:request_success_total", finished_reason="abort") == 2
+    assert value(at_edge, "vllm:request_success_total", finished_reason="abort") == 0
+    assert value(at_edge, "sglang:num_aborted_requests_total") == 2
+    assert value(at_edge, "vllm:generation_tokens_total") == total(found, "vllm:generation_tokens_total")
     assert value(at_edge, "vllm:prompt_tokens_total") == prompts + unfinished
     assert value(at_edge, "vllm:request_generation_tokens_sum") == outputs
 
     wanted = {
         name: {**one, "buckets": list(counts_up_to(MAX_LEN))} if one.get("buckets") == "lengths" else one
         for name, one in LISTED.items()
+        if not name.startswith("http_")
     }
     for families in (*found, at_edge):
+        parses = families.pop(TOOL_PARSES.name, None)
+        assert (parses is not None) == (families is at_edge)
         assert {name: described(family) for name, family in families.items()} == wanted
         assert families.keys() >= set(PICKERS)
         assert {labels["model_name"] for labels in labels_of(families, "vllm:num_requests_running")} == {"Llama-3-8B"}
@@ -190,6 +184,22 @@ async def test_workers_and_the_edge_show_what_happens_under_other_engines_names(
 
 async def _end(stream: Stream) -> None:
     await asyncio.gather(stream, return_exceptions=True)
+
+
+async def test_the_edge_counts_http_requests_as_vllms_server_does(start_cluster: StartCluster):
+    cluster = await start_cluster()
+    async with openai_client(cluster) as client:
+        await client.completions.create(model="", prompt=PROMPT, max_tokens=2)
+    found = await asyncio.to_thread(shown, f"http://{cluster.http_address}")
+    wanted = {name: one for name, one in LISTED.items() if name.startswith("http_")}
+    assert {name: described(family) for name, family in found.items() if name.startswith("http_")} == wanted
+    sizes = {
+        sample.name: sample.value
+        for sample in found["http_response_size_bytes"].samples
+        if sample.labels["handler"] == "/v1/completions"
+    }
+    assert sizes["http_response_size_bytes_count"] == 1
+    assert sizes["http_response_size_bytes_sum"] > 100
 
 
 async def test_they_can_be_switched_off(start_cluster: StartCluster):

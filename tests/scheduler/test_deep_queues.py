@@ -13,6 +13,7 @@ from lorrery.scheduler.routers import RouterLink
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.cancel_cause import CancelCause
 
 MANY = 10 * SLICE
 
@@ -61,7 +62,7 @@ async def test_the_loop_goes_on_while_the_requests_of_a_lost_worker_are_placed_a
         if rounds == 2:
             loaded.submit(MANY + 1)
             assert loaded.num_placed > before  # one that comes meanwhile does not wait for the rest
-            cluster.requests.cancel(loaded.router, MANY - 1)
+            cluster.requests.cancel(loaded.router, MANY - 1, CancelCause.CLIENT_LEFT)
     assert rounds >= MANY / SLICE - 3
     assert cluster.core.num_unplaced == 0
     for _ in range(3):

@@ -1,5 +1,6 @@
 """What a worker is told of its replica for others' names: once, and which adapters run and wait not with every plan."""
 
+from lorrery.chassis.output_groups import OutputGroups
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -12,7 +13,7 @@ def waiting(handle: int, adapter_id: str) -> Sequence:
 
 def tally() -> EngineTally:
     replica = build_replica(ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100))
-    return EngineTally(replica, 1000, 16, 4)
+    return EngineTally(replica, 1000, 16, 4, OutputGroups(), lambda handle: None)
 
 
 def test_names_go_with_a_plan_now_and_then_and_with_the_next_heartbeat_at_the_latest():

@@ -98,15 +98,18 @@ def run_settings(ways: tuple[str, ...], seed: str, folder: Path, num_requests: i
 
 
 def run_live(
-    ways: tuple[str, ...], seed: str, folder: Path, num_requests: int = 40
+    ways: tuple[str, ...], seed: str, folder: Path, num_requests: int = 40, *, cuts: bool = False
 ) -> tuple[Path, dict[str, AdapterFigures]]:
-    """As `run`, with other settings; return the journal, and the figures of the adapters once all workers are gone."""
+    """As `run`, with other settings; return the journal, and the figures of the adapters once all workers are gone.
+
+    With `cuts`, routers end some outputs at stop strings, and some requests skip the prefix cache.
+    """
     settings = load(None, [*COMMON, *ways, f"scheduler.journal='{folder / 'journal.jsonl'}'"])
     rng = random.Random(seed)
     path = settings.scheduler.journal
     assert path is not None
     with virtual_time(rng) as loop:
-        cluster = loop.run_until_complete(play(settings, rng, num_requests=num_requests))
+        cluster = loop.run_until_complete(play(settings, rng, num_requests=num_requests, cuts=cuts))
     return path, cluster.metrics.tally.read([], 0)
 
 

@@ -20,6 +20,15 @@ def test_a_live_run_is_replayed_exactly(way: str, seed: int, tmp_path: Path) -> 
     assert result.num_steps > 20
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_cancels_that_finish_and_requests_that_skip_the_cache_are_replayed_exactly(way: str, tmp_path: Path) -> None:
+    path, _ = run_live(WAYS[way], f"{way} 4", tmp_path, cuts=True)
+    lines = read_lines(path)
+    assert any(line.get("cause") == "stop_text" for line in lines)
+    assert any(line.get("skips_prefix_cache") for line in lines)
+    assert replayed(path).differences == []
+
+
 def test_a_load_that_had_ended_before_its_worker_was_lost_counts_though_no_decision_followed(tmp_path: Path) -> None:
     path, adapters = run_live(WAYS["req_queue prefetch"], "req_queue prefetch 89", tmp_path)
     assert replayed(path).tally.by_adapter == adapters

@@ -20,6 +20,7 @@ from lorrery.scheduler.routers import RouterLink
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.wire_time import from_wire
 from lorrery.worker import wire as worker_wire
 from lorrery.worker.build import answers_of, device_of
@@ -36,9 +37,13 @@ class VirtualCluster:
         rng: for how long messages take.
         latency_seconds: the mean of that.
         skew_ps: how much the workers' clocks are ahead of the scheduler's, as another host's may be.
+        cuts: whether some cancels are of outputs that end at a stop string, and some requests skip the prefix cache.
     """
 
-    def __init__(self, settings: Settings, rng: random.Random, latency_seconds: float, skew_ps: int) -> None:
+    def __init__(
+        self, settings: Settings, rng: random.Random, latency_seconds: float, skew_ps: int, *, cuts: bool = False
+    ) -> None:
+        self._cuts = cuts
         self.cluster = Cluster(settings, CollectorRegistry())
         self.cluster.slices.seconds = 0  # so that all else may come in between
         self.settings = settings
@@ -70,12 +75,14 @@ class VirtualCluster:
             produced_token_ids_u32=u32.pack(produced),
             sampling=sampling,
             priority=priority,
+            skips_prefix_cache=self._cuts and self._num_handles % 5 == 0,
         )
         self.cluster.requests.submit(wire_routers.read_submit(message), self.router)
         return self._num_handles
 
     def cancel(self, handle: int) -> None:
-        self.cluster.requests.cancel(self.router, handle)
+        cause = CancelCause.STOP_TEXT if self._cuts and handle % 2 else CancelCause.CLIENT_LEFT
+        self.cluster.requests.cancel(self.router, handle, cause, 1)
 
     def attach(self) -> "VirtualWorker":
         worker = VirtualWorker(self, len(self.workers))
@@ -177,10 +184,12 @@ class VirtualWorker:
         self.dispatcher.step_done(wire_workers.read_step(message.step, self._owner.cluster.clock.now_ps()))
 
 
-async def play(settings: Settings, rng: random.Random, *, num_requests: int, num_workers: int = 2) -> Cluster:
+async def play(
+    settings: Settings, rng: random.Random, *, num_requests: int, num_workers: int = 2, cuts: bool = False
+) -> Cluster:
     """Run a random scenario: arrivals, cancels, workers that drain, die and come; return the scheduler."""
     latency_seconds, skew_ps = rng.choice([0.0, 0.0003, 0.004, 0.03]), rng.choice([0, 0, 10**9, 3 * 10**10])
-    virtual = VirtualCluster(settings, rng, latency_seconds, skew_ps)
+    virtual = VirtualCluster(settings, rng, latency_seconds, skew_ps, cuts=cuts)
     for _ in range(num_workers):
         virtual.attach()
     if rng.random() < 0.5:

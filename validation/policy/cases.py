@@ -121,4 +121,5 @@ def _world(number: int, rng: np.random.Generator, longest: int) -> World:
         arrivals.append((at_ps, sequence, most if rng.random() < 0.5 else int(rng.integers(1, most + 1))))
     given_up = rng.permutation(num_requests)[: int(rng.integers(0, 3))].tolist()
     cancels = [(arrivals[handle][0] + int(rng.integers(0, 2 * PS_PER_SECOND)), handle) for handle in given_up]
-    return World(arrivals, cancels, STEP_PS, TOKEN_PS)
+    cut = frozenset(handle for handle in given_up if handle % 2)
+    return World(arrivals, cancels, STEP_PS, TOKEN_PS, cut)

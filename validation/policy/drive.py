@@ -4,7 +4,7 @@ Two drivers share it: `step_by_step` plans before every step (the oracle), `jump
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lorrery.scheduler.core.plan import (
@@ -24,8 +24,9 @@ from lorrery.scheduler.core.plan import (
     Recalled,
 )
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Sequence, Withdrawal
 from lorrery.validation.policy.fault import PolicyFault, seconds
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
 
 STEP_PS = 1_000
@@ -43,12 +44,14 @@ class World:
         cancels: (time, handle).
         step_ps: of a step, without its tokens.
         token_ps: of each token that a step computes or finds in the cache.
+        cut: handles of those that are cancelled because a stop string shows in their second token.
     """
 
     arrivals: list[tuple[int, Sequence, int]]
     cancels: list[tuple[int, int]] = field(default_factory=list)
     step_ps: int = STEP_PS
     token_ps: int = TOKEN_PS
+    cut: frozenset[int] = frozenset()
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -71,8 +74,9 @@ class World:
                 old.produced_tokens,
             )
             sequence.priority = old.priority
+            sequence.skips_prefix_cache = old.skips_prefix_cache
             arrivals.append((at_ps, sequence, length))
-        return World(arrivals, self.cancels, self.step_ps, self.token_ps)
+        return replace(self, arrivals=arrivals)
 
 
 @dataclass
@@ -177,6 +181,7 @@ def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Check) ->
     coming += [(at, 1, handle) for at, handle in world.cancels]
     coming.sort(key=lambda event: event[:2])
     lengths = {sequence.handle: length for _, sequence, length in world.arrivals}
+    sequences = {sequence.handle: sequence for sequence in world.sequences}
     device = Device(lengths, world.step_ps, world.token_ps)
     log: Log = []
     at_ps = 0
@@ -187,6 +192,8 @@ def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Check) ->
             if isinstance(what, Sequence):
                 replica.submit(what, at)
             else:
+                cause = CancelCause.STOP_TEXT if what in world.cut else CancelCause.CLIENT_LEFT
+                sequences[what].withdrawal = Withdrawal(cause, at, 2)
                 replica.cancel(what, at)
 
     for _ in range(MAX_DECISIONS):

@@ -344,9 +344,9 @@ class FrameTotals(message.Message):
     loads: builtins.int
     """Adapter loads that have ended."""
     prefix_queries: builtins.int
-    """Input tokens looked up in prefix caches."""
+    """Input tokens looked up in prefix caches, by requests at their first admission."""
     prefix_hits: builtins.int
-    """Input tokens found in prefix caches."""
+    """Of these, tokens found."""
     dropped: builtins.int
     """Requests that the queue dropped."""
     failed: builtins.int

@@ -87,6 +87,8 @@ class GenerateRequest(message.Message):
     WITHOUT_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     CONSTRAINT_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    SKIPS_PREFIX_CACHE_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
     TRUNCATION_SIDE_FIELD_NUMBER: builtins.int
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
@@ -129,6 +131,10 @@ class GenerateRequest(message.Message):
     """A lower one is scheduled earlier, if scheduler.policy is priority; other
     policies ignore it.
     """
+    skips_prefix_cache: builtins.bool
+    """Compute every position of the prompt, as log-probabilities of the prompt
+    need: nothing is taken from a prefix cache, and no look-up counts.
+    """
     truncation_side: TruncationSide.ValueType
     """Which ones truncate_prompt_tokens keeps."""
     @builtins.property
@@ -142,6 +148,10 @@ class GenerateRequest(message.Message):
     @builtins.property
     def constraint(self) -> Constraint:
         """What the output is like. Unset: the model's own words."""
+
+    @builtins.property
+    def group(self) -> types_pb2.OutputGroup:
+        """Set if it is one of several outputs of one request."""
 
     @builtins.property
     def allowed_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -165,12 +175,14 @@ class GenerateRequest(message.Message):
         without_special_tokens: builtins.bool = ...,
         constraint: Constraint | None = ...,
         priority: builtins.int = ...,
+        skips_prefix_cache: builtins.bool = ...,
+        group: types_pb2.OutputGroup | None = ...,
         truncation_side: TruncationSide.ValueType = ...,
         allowed_token_ids: abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "constraint", b"constraint", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "constraint", b"constraint", "group", b"group", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter_id", b"adapter_id", "allowed_token_ids", b"allowed_token_ids", "constraint", b"constraint", "fill_context", b"fill_context", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "tenant_id", b"tenant_id", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side", "without_special_tokens", b"without_special_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter_id", b"adapter_id", "allowed_token_ids", b"allowed_token_ids", "constraint", b"constraint", "fill_context", b"fill_context", "group", b"group", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "skips_prefix_cache", b"skips_prefix_cache", "tenant_id", b"tenant_id", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side", "without_special_tokens", b"without_special_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = typing.Literal["_seed", b"_seed"]  # noqa: Y015

@@ -26,6 +26,59 @@ else:
 
 DESCRIPTOR: descriptor.FileDescriptor
 
+class _CancelCause:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CancelCauseEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_CancelCause.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    CANCEL_CAUSE_UNSPECIFIED: _CancelCause.ValueType  # 0
+    """Not said; counts as CLIENT_LEFT."""
+    CANCEL_CAUSE_STOP_TEXT: _CancelCause.ValueType  # 1
+    """A stop string in the text ended the output: it has finished."""
+    CANCEL_CAUSE_CLIENT_LEFT: _CancelCause.ValueType  # 2
+    """Its client cancelled the call, or closed its connection."""
+    CANCEL_CAUSE_ABORTED: _CancelCause.ValueType  # 3
+    """Its client asked for it in another call."""
+    CANCEL_CAUSE_DEADLINE: _CancelCause.ValueType  # 4
+    """Its client's deadline has passed."""
+    CANCEL_CAUSE_KEY_TAKEN_BACK: _CancelCause.ValueType  # 5
+    """Its API key is no longer valid."""
+    CANCEL_CAUSE_SLOW_READER: _CancelCause.ValueType  # 6
+    """Its client does not read what it is sent."""
+    CANCEL_CAUSE_FAULT: _CancelCause.ValueType  # 7
+    """An injected fault cut its stream."""
+    CANCEL_CAUSE_MOVED: _CancelCause.ValueType  # 8
+    """The router gives it to another scheduler."""
+    CANCEL_CAUSE_FAILED: _CancelCause.ValueType  # 9
+    """An error in the router."""
+
+class CancelCause(_CancelCause, metaclass=_CancelCauseEnumTypeWrapper):
+    """CancelCause is why a router cancels requests. A cause that a scheduler does
+    not know counts as UNSPECIFIED.
+    """
+
+CANCEL_CAUSE_UNSPECIFIED: CancelCause.ValueType  # 0
+"""Not said; counts as CLIENT_LEFT."""
+CANCEL_CAUSE_STOP_TEXT: CancelCause.ValueType  # 1
+"""A stop string in the text ended the output: it has finished."""
+CANCEL_CAUSE_CLIENT_LEFT: CancelCause.ValueType  # 2
+"""Its client cancelled the call, or closed its connection."""
+CANCEL_CAUSE_ABORTED: CancelCause.ValueType  # 3
+"""Its client asked for it in another call."""
+CANCEL_CAUSE_DEADLINE: CancelCause.ValueType  # 4
+"""Its client's deadline has passed."""
+CANCEL_CAUSE_KEY_TAKEN_BACK: CancelCause.ValueType  # 5
+"""Its API key is no longer valid."""
+CANCEL_CAUSE_SLOW_READER: CancelCause.ValueType  # 6
+"""Its client does not read what it is sent."""
+CANCEL_CAUSE_FAULT: CancelCause.ValueType  # 7
+"""An injected fault cut its stream."""
+CANCEL_CAUSE_MOVED: CancelCause.ValueType  # 8
+"""The router gives it to another scheduler."""
+CANCEL_CAUSE_FAILED: CancelCause.ValueType  # 9
+"""An error in the router."""
+
 class _RefusalReason:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -162,8 +215,16 @@ class RouteRequest(message.Message):
     SUBMIT_FIELD_NUMBER: builtins.int
     CANCEL_HANDLES_U32_FIELD_NUMBER: builtins.int
     ADAPTER_CHANGES_FIELD_NUMBER: builtins.int
+    CANCEL_CAUSE_FIELD_NUMBER: builtins.int
+    CANCEL_KEPT_U32_FIELD_NUMBER: builtins.int
     cancel_handles_u32: builtins.bytes
-    """Handles to cancel."""
+    """Handles to cancel, all for one cause."""
+    cancel_cause: CancelCause.ValueType
+    """Beside cancel_handles_u32: why these requests end."""
+    cancel_kept_u32: builtins.bytes
+    """Beside cancel_handles_u32: the output tokens that each request keeps, those
+    that its client has, or would have had.
+    """
     @builtins.property
     def hello(self) -> RouterHello:
         """The first message, and no other."""
@@ -185,10 +246,12 @@ class RouteRequest(message.Message):
         submit: Submit | None = ...,
         cancel_handles_u32: builtins.bytes = ...,
         adapter_changes: AdapterChanges | None = ...,
+        cancel_cause: CancelCause.ValueType = ...,
+        cancel_kept_u32: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "cancel_handles_u32", b"cancel_handles_u32", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "cancel_handles_u32", b"cancel_handles_u32", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "cancel_cause", b"cancel_cause", "cancel_handles_u32", b"cancel_handles_u32", "cancel_kept_u32", b"cancel_kept_u32", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "submit", "cancel_handles_u32", "adapter_changes"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
@@ -323,6 +386,8 @@ class Submit(message.Message):
     TRACEPARENT_FIELD_NUMBER: builtins.int
     TRACESTATE_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    SKIPS_PREFIX_CACHE_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """Chosen by the router, never reused on this stream."""
     request_id: builtins.str
@@ -353,6 +418,8 @@ class Submit(message.Message):
     """
     priority: builtins.int
     """As in GenerateRequest."""
+    skips_prefix_cache: builtins.bool
+    """As in GenerateRequest."""
     @builtins.property
     def sampling(self) -> Sampling:
         """What the worker needs to produce its tokens."""
@@ -367,6 +434,10 @@ class Submit(message.Message):
     @builtins.property
     def quota(self) -> Quota:
         """Limits of the client's API key. Unset: none."""
+
+    @builtins.property
+    def group(self) -> types_pb2.OutputGroup:
+        """As in GenerateRequest."""
 
     def __init__(
         self,
@@ -385,10 +456,12 @@ class Submit(message.Message):
         traceparent: builtins.str = ...,
         tracestate: builtins.str = ...,
         priority: builtins.int = ...,
+        skips_prefix_cache: builtins.bool = ...,
+        group: types_pb2.OutputGroup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "group", b"group", "quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "handle", b"handle", "priority", b"priority", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "group", b"group", "handle", b"handle", "priority", b"priority", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1278,6 +1351,9 @@ class EngineCounts(message.Message):
     HOST_LOAD_PS_FIELD_NUMBER: builtins.int
     DISK_LOAD_PS_FIELD_NUMBER: builtins.int
     CONFIG_FIELD_NUMBER: builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: builtins.int
+    REQUEST_OUTPUTS_FIELD_NUMBER: builtins.int
+    REQUEST_LONGEST_TOKENS_FIELD_NUMBER: builtins.int
     num_running: builtins.int
     """Sequences in the batch."""
     num_waiting: builtins.int
@@ -1289,13 +1365,17 @@ class EngineCounts(message.Message):
     num_preemptions: builtins.int
     """Sequences preempted."""
     prefix_queries: builtins.int
-    """Tokens looked up in the prefix cache."""
+    """Tokens looked up in the prefix cache, by requests at their first admission."""
     prefix_hits: builtins.int
-    """Tokens found in the prefix cache."""
+    """Of these, tokens found."""
     num_aborted: builtins.int
-    """Cancelled requests."""
+    """Requests that ended without finishing because they were cancelled."""
     num_failed: builtins.int
     """Requests given up because a policy or a load failed."""
+    generated_tokens: builtins.int
+    """Output tokens that requests keep; those of running requests come with a
+    delay, in which a router may find that it drops the last ones.
+    """
     @builtins.property
     def first_token_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
         """TTFT of each request that got its first token."""
@@ -1364,6 +1444,16 @@ class EngineCounts(message.Message):
     def config(self) -> EngineConfig:
         """Configuration of the replica; only in the first message."""
 
+    @builtins.property
+    def request_outputs(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Outputs that a client asked for, for each of its requests whose outputs have
+        all finished, the last one here.
+        """
+
+    @builtins.property
+    def request_longest_tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The longest of these outputs."""
+
     def __init__(
         self,
         *,
@@ -1393,10 +1483,13 @@ class EngineCounts(message.Message):
         host_load_ps: abc.Iterable[builtins.int] | None = ...,
         disk_load_ps: abc.Iterable[builtins.int] | None = ...,
         config: EngineConfig | None = ...,
+        generated_tokens: builtins.int = ...,
+        request_outputs: abc.Iterable[builtins.int] | None = ...,
+        request_longest_tokens: abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "config", b"config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "config", b"config", "disk_load_ps", b"disk_load_ps", "ended_cached_tokens", b"ended_cached_tokens", "ended_decode_ps", b"ended_decode_ps", "ended_max_tokens", b"ended_max_tokens", "ended_output_tokens", b"ended_output_tokens", "ended_prefill_ps", b"ended_prefill_ps", "ended_prompt_tokens", b"ended_prompt_tokens", "ended_queue_ps", b"ended_queue_ps", "ended_reasons", b"ended_reasons", "ended_requeues", b"ended_requeues", "first_cached_tokens", b"first_cached_tokens", "first_prompt_tokens", b"first_prompt_tokens", "first_token_ps", b"first_token_ps", "host_load_ps", b"host_load_ps", "kv_usage", b"kv_usage", "num_aborted", b"num_aborted", "num_deferred", b"num_deferred", "num_failed", b"num_failed", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_waiting", b"num_waiting", "places", b"places", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "config", b"config", "disk_load_ps", b"disk_load_ps", "ended_cached_tokens", b"ended_cached_tokens", "ended_decode_ps", b"ended_decode_ps", "ended_max_tokens", b"ended_max_tokens", "ended_output_tokens", b"ended_output_tokens", "ended_prefill_ps", b"ended_prefill_ps", "ended_prompt_tokens", b"ended_prompt_tokens", "ended_queue_ps", b"ended_queue_ps", "ended_reasons", b"ended_reasons", "ended_requeues", b"ended_requeues", "first_cached_tokens", b"first_cached_tokens", "first_prompt_tokens", b"first_prompt_tokens", "first_token_ps", b"first_token_ps", "generated_tokens", b"generated_tokens", "host_load_ps", b"host_load_ps", "kv_usage", b"kv_usage", "num_aborted", b"num_aborted", "num_deferred", b"num_deferred", "num_failed", b"num_failed", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_waiting", b"num_waiting", "places", b"places", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "request_longest_tokens", b"request_longest_tokens", "request_outputs", b"request_outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -202,6 +202,32 @@ class SamplingParams(message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 @typing.final
+class OutputGroup(message.Message):
+    """OutputGroup makes several outputs of one prompt one request, as engines with
+    a parameter n count them. No decision depends on it.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NUM_OUTPUTS_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """The same in all of them, and in no other request."""
+    num_outputs: builtins.int
+    """How many there are, at least 2."""
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        num_outputs: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["id", b"id", "num_outputs", b"num_outputs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class Usage(message.Message):
     """Usage is what one request consumed. Times are device seconds: wall seconds
     divided by the cluster's time_scale. The times of queue, adapter load, prefill

@@ -566,7 +566,7 @@ class KVCacheParameters(message.Message):
     KV_TRANSFER_PARAMS_FIELD_NUMBER: builtins.int
     EC_TRANSFER_PARAMS_FIELD_NUMBER: builtins.int
     bypass_prefix_cache: builtins.bool
-    """Refused if true."""
+    """Compute every position of the prompt."""
     cache_salt: builtins.str
     """Refused."""
     @builtins.property

@@ -211,7 +211,7 @@ class _PagedTrial(Trial):
             claimed = memory.claimed_blocks(self._running)
         self._tested, self._claim = sequence, memory.claim_of(sequence)
         blocks = claimed + self._taken_blocks + self._claim
-        if memory.shared is not None:
+        if memory.shared is not None and not sequence.skips_prefix_cache:
             blocks -= memory.shared.num_shareable(sequence)
         most = memory.num_blocks - memory.blocks_for(slots)
         if self._num_sequences:

@@ -125,6 +125,6 @@ def usable_tokens(cache: PrefixCache | None, sequence: Sequence, min_computed_to
         sequence: whose input to look up.
         min_computed_tokens: tokens that are computed even if all are cached: 1, for the logits, or 0 as in llm-mock.
     """
-    if cache is None:
+    if cache is None or sequence.skips_prefix_cache:
         return 0
     return max(0, min(cache.reusable(sequence), sequence.input_tokens - min_computed_tokens))

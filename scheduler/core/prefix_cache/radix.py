@@ -53,6 +53,8 @@ class RadixCache(BlockCache):
             sequence: whose input to look up.
             whole: whether the last `min_computed_tokens` count too.
         """
+        if sequence.skips_prefix_cache:
+            return 0
         content = content_of(sequence)
         root = self._roots.get((adapter_key_of(sequence), content.unit_tokens))
         if root is None:
@@ -66,6 +68,8 @@ class RadixCache(BlockCache):
 
     def num_unpinned_found(self, sequence: Sequence) -> int:
         """Return how many unpinned pages a waiting sequence would pin if it entered."""
+        if sequence.skips_prefix_cache:
+            return 0
         found = self._find(sequence)
         return sum([min(one.end, found.num_blocks) - one.start for one in found.extents if not one.pins])
 

@@ -50,6 +50,7 @@ class ReplicaMachine(RuleBasedStateMachine):
             None if adapter is None else Adapter(adapter, VERSIONS[version] * RANKS[adapter], None, version)
         )
         sequence.prompt_token_ids, sequence.output_token_ids = tokens[:prompt], tokens[prompt:]
+        sequence.skips_prefix_cache = handle % 3 == 2
         if self.replica.never_fits_reason(sequence) is None:
             self.lengths[handle] = max(1, budget - short)
             self.alive[handle] = sequence
