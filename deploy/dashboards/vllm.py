@@ -146,7 +146,7 @@ BOARD = Board(
                 ),
                 lines(
                     "Finished requests by reason",
-                    "Per wall second. length: the limit was reached; stop: an end of sequence or a stop string; abort.",
+                    "Per wall second. length: the limit was reached; stop: an end of sequence or a stop string.",
                     [Query(rate("vllm:request_success_total", "finished_reason", ENGINE), "{{finished_reason}}")],
                     REQUESTS_PER_SECOND,
                     stacked=True,

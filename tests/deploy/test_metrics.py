@@ -14,7 +14,7 @@ from tests.deploy.files import ROOT
 
 SERVICES = ("router", "scheduler", "worker", "loadgen")
 BOUNDED_LABELS = {
-    *("adapter", "gpu", "kind", "level", "model", "outcome", "phase", "reason", "shard", "state", "status"),
+    *("adapter", "cause", "gpu", "kind", "level", "model", "outcome", "phase", "reason", "shard", "state", "status"),
     *("tenant", "tensor_parallel", "tier", "worker"),
 }
 
