@@ -17,6 +17,7 @@ from lorrery.router.http.edge import REQUEST_ID
 PREFIX = "/v1/messages"
 PASSED_OVER = "passed_over"
 """Key in a request's ASGI state: paths of blocks that are passed over, for a header `warning`."""
+_MOST_NAMED = 8
 _MODELS = "/v1/models"
 _VERSION = b"anthropic-version"
 
@@ -76,16 +77,13 @@ def _further_headers(state: dict[str, Any]) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-_MOST_NAMED = 8
-
-
 def _is_error(start: Message) -> bool:
     """Return whether a response is an error in JSON; that to a CORS preflight is plain text."""
     return start["status"] >= HTTPStatus.BAD_REQUEST and (b"content-type", b"application/json") in start["headers"]
 
 
 def _shaped(content: bytes) -> bytes:
-    """Return an error as Anthropic's routes give it: unless it is about the form of the body, or comes from no route."""
+    """Return an error as Anthropic's routes give it; one about the form of the body, or from no route, as it is."""
     error = json.loads(content).get("error")
     if not isinstance(error, dict) or error["type"] == HTTPStatus.BAD_REQUEST.phrase:
         return content

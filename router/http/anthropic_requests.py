@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
-from lorrery.router.http.blocks import not_text, without_billing_header
+from lorrery.router.http.blocks import BILLING_HEADER, not_text, without_billing_header
 from lorrery.router.http.chat_asked import as_chat
 from lorrery.router.http.forms import Form, Function, chosen, with_tools
 from lorrery.router.http.generating import LENIENT, Arguments
@@ -140,8 +140,8 @@ class Message(BaseModel):
             InvalidRequest: it has more than text and tools.
         """
         if self.role == "system":
-            if said := _system_text(self.content):
-                yield {"role": "system", "content": said}
+            if system := _system_text(self.content):
+                yield {"role": "system", "content": system}
             return
         if isinstance(self.content, str):
             yield {"role": self.role, "content": self.content}
@@ -197,10 +197,10 @@ def _results(block: Block, where: str, passed_over: list[str]) -> Iterator[dict[
         yield {**turn, "content": found}
 
 
-def _system_text(content: Content | None) -> str:
-    if isinstance(content, str):
-        return without_billing_header(content)
-    return "".join(without_billing_header(block.text) for block in content or () if block.type == "text" and block.text)
+def _system_text(content: Content) -> str:
+    """Return what a system says, without texts that begin with Claude Code's line on billing."""
+    texts = [content] if isinstance(content, str) else [block.text or "" for block in content if block.type == "text"]
+    return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
 
 
 class ToolChoice(BaseModel):
@@ -304,8 +304,8 @@ class Conversation(BaseModel):
         Raises:
             InvalidRequest: it is empty, or has more than text and tools.
         """
-        system = _system_text(self.system)
-        found = [{"role": "system", "content": system}] if system else []
+        system = self.system if isinstance(self.system, str) else _system_text(self.system or [])
+        found = [{"role": "system", "content": without_billing_header(system)}] if system else []
         for number, message in enumerate(self.messages_):
             found.extend(message.turns(f"messages[{number}]", passed_over))
         return found

@@ -13,13 +13,13 @@ OPENAI_TEXTS = {
 """Types of content that OpenAI's routes read, as vLLM's do (vllm/entrypoints/chat_utils.py), and the field of each with
 its text."""
 
-_BILLING_HEADER = "x-anthropic-billing-header"
+BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a line of Claude Code's that differs in each request. vLLM leaves it out, so that prefixes are cached."""
 
 
 def without_billing_header(text: str) -> str:
     """Return what a system says, without Claude Code's line on billing."""
-    return text.partition("\n")[2] if text.startswith(_BILLING_HEADER) else text
+    return text.partition("\n")[2] if text.startswith(BILLING_HEADER) else text
 
 
 def not_text(kind: str, where: str, field: str | None = None) -> InvalidRequest:

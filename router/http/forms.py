@@ -177,8 +177,8 @@ def with_tools(
 ) -> Form | None:
     """Return the form of an output that may call tools.
 
-    A call that a client requires precedes any other form. Where a model is free to call, an output without a call has
-    the other form. One that the client gives is read as calls in any case.
+    A call that a client requires precedes any other form. Where a model is free to call, another form precedes a call,
+    as in engines, whose grammars are about the whole output. One that the client gives is read as calls in any case.
 
     Args:
         form: what else is asked for; None: nothing.
@@ -204,7 +204,7 @@ def with_tools(
         return form
     if is_given(form):
         return form._replace(calls_tools=True, is_auto=choice != "required")
-    if choice != "required" and not probability:
+    if choice != "required" and (form is not None or not probability):
         return form
     calls = [
         {
@@ -221,8 +221,6 @@ def with_tools(
     called = json_schema({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}}, "tools")
     if choice != "required":
         called.constraint.probability = probability
-        if form is not None:
-            called.constraint.otherwise.CopyFrom(form.constraint)
     return called._replace(calls_tools=True, is_auto=choice != "required")
 
 

@@ -48,7 +48,9 @@ def routes(edge: Edge) -> APIRouter:
                 variables=chat.variables(excludes_tools=edge.excludes_tools and request.tool_choice == "none"),
             )
         if request.truncation == "auto":
-            prompt = prompt[: edge.max_model_len - 1 if request.max_output_tokens else edge.max_model_len]
+            # As in vLLM, a token is left for the output, unless its number is not given.
+            most = min(edge.max_model_len - 1, edge.handler.settings.scheduler.max_req_input_len)
+            prompt = prompt[: most if request.max_output_tokens else edge.max_model_len]
         check_fits(len(prompt), edge.max_model_len)
         if len(prompt) == edge.max_model_len:
             why = f"the prompt has {len(prompt)} tokens, and the context {edge.max_model_len}; make it shorter"

@@ -130,7 +130,7 @@ class ResponsesRequest(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_as_given(cls, given: Any) -> Any:
+    def _check_as_given(cls, given: object) -> object:
         if not isinstance(given, dict):
             return given
         given = _with_choice(given)

@@ -16,6 +16,8 @@ from io import StringIO
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
+from pydantic import BaseModel
+
 from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.call_reader import CallPiece, CallReader, call_id, read_whole
@@ -103,7 +105,8 @@ class ResponseShape:
             **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "input_messages", "output_messages")),
         }
         self._message_id = f"msg_{request_id.removeprefix('resp_')}"
-        where = json.dumps({"content_index": 0, "item_id": self._message_id, "output_index": 0})
+        kind = {"type": "response.output_text.delta"}
+        where = json.dumps({**kind, "content_index": 0, "item_id": self._message_id, "output_index": 0})
         self._delta = f"event: response.output_text.delta\ndata: {where[:-1]}, "
         self._num_events = 0
         self._block_size = block_size
@@ -165,8 +168,7 @@ class ResponseShape:
         assert self._text is not None
         self._text.write(text)
         return (
-            f'{self._delta}"delta": {quoted(text)}, "logprobs": {logprobs}, "sequence_number": {self._number()}, "type":'
-            ' "response.output_text.delta"}\n\n'
+            f'{self._delta}"delta": {quoted(text)}, "logprobs": {logprobs}, "sequence_number": {self._number()}}}\n\n'
         ).encode()
 
     def _end_item(self) -> Iterator[bytes]:
@@ -316,11 +318,11 @@ class ResponseShape:
         return self._num_events - 1
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> object:
     """Return a field of the request as the response repeats it."""
     if isinstance(value, list):
         return [_shown(one) for one in value]
-    return value.model_dump(mode="json", by_alias=True) if hasattr(value, "model_dump") else value
+    return value.model_dump(mode="json", by_alias=True) if isinstance(value, BaseModel) else value
 
 
 def _part(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:

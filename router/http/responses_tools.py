@@ -110,10 +110,10 @@ class HostedTool(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_all_fields(cls, given: Any) -> Any:
+    def _with_all_fields(cls, given: object) -> object:
         kind = given.get("type") if isinstance(given, dict) else None
-        if not isinstance(kind, str) or kind not in _HOSTED:
-            raise ValueError("no such type of tool")
+        if not isinstance(given, dict) or not isinstance(kind, str) or kind not in _HOSTED:
+            raise ValueError("there are no tools of this type")
         hosted = _HOSTED[kind]
         if missing := next((name for name in hosted.required if given.get(name) is None), None):
             raise ValueError(f"a tool of type {quoted(kind)} has {missing}; give it")

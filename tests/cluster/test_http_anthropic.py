@@ -17,7 +17,8 @@ from tests.cluster.http_client import exchange, json_of, status_of, text_of, unc
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
 HELLO = [{"role": "user", "content": "hello"}]
-ASKED: dict[str, Any] = {"model": "lora-1", "messages": HELLO, "max_tokens": 6, "seed": 5, "ignore_eos": True}
+ASKED: dict[str, Any] = {"model": "lora-1", "messages": HELLO, "max_tokens": 6, "seed": 5}
+TOOL = {"name": "look", "input_schema": {"type": "object"}}
 HEAD = {"type": "message", "role": "assistant", "model": "lora-1"}
 
 
@@ -44,9 +45,11 @@ async def streamed(cluster: LocalCluster, **asked: Any) -> list[tuple[str, dict[
 
 
 async def num_tokens(cluster: LocalCluster, **asked: Any) -> int:
-    answer = await exchange(cluster, "POST", "/v1/messages/count_tokens", {"messages": HELLO} | asked)
+    body = {"model": "lora-1", "messages": HELLO} | asked
+    answer = await exchange(cluster, "POST", "/v1/messages/count_tokens", body)
     assert status_of(answer) == 200
     count: int = json_of(answer)["input_tokens"]
+    assert json_of(answer)["context_management"] == {"original_input_tokens": count}
     return count
 
 
@@ -58,11 +61,10 @@ async def test_a_message_has_a_block_of_text_its_end_and_its_usage(cluster: Loca
     answer = await messages(cluster)
     assert b"\r\nrequest-id: mine\r\n" in answer
     assert json_of(answer) == {
-        "id": "msg_mine",
+        "id": "chatcmpl-mine",
         **HEAD,
         "content": [{"type": "text", "text": expected(cluster)}],
         "stop_reason": "max_tokens",
-        "stop_sequence": None,
         "usage": {
             "input_tokens": await num_tokens(cluster, model="lora-1"),
             "cache_creation_input_tokens": 0,
@@ -75,20 +77,20 @@ async def test_a_message_has_a_block_of_text_its_end_and_its_usage(cluster: Loca
 async def test_a_stream_has_every_event_in_order(cluster: LocalCluster) -> None:
     events = await streamed(cluster)
     assert all(name == event["type"] for name, event in events)
-    (_, start), (_, block), (_, ping), *deltas, (_, stop), (_, end), (_, last) = events
+    (_, start), (_, block), *deltas, (_, stop), (_, end), (_, last) = events
     count = await num_tokens(cluster)
-    usage = {"input_tokens": count, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-    message = {"id": "msg_mine", **HEAD, "content": [], "stop_reason": None, "stop_sequence": None}
-    assert start == {"type": "message_start", "message": {**message, "usage": {**usage, "output_tokens": 0}}}
+    usage = {"input_tokens": count, "output_tokens": 0}
+    message = {"id": "chatcmpl-mine", **HEAD, "content": [], "stop_reason": None, "stop_sequence": None}
+    assert start == {"type": "message_start", "message": {**message, "usage": usage}}
     assert block == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-    assert ping == {"type": "ping"}
     assert {(name, event["index"], event["delta"]["type"]) for name, event in deltas} == {
         ("content_block_delta", 0, "text_delta")
     }
     assert "".join(event["delta"]["text"] for _, event in deltas) == expected(cluster)
     assert stop == {"type": "content_block_stop", "index": 0}
     ending = {"stop_reason": "max_tokens", "stop_sequence": None}
-    assert end == {"type": "message_delta", "delta": ending, "usage": {**usage, "output_tokens": 6}}
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+    assert end == {"type": "message_delta", "delta": ending, "usage": {**usage, "output_tokens": 6, **cached}}
     assert last == {"type": "message_stop"}
 
 
@@ -123,45 +125,78 @@ async def test_blocks_tools_and_system_are_read(cluster: LocalCluster) -> None:
 @pytest.mark.parametrize(
     ("asked", "status", "kind", "why"),
     [
-        ({"model": "nobody"}, 404, "not_found_error", "The model 'nobody' does not exist"),
-        ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens: "),
-        ({"max_tokens": 9999}, 400, "invalid_request_error", "maximum context length is 4096 tokens"),
-        ({"stop_sequences": [""]}, 400, "invalid_request_error", "stop_sequences[0] is empty"),
-        ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tools has no function"),
-        ({"tool_choice": {"type": "required"}}, 400, "invalid_request_error", "none, auto, any or tool"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, 400, "invalid_request_error", "not among tools"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, 400, "invalid_request_error", "has no schema"),
-        ({"n": 2}, 400, "invalid_request_error", "a message is one output"),
-        ({"prompt_logprobs": 0}, 400, "invalid_request_error", "a message has none"),
-        ({"messages": [{"role": "banana", "content": "x"}]}, 400, "invalid_request_error", "'user' or 'assistant'"),
+        ({"model": "nobody"}, 404, "NotFoundError", "'nobody' does not exist"),
+        ({"max_tokens": 9999}, 400, "BadRequestError", "max_model_len=4096"),
+        ({"messages": [{"role": "user", "content": "word " * 5000}]}, 400, "BadRequestError", "context length is 4096"),
+        ({"messages": []}, 400, "BadRequestError", "conversation is empty"),
+        ({"stop_sequences": [""]}, 400, "BadRequestError", "stop is empty"),
+        ({"temperature": 2.1}, 400, "BadRequestError", "temperature is 2.1"),
+        ({"cache_salt": "a/b"}, 400, "BadRequestError", "cache_salt"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, 400, "BadRequestError", "not among tools"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048},
             400,
-            "invalid_request_error",
-            "messages[0].content[0].type is 'image'",
+            "BadRequestError",
+            "thinking_token_budget",
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
             400,
-            "invalid_request_error",
-            "messages[0].content[0].content[0].type is 'image'",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [5]}]}]},
-            400,
-            "invalid_request_error",
-            "messages[0].content[0].content",
+            "BadRequestError",
+            "messages[0].content[0] is of type 'image'",
         ),
     ],
 )
-async def test_errors_are_in_anthropics_shape(
+async def test_what_a_route_refuses_is_in_anthropics_shape(
     cluster: LocalCluster, asked: dict[str, Any], status: int, kind: str, why: str
 ) -> None:
     answer = await messages(cluster, **asked)
     assert status_of(answer) == status
     content = json_of(answer)
-    assert (content["type"], content["error"]["type"], content["request_id"]) == ("error", kind, "mine")
+    assert {**content, "error": {**content["error"], "message": ""}} == {
+        "type": "error",
+        "error": {"type": kind, "message": ""},
+    }
     assert why in content["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"model": None}, "body.model"),
+        ({"max_tokens": None}, "body.max_tokens"),
+        ({"max_tokens": 0}, "body.max_tokens"),
+        ({"stop_sequences": ["a"] * 5}, "body.stop_sequences"),
+        ({"messages": [{"role": "banana", "content": "x"}]}, "body.messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "body.messages.0.content"),
+        ({"tool_choice": {"type": "required"}}, "body.tool_choice.type"),
+        ({"tools": [{"name": "look"}]}, "body.tools.0.input_schema"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "body.thinking.enabled.budget_tokens"),
+    ],
+)
+async def test_a_malformed_body_is_refused_as_on_any_route(
+    cluster: LocalCluster, asked: dict[str, Any], param: str
+) -> None:
+    answer = await messages(cluster, **asked)
+    error = json_of(answer)["error"]
+    assert (status_of(answer), error["type"], error["param"], error["code"]) == (400, "Bad Request", param, 400)
+
+
+async def test_what_vllm_passes_over_is_passed_over(cluster: LocalCluster) -> None:
+    ignored = {"n": 2, "prompt_logprobs": 5, "structured_outputs": "x", "user": 5, "container": {}, "mcp_servers": [1]}
+    whole = json_of(await messages(cluster, **ignored))
+    assert whole["content"][0]["text"] == expected(cluster)
+
+
+async def test_a_header_names_what_is_unknown_and_passed_over(cluster: LocalCluster) -> None:
+    chart = {"type": 'chart"', "data": "x"}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "sun"}, chart]}
+    answer = await messages(cluster, messages=[{"role": "user", "content": [result]}])
+    assert status_of(answer) == 200
+    (warning,) = [line for line in answer.split(b"\r\n") if line.startswith(b"warning: ")]
+    said = b"passed over: messages[0].content[0].content[1] of type 'chart''"
+    assert warning == b'warning: 299 lorrery "' + said + b'"'
+    assert b"warning: " not in await messages(cluster)
 
 
 async def test_models_have_anthropics_fields_for_its_clients(cluster: LocalCluster) -> None:
@@ -175,14 +210,14 @@ async def test_models_have_anthropics_fields_for_its_clients(cluster: LocalClust
     assert datetime.fromisoformat(one["created_at"]).tzinfo is not None
     assert "display_name" not in json_of(await exchange(cluster, "GET", "/v1/models/lora-1"))
     missing = json_of(await exchange(cluster, "GET", "/v1/models/nobody", None, theirs))
-    assert (missing["type"], missing["error"]["type"]) == ("error", "not_found_error")
+    assert (missing["type"], missing["error"]["type"]) == ("error", "NotFoundError")
 
 
-async def test_a_body_that_is_no_json_and_a_route_that_is_none_are_told_alike(cluster: LocalCluster) -> None:
+async def test_a_body_that_is_no_json_and_a_route_that_is_none_are_refused_as_anywhere(cluster: LocalCluster) -> None:
     bad = await exchange(cluster, "POST", "/v1/messages", b"{")
     none = await exchange(cluster, "POST", "/v1/messages/batches", {})
-    assert (status_of(bad), json_of(bad)["error"]["type"]) == (400, "invalid_request_error")
-    assert (status_of(none), json_of(none)["error"]["type"]) == (404, "not_found_error")
+    assert (status_of(bad), json_of(bad)["error"]["type"]) == (400, "Bad Request")
+    assert (status_of(none), json_of(none)) == (404, {"detail": "Not Found"})
 
 
 async def test_an_error_within_a_stream_is_its_last_event(cluster: LocalCluster) -> None:
@@ -192,5 +227,4 @@ async def test_an_error_within_a_stream_is_its_last_event(cluster: LocalCluster)
     name, _, error = event.partition(b"\ndata: ")
     assert (name, rest) == (b"event: error", b"")
     content = json.loads(error)
-    assert (content["type"], content["request_id"]) == ("error", "mine")
-    assert content["error"]["type"] in ("api_error", "overloaded_error")
+    assert (content["type"], content["error"]["type"]) == ("error", "internal_error")

@@ -93,49 +93,128 @@ async def test_a_conversation_goes_on_with_the_output_of_a_response(openai: Asyn
     assert first.usage.input_tokens < shorter.usage.input_tokens < longer.usage.input_tokens
 
 
+async def test_log_probabilities_are_shown_where_they_are_wanted(openai: AsyncOpenAI) -> None:
+    asked: dict[str, Any] = {"model": "lora-1", "input": "x", "max_output_tokens": 4, "extra_body": EXACT}
+    wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = await openai.responses.create(**asked, **wanted)
+    (message,) = whole.output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    shown = part.logprobs or []
+    assert "".join(one.token for one in shown) == part.text
+    assert {len(one.top_logprobs) for one in shown} == {2}
+    events = [event async for event in await openai.responses.create(**asked, **wanted, stream=True)]
+    streamed = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+    assert [(one.token, one.logprob) for one in streamed] == [(one.token, one.logprob) for one in shown]
+    plain = await openai.responses.create(**asked, top_logprobs=2)
+    assert plain.top_logprobs is None
+
+
+async def test_a_response_repeats_what_was_asked(openai: AsyncOpenAI) -> None:
+    tool: Any = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    answer = await openai.responses.create(
+        model="lora-1",
+        input="x",
+        max_output_tokens=4,
+        temperature=0.5,
+        top_p=0.5,
+        metadata={"a": "b"},
+        tools=[tool],
+        tool_choice="none",
+        text={"format": {"type": "text"}},
+        reasoning={"effort": "low"},
+        extra_body={"request_id": "resp_mine", "presence_penalty": 1},
+    )
+    shown = answer.model_dump()
+    told = ("id", "temperature", "top_p", "metadata", "tool_choice", "max_output_tokens", "presence_penalty")
+    assert [shown[name] for name in told] == ["resp_mine", 0.5, 0.5, {"a": "b"}, "none", 4, 1.0]
+    assert shown["tools"][0]["parameters"] == {"type": "object"}
+    assert shown["tools"][0]["strict"] is None
+    assert shown["text"] == {"format": {"type": "text"}, "verbosity": None}
+    assert shown["reasoning"]["effort"] == "low"
+
+
+async def test_a_prompt_that_is_too_long_may_be_cut(cluster: LocalCluster, openai: AsyncOpenAI) -> None:
+    long: dict[str, Any] = {"model": "lora-1", "input": "word " * 5000, "max_output_tokens": 4}
+    with pytest.raises(BadRequestError, match="maximum context length is 4096 tokens") as caught:
+        await openai.responses.create(**long)
+    assert caught.value.param == "input_tokens"
+    answer = await openai.responses.create(**long, truncation="auto")
+    assert answer.usage is not None
+    most = cluster.settings.scheduler.max_req_input_len
+    assert (answer.usage.input_tokens, answer.max_output_tokens) == (most, min(4, 4096 - most))
+
+
 @pytest.mark.parametrize(
-    ("asked", "param", "why"),
+    ("asked", "param", "kind", "why"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "responses are not kept"),
-        ({"background": True}, "background", "responses are not kept"),
-        ({"n": 2}, "n", "a response is one output"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type", "text, json_object or json_schema"),
-        ({"text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "text.format.schema", "types are"),
-        ({"tools": [{"type": "function"}], "tool_choice": "required"}, "tool_choice", "tools has no function"),
-        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name", "not among tools"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "/v1/chat/completions"),
-        ({"top_logprobs": 2}, "top_logprobs", "/v1/chat/completions"),
-        ({"prompt_logprobs": 0}, "prompt_logprobs", "/v1/chat/completions"),
-        ({"min_tokens": 5, "max_output_tokens": 4}, "min_tokens", "at most max_output_tokens, 4"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
-        ({"max_output_tokens": 9999}, "max_output_tokens", "maximum context length is 4096 tokens"),
+        ({"background": True}, "background", "invalid_request_error", "responses are not kept"),
+        ({"background": True, "store": False}, "background", "BadRequestError", "needs store"),
+        ({"prompt": {"id": "p"}}, "prompt", "BadRequestError", "prompts are not kept"),
+        ({"text": {"format": {"type": "xml"}}}, "body.text.format.ResponseFormatText.type", "Bad Request", "'text'"),
         (
-            {"input": [{"role": "user", "content": [PART, {"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[1].type",
-            "the model reads text alone",
+            {"text": {"format": {"type": "text"}}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+            "BadRequestError",
+            "two forms",
         ),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", "'item_reference'"),
-        ({"input": [{"content": "x"}]}, "input[0].role", "missing"),
+        ({"tools": [{"type": "function"}]}, "body.tools.0.FunctionTool.name", "Bad Request", "Field required"),
+        ({"tool_choice": "required"}, "tool_choice", "BadRequestError", "there are no tools"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "BadRequestError", "there are no tools"),
+        ({"tool_choice": "x"}, "body.tool_choice", "Bad Request", "'required'"),
+        ({"max_output_tokens": 0}, "max_tokens", "BadRequestError", "at least 1"),
+        ({"max_output_tokens": 9999}, "max_output_tokens", "BadRequestError", "max_model_len=4096"),
+        ({"include": ["x"]}, "body.include.0", "Bad Request", "Input should be"),
+        ({"seed": 2**63}, "body.seed", "Bad Request", "less than"),
+        ({"presence_penalty": 2.1}, "body.presence_penalty", "Bad Request", "less than or equal to 2"),
+        ({"service_tier": None}, "body.service_tier", "Bad Request", "Input should be"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "BadRequestError", "'item_reference'"),
+        ({"input": [{"content": "x"}]}, "body.input", "Bad Request", "Input should be"),
     ],
 )
 async def test_what_is_not_to_be_had_is_refused_with_the_reason(
-    openai: AsyncOpenAI, asked: dict[str, Any], param: str, why: str
+    openai: AsyncOpenAI, asked: dict[str, Any], param: str, kind: str, why: str
 ) -> None:
     with pytest.raises(BadRequestError, match=why) as caught:
         await openai.responses.create(model="lora-1", input="x", extra_body=asked)
-    assert caught.value.param == param
+    told: Any = caught.value.body
+    assert (told["param"], told["type"], told["code"]) == (param, kind, 400)
 
 
-async def test_an_unknown_model_and_an_unknown_route_say_what_there_is(
-    cluster: LocalCluster, openai: AsyncOpenAI
-) -> None:
-    with pytest.raises(NotFoundError, match="GET /v1/models"):
+async def test_what_vllm_passes_over_is_passed_over(openai: AsyncOpenAI) -> None:
+    ignored = {
+        "n": 2,
+        "prompt_logprobs": "x",
+        "min_tokens": 99,
+        "conversation": "c",
+        "best_of": 0,
+        "response_format": 5,
+    }
+    answer = await openai.responses.create(model="lora-1", input="x", max_output_tokens=4, extra_body=ignored)
+    assert len(answer.output) == 1
+
+
+async def test_no_response_is_kept(cluster: LocalCluster, openai: AsyncOpenAI) -> None:
+    for asked in (
+        openai.responses.create(model="lora-1", input="x", previous_response_id="resp_1"),
+        openai.responses.retrieve("resp_1"),
+        openai.responses.cancel("resp_1"),
+    ):
+        with pytest.raises(NotFoundError, match="there is no response 'resp_1'") as caught:
+            await asked
+        told: Any = caught.value.body
+        assert (told["param"], told["type"], told["code"]) == ("response_id", "invalid_request_error", 404)
+    wrong = await exchange(cluster, "GET", "/v1/responses/resp_1?starting_after=x")
+    assert (status_of(wrong), json_of(wrong)["error"]["param"]) == (400, "query.starting_after")
+
+
+async def test_an_unknown_model_and_an_unknown_route_are_not_found(cluster: LocalCluster, openai: AsyncOpenAI) -> None:
+    with pytest.raises(NotFoundError, match="GET /v1/models") as caught:
         await openai.responses.create(model="nobody", input="x")
-    answer = await exchange(cluster, "POST", "/v1/embeddings", {"model": "lora-1", "input": "x"})
-    assert status_of(answer) == 404
-    message = json_of(answer)["error"]["message"]
-    assert message.startswith("there is no '/v1/embeddings' here; there are /v1/completions, /v1/chat/completions, ")
-    assert "/v1/messages/count_tokens" in message
+    assert (caught.value.param, caught.value.type) == ("model", "NotFoundError")
+    answer = await exchange(cluster, "POST", "/v1/responses/batches", {"model": "lora-1", "input": "x"})
+    assert status_of(answer) == 405
 
 
 async def test_an_error_within_a_stream_is_its_last_two_events(openai: AsyncOpenAI) -> None:
@@ -149,7 +228,7 @@ async def test_an_error_within_a_stream_is_its_last_two_events(openai: AsyncOpen
     )
     *_, error, failed = [event async for event in stream]
     assert error.type == "error"
-    assert error.code == "fault_injected"
+    assert error.code is not None
     assert failed.type == "response.failed"
     assert failed.response.error is not None
     assert (failed.response.status, failed.response.error.message) == ("failed", error.message)
