@@ -9,7 +9,7 @@ import grpc.aio
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, model_validator
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
 from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
 from lorrery.chassis.names import quoted
@@ -121,7 +121,7 @@ def routes(edge: Edge) -> APIRouter:
     router, handler = APIRouter(tags=["vLLM"], route_class=json_route(edge.admit)), edge.handler
     router_settings = handler.settings.router
 
-    @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+    @router.post("/v1/load_lora_adapter", response_class=Response)
     async def load_lora_adapter(request: LoadLora, http: Request) -> Response:
         """Load an adapter; its rank stands in the adapter_config.json of its path, or is given."""
         caller = edge.caller(http)
@@ -153,9 +153,9 @@ def routes(edge: Edge) -> APIRouter:
             if error.code() != grpc.StatusCode.ALREADY_EXISTS:
                 raise
             raise InvalidRequest(_KNOWN.format(quoted(name)), Reason.ADAPTER_EXISTS) from None
-        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
+        return Response(f"Success: LoRA adapter '{name}' added successfully.")
 
-    @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+    @router.post("/v1/unload_lora_adapter", response_class=Response)
     async def unload_lora_adapter(request: UnloadLora, http: Request) -> Response:
         """Make an adapter unknown to new requests."""
         name = request.lora_name
@@ -172,9 +172,9 @@ def routes(edge: Edge) -> APIRouter:
                 await handler.unload_adapter(caller, name)
         except UnknownName:
             return _vllm_error(HTTPStatus.NOT_FOUND, _NOT_FOUND, f"The lora adapter {quoted(name)} cannot be found.")
-        return PlainTextResponse(success)
+        return Response(success)
 
-    @router.post("/adapters", response_class=PlainTextResponse)
+    @router.post("/adapters", response_class=Response)
     async def add_adapter(request: Adapter, http: Request) -> Response:
         """Load an adapter, as SageMaker does: `/v1/load_lora_adapter` in other words."""
         if not request.name or not request.src:
@@ -183,9 +183,9 @@ def routes(edge: Edge) -> APIRouter:
         response = await load_lora_adapter(own, http)
         if response.status_code != HTTPStatus.OK:
             return response
-        return PlainTextResponse(f"Adapter {request.name} registered")
+        return Response(f"Adapter {request.name} registered")
 
-    @router.delete("/adapters/{name:path}", response_class=PlainTextResponse)
+    @router.delete("/adapters/{name:path}", response_class=Response)
     async def remove_adapter(name: str, http: Request) -> Response:
         """Unload an adapter, as SageMaker does."""
         return await unload(edge.caller(http), name, f"Adapter {name} unregistered")
