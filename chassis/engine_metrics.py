@@ -310,8 +310,8 @@ class EngineMetrics:
             "engine": self._engine,
             "gpu_memory_utilization": cache.memory_share,
             "kv_cache_max_concurrency": cache.pool_tokens / max(1, cache.max_model_len),
-            "kv_cache_size_tokens": cache.pool_tokens,
-            "num_gpu_blocks": cache.num_blocks,
+            "kv_cache_size_tokens": cache.pool_tokens + cache.block_size,
+            "num_gpu_blocks": cache.num_blocks + 1,  # vLLM counts one that it never gives out
         }
         return [(tuple(str(known.get(label, usual)) for label, usual in CACHE_CONFIG.items()), 1)]
 

@@ -41,6 +41,7 @@ def generate_request(ask: Ask) -> GenerateRequest:
         seed=output_seed(request, seed),
         true_output_tokens=request.output_tokens,
         priority=request.priority,
+        cache_salt=request.cache_salt,
     )
 
 

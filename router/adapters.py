@@ -49,8 +49,11 @@ async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdap
         grpc.aio.AioRpcError: a shard did not answer.
     """
     statuses = await _all(_status(shard, scheduler_pb2.GetStatusRequest()) for shard in connected(placement))
-    ranks = {adapter.adapter_id: adapter.rank for status in statuses for adapter in status.adapters}
-    return router_pb2.ListAdaptersResponse(adapters=wire.adapter_messages(ranks), model=model)
+    known: dict[str, types_pb2.Adapter] = {}
+    for status in statuses:
+        for adapter in status.adapters:
+            known.setdefault(adapter.adapter_id, adapter)
+    return router_pb2.ListAdaptersResponse(adapters=wire.adapter_messages(known.values()), model=model)
 
 
 async def find_adapter(placement: Placement, adapter_id: str) -> types_pb2.Adapter | None:

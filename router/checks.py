@@ -18,6 +18,9 @@ _TOKEN_ID_BYTES = 5
 """Largest protobuf varint of a 32-bit number."""
 _OTHER_BYTES = 64 * 1024
 
+MAX_SALT_CHARACTERS = 128
+_NOT_IN_SALT = frozenset("@/\\\0")
+
 
 def check_length(field: str, value: str) -> None:
     """Check the length of an id or name.
@@ -42,6 +45,22 @@ def check_adapter_id(adapter_id: str, models: Collection[str], instead: str = "g
     if why is not None:
         raise InvalidRequest(
             f"adapter_id {why}", field="adapter_id", value=quoted(adapter_id), limit=MAX_NAME_CHARACTERS
+        )
+
+
+def check_cache_salt(cache_salt: str) -> None:
+    """Check a salt by vLLM's rule; empty: there is none.
+
+    Raises:
+        InvalidRequest: it is too long, or has a character that names of files and stores cannot have.
+    """
+    if len(cache_salt) > MAX_SALT_CHARACTERS or not _NOT_IN_SALT.isdisjoint(cache_salt):
+        raise InvalidRequest(
+            f"Parameter 'cache_salt' must be at most {MAX_SALT_CHARACTERS} characters and must not contain '@', '/',"
+            " '\\\\', or NUL.",
+            field="cache_salt",
+            value=quoted(cache_salt),
+            limit=MAX_SALT_CHARACTERS,
         )
 
 

@@ -1,7 +1,7 @@
 """The prefix caches of all workers merged into one, for clients that see the router as one engine.
 
 Each scheduler streams the blocks that its workers' caches store and remove. A block is in the merged cache while at
-least one worker has it: it is stored with the first worker and removed with the last. The blocks of a lost worker or
+least one worker has it: it is stored with the first copy and removed with the last. The blocks of a lost worker or
 scheduler are removed.
 """
 
@@ -39,12 +39,12 @@ class OneCache:
 
     def __init__(self, adapter_id: str | None = None) -> None:
         self._adapter_id = adapter_id
-        self._of_worker: dict[Worker, set[int]] = {}
-        self._num_workers: Counter[int] = Counter()
+        self._of_worker: dict[Worker, Counter[int]] = {}
+        self._num_copies: Counter[int] = Counter()
 
     def apply(self, worker: Worker, events: pb.KvEvents) -> pb.KvEvents:
         """Apply a worker's events, and return the resulting events of the merged cache."""
-        blocks = self._of_worker.setdefault(worker, set())
+        blocks = self._of_worker.setdefault(worker, Counter())
         net = pb.KvEvents(block_size=events.block_size)
         for event in events.events:
             kind = event.WhichOneof("event")
@@ -54,7 +54,7 @@ class OneCache:
             elif kind == "removed":
                 self._remove(blocks, event.removed.block_hashes, net)
             else:
-                self._remove(blocks, list(blocks), net)
+                self._remove(blocks, list(blocks.elements()), net)
         return net
 
     def lose(self, shard: str) -> pb.KvEvents:
@@ -62,15 +62,15 @@ class OneCache:
         net = pb.KvEvents()
         for worker in [worker for worker in self._of_worker if worker[0] == shard]:
             blocks = self._of_worker.pop(worker)
-            self._remove(blocks, list(blocks), net)
+            self._remove(blocks, list(blocks.elements()), net)
         return net
 
-    def _store(self, blocks: set[int], stored: pb.BlocksStored, block_size: int, net: pb.KvEvents) -> None:
+    def _store(self, blocks: Counter[int], stored: pb.BlocksStored, block_size: int, net: pb.KvEvents) -> None:
         hashes = stored.block_hashes
         blocks.update(hashes)
-        self._num_workers.update(hashes)
+        self._num_copies.update(hashes)
         # A worker that has a block has all blocks before it, so the new blocks are the end of the chain.
-        num_known = sum(self._num_workers[block_hash] > 1 for block_hash in hashes)
+        num_known = sum(self._num_copies[block_hash] > 1 for block_hash in hashes)
         if num_known == len(hashes):
             return
         added = net.events.add().stored
@@ -80,14 +80,16 @@ class OneCache:
             added.parent_block_hash = hashes[num_known - 1]
             added.token_ids_u32 = u32.pack_array(u32.view(stored.token_ids_u32)[num_known * block_size :])
 
-    def _remove(self, blocks: set[int], hashes: Iterable[int], net: pb.KvEvents) -> None:
+    def _remove(self, blocks: Counter[int], hashes: Iterable[int], net: pb.KvEvents) -> None:
         gone = []
         for block_hash in hashes:
             if block_hash in blocks:  # not one of another adapter
-                blocks.remove(block_hash)
-                self._num_workers[block_hash] -= 1
-                if not self._num_workers[block_hash]:
-                    del self._num_workers[block_hash]
+                blocks[block_hash] -= 1
+                if not blocks[block_hash]:
+                    del blocks[block_hash]
+                self._num_copies[block_hash] -= 1
+                if not self._num_copies[block_hash]:
+                    del self._num_copies[block_hash]
                     gone.append(block_hash)
         if gone:
             net.events.add().removed.block_hashes.extend(gone)

@@ -12,7 +12,14 @@ from lorrery.chassis.errors import InvalidRequest, Reason, UnknownName
 from lorrery.chassis.names import quoted, why_no_name
 from lorrery.router import wire
 from lorrery.router.access import Access, check_use
-from lorrery.router.checks import check_adapter_id, check_length, check_stop_strings, check_stop_tokens, check_token_ids
+from lorrery.router.checks import (
+    check_adapter_id,
+    check_cache_salt,
+    check_length,
+    check_stop_strings,
+    check_stop_tokens,
+    check_token_ids,
+)
 from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import check_top_logprobs
@@ -64,6 +71,7 @@ class RequestReader:
             check_adapter_id(adapter_id, self._settings.model_names, "leave it empty to ask the base model")
         sampling = self._sampling(message)
         check_top_logprobs(message.top_logprobs)
+        check_cache_salt(message.cache_salt)
         if message.HasField("true_output_tokens") and message.true_output_tokens < 1:
             raise InvalidRequest("true_output_tokens must be at least 1, got 0", field="true_output_tokens", value=0)
         tenant_id = self._access.tenant(caller, message.tenant_id)
@@ -96,6 +104,7 @@ class RequestReader:
             seed=seed,
             true_output_tokens=message.true_output_tokens,
             priority=message.priority,
+            cache_salt=message.cache_salt,
             output_token_ids_u32=b"" if output is None else u32.pack(output),
             eos_id=self._tokenizer.eos_id,
             key=caller if self._access.counts else None,

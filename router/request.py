@@ -48,6 +48,7 @@ class Request:
         seed: 64 bits; equal seeds give equal tokens.
         true_output_tokens: a trace's true output length, hidden from all scheduling decisions; 0: unknown.
         priority: 32 bits, signed; a lower one is earlier under `scheduler.policy = "priority"`.
+        cache_salt: prompts with different ones share no cached prefix.
         output_token_ids_u32: the whole output with its end, if the request says what it is; empty: the model's own.
         eos_id: the token that ends a sequence.
         key: the API key whose quotas it counts against; None: no quotas.
@@ -65,6 +66,7 @@ class Request:
     seed: int
     true_output_tokens: int = 0
     priority: int = 0
+    cache_salt: str = ""
     output_token_ids_u32: bytes = b""
     eos_id: int = EOS_ID
     key: ApiKey | None = None

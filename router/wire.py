@@ -5,7 +5,7 @@ a Python object per element.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -165,9 +165,9 @@ def read_group(message: router_pb2.GenerateRequest) -> OutputGroup | None:
     return OutputGroup(message.group.id, message.group.num_outputs) if message.HasField("group") else None
 
 
-def adapter_messages(ranks: Mapping[str, int]) -> list[types_pb2.Adapter]:
-    """Return adapter messages for a mapping of ids to ranks, in its order."""
-    return [types_pb2.Adapter(adapter_id=name, rank=rank) for name, rank in ranks.items()]
+def adapter_messages(adapters: Iterable[types_pb2.Adapter]) -> list[types_pb2.Adapter]:
+    """Return adapters as clients see them, without their versions."""
+    return [types_pb2.Adapter(adapter_id=one.adapter_id, rank=one.rank, number=one.number) for one in adapters]
 
 
 def shard_status(address: str, connected: bool, status: scheduler_pb2.GetStatusResponse | None) -> router_pb2.Shard:
@@ -267,6 +267,7 @@ def submit(
             priority=request.priority,
             skips_prefix_cache=request.skips_prefix_cache,
             group=None if group is None else types_pb2.OutputGroup(id=group.group_id, num_outputs=group.num_outputs),
+            cache_salt=request.cache_salt,
             sampling=scheduler_pb2.Sampling(
                 sampler=_sampler(request.sampling),
                 seed=request.seed,

@@ -67,6 +67,7 @@ class AdapterChanges:
         self._clock = clock
         self._foresee = foresee
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by adapter id, of running loads
+        self._num_numbered = len(core.adapters)
         self._carry_out(self.log.changes)
 
     @property
@@ -152,7 +153,8 @@ class AdapterChanges:
                 log.info("adapters_changed", and_more="at the level debug")
                 log_change = log.debug
             if rank:
-                before = self._core.load_adapter(self._factory.adapter(adapter_id, rank, version))
+                adapter = self._factory.adapter(adapter_id, rank, version, self._number(adapter_id))
+                before = self._core.load_adapter(adapter)
             else:
                 before = self._core.unload_adapter(adapter_id)
                 if self._feed.history is not None:
@@ -167,3 +169,11 @@ class AdapterChanges:
             else:
                 was = {} if before is None else {"rank": before.rank}  # None: it was not known here
                 log_change("adapter_unloaded", adapter_id=adapter_id, **was, version=version)
+
+    def _number(self, adapter_id: str) -> int:
+        """Return the number of an adapter that is loaded: as in vLLM the next one, or that of the one it replaces."""
+        known = self._core.adapters.get(adapter_id)
+        if known is not None:
+            return known.number
+        self._num_numbered += 1
+        return self._num_numbered

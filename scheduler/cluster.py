@@ -69,7 +69,10 @@ class Cluster:
         self.core = ClusterCore(
             self._factory.placement(),
             cluster_rules(settings),
-            [self._factory.adapter(name, rank) for name, rank in settings.adapters.expand()],
+            [
+                self._factory.adapter(name, rank, number=number)
+                for number, (name, rank) in enumerate(settings.adapters.expand(), start=1)
+            ],
             notes_figures=path is not None,
         )
         self.metrics = SchedulerMetrics(registry, settings.metrics)

@@ -87,6 +87,8 @@ class Journal:
             line["priority"] = sequence.priority
         if sequence.skips_prefix_cache:
             line["skips_prefix_cache"] = True
+        if sequence.cache_salt:
+            line["cache_salt"] = sequence.cache_salt
         if sequence.produced_tokens:
             line["produced_token_ids"] = list(sequence.output_token_ids)
         if resumed:

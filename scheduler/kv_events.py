@@ -2,18 +2,19 @@
 
 Readers are a worker itself, which publishes them as an engine would, and callers of WatchKvEvents.
 
-The core notes changes only while there is a reader. They are taken after every decision and every commit, so they
-reach a worker in order with its plans, and a watcher that begins in between misses none.
+The core notes changes only while there is a reader. They are taken when a step ends, in one batch, so they reach a
+worker in order with its plans, and a watcher that begins in between misses none.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from lorrery.chassis.errors import NoKvEvents
 from lorrery.scheduler import wire_workers
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.prefix_cache.changes import BlockChange
 
 CURE = "set scheduler.prefix_cache.kind = 'blocks'"
 
@@ -85,6 +86,7 @@ class WorkerKvEvents:
         self.source = source
         self._watchers = watchers
         self._on = False
+        self._begun: list[BlockChange] = []  # of a batch that a new watcher has cut in two; the worker gets it whole
         for watcher in self._own_watchers():
             self.begin(watcher)
         self.switch()
@@ -99,8 +101,11 @@ class WorkerKvEvents:
             self._cache.note_changes(self._on)
 
     def begin(self, watcher: Watcher) -> None:
-        """Send a new watcher the contents of the cache."""
+        """Send a new watcher the contents of the cache, and the others what they lack of these."""
         if self._cache is not None:
+            changes = self._cache.take_changes()
+            self._begun += changes
+            self._tell_watchers(changes, [other for other in self._own_watchers() if other is not watcher])
             self._cache.note_changes()
             contents = wire_workers.kv_events(self._cache.contents(), self._cache.block_size, cleared=True)
             watcher.send(self._worker_id, contents)
@@ -111,12 +116,18 @@ class WorkerKvEvents:
             return None
         assert self._cache is not None
         changes = self._cache.take_changes()
-        if not changes:
+        self._tell_watchers(changes, self._own_watchers())
+        changes, self._begun = [*self._begun, *changes], []
+        if not changes or self.source is None:
             return None
-        events = wire_workers.kv_events(changes, self._cache.block_size)
-        for watcher in self._own_watchers():
-            watcher.send(self._worker_id, events)
-        return wire_workers.worker_kv_events(events) if self.source is not None else None
+        return wire_workers.worker_kv_events(wire_workers.kv_events(changes, self._cache.block_size))
+
+    def _tell_watchers(self, changes: list[BlockChange], watchers: Iterable[Watcher]) -> None:
+        if changes:
+            assert self._cache is not None
+            events = wire_workers.kv_events(changes, self._cache.block_size)
+            for watcher in watchers:
+                watcher.send(self._worker_id, events)
 
     def lost(self) -> None:
         """Send watchers that the worker is gone, and its cache with it."""

@@ -37,6 +37,7 @@ class Submit:
         priority: a lower one is earlier, if the policy reads it.
         skips_prefix_cache: whether every position of its prompt has to be computed.
         group: the request of a client that it is one output of; None: it is the only one.
+        cache_salt: prompts with different ones share no cached prefix.
     """
 
     handle: int
@@ -57,6 +58,7 @@ class Submit:
     priority: int = 0
     skips_prefix_cache: bool = False
     group: OutputGroup | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,11 +113,11 @@ class ReplicaFactory:
         options = PlacementOptions(own.placement_homes, own.placement_draws, weights, own.placement_max_load)
         return PLACEMENTS[own.placement](rng, options)
 
-    def adapter(self, adapter_id: str, rank: int, version: int = 0) -> Adapter:
+    def adapter(self, adapter_id: str, rank: int, version: int = 0, number: int = 0) -> Adapter:
         """Build an adapter, with the slots that it takes in a KV pool."""
         rule = self._settings.adapters.slots_rule
         slots = self._costs.exact_slots(rank) if rule == "exact" else 0 if rule == "reserved" else None
-        return Adapter(adapter_id, rank, slots, version)
+        return Adapter(adapter_id, rank, slots, version, number)
 
     @cached_property
     def prefix_cache(self) -> PrefixCache | None:

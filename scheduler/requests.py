@@ -126,6 +126,7 @@ class Requests:
             produced_tokens=len(submit.produced),
         )
         sequence.priority = submit.priority
+        sequence.cache_salt = submit.cache_salt
         if not submit.produced:
             sequence.content = of_u32(submit.prompt_token_ids_u32)  # the same bytes, for caches that compare them
         sequence.ignore_eos = submit.ignore_eos

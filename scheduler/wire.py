@@ -47,7 +47,9 @@ def check_names(**names: str) -> None:
 
 def write_adapter(adapter: Adapter) -> types_pb2.Adapter:
     """Write an adapter."""
-    return types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank, version=adapter.version)
+    return types_pb2.Adapter(
+        adapter_id=adapter.adapter_id, rank=adapter.rank, version=adapter.version, number=adapter.number
+    )
 
 
 def write_figures(by_adapter: FiguresByAdapter) -> types_pb2.AdapterFigures:

@@ -94,6 +94,7 @@ def read_submit(message: pb.Submit) -> Submit:
         priority=message.priority,
         skips_prefix_cache=message.skips_prefix_cache,
         group=OutputGroup(message.group.id, message.group.num_outputs) if message.HasField("group") else None,
+        cache_salt=message.cache_salt,
     )
 
 

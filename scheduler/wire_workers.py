@@ -177,6 +177,7 @@ def kv_events(changes: Iterable[BlockChange], block_size: int = 0, *, cleared: b
         stored.token_ids_u32 = u32.pack(array("I", b"".join(change.keys)))
         if change.adapter is not None:
             stored.adapter.CopyFrom(wire.write_adapter(change.adapter))
+        stored.cache_salt = change.cache_salt
     return message
 
 

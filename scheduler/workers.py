@@ -108,6 +108,7 @@ class Dispatcher:
         self._running: RunningPlan | None = None
         self._plan_id = 0  # of the last plan
         self._boundary_ps = 0
+        self._plans_ahead = member.replica.options.async_scheduling
         self._next_decision = NextDecision(self._clock, partial(self._guarded, self._decide))
         self.outbox = Outbox()
         self._given_up = asyncio.Event()
@@ -248,8 +249,8 @@ class Dispatcher:
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
-    def _decide(self, at_ps: int) -> None:
-        """Plan at this boundary, or as soon as there is something to do."""
+    def _decide(self, at_ps: int, *, after_step: bool = False) -> None:
+        """Plan at this boundary, or as soon as there is something to do; `after_step`: at the end of a step."""
         assert self._running is None, f"plan {self._plan_id} runs"
         at_ps = max(at_ps, self._boundary_ps)
         while True:
@@ -261,7 +262,8 @@ class Dispatcher:
             self._inputs.decided(decision, at_ps)
             if self._engine is not None:
                 self._engine.happened(decision.events)
-            self._tell_kv_events()
+            if isinstance(decision, Idle) or (after_step and self._plans_ahead):
+                self._tell_kv_events()
             due_ps = self._begin(decision, at_ps)
             # Only now: a sequence that has left may come back to this worker, and would change the decision just made.
             self._outcomes.carry_out(decision.events, at_ps)
@@ -270,6 +272,7 @@ class Dispatcher:
                 self._cluster.look_for_moves()
             if due_ps is None:
                 return
+            after_step = after_step and due_ps == at_ps  # what has ended has left, and nothing else
             at_ps = due_ps
 
     def _begin(self, decision: Plan | Idle, at_ps: int) -> int | None:
@@ -343,7 +346,7 @@ class Dispatcher:
             self._running = None
             self.watch.has_no_plan()
             self._boundary_ps = step.ran.end_ps
-            self._decide(step.ran.end_ps)
+            self._decide(step.ran.end_ps, after_step=True)
 
     def _commit(self, running: RunningPlan, step: StepReport) -> None:
         plan, ran, num_tokens = running.plan, step.ran, len(step.handles_u32) // u32.ITEM_BYTES
@@ -362,12 +365,15 @@ class Dispatcher:
         except Exception:
             fan_out.take_back()  # these tokens will be produced again elsewhere
             raise
+        if not self._plans_ahead:
+            self._tell_kv_events()
         if not step.hand_back:
-            replica.make_room()  # the next step begins: readers must not find blocks that it takes
+            replica.make_room(plan)  # the next step begins: readers must not find blocks that it takes
+            if self._plans_ahead:
+                self._tell_kv_events()
         cpu_seconds = time.thread_time() - started
         self._note_adapters()
         fan_out.send(step.token_ids_u32, step_ps)
-        self._tell_kv_events()
         self._metrics.step(plan, step_ps, gap_ps, num_tokens, cpu_seconds)
         if self._journal is not None:
             self._journal.stepped(step, gap_ps, events)
@@ -376,6 +382,10 @@ class Dispatcher:
         self._outcomes.carry_out(events, ran.end_ps)
 
     def _tell_kv_events(self) -> None:
+        """Send readers the changes since the last call, when a step ends.
+
+        A scheduler that decides ahead has then decided the next step, whose changes are among them, as with vLLM.
+        """
         if self._kv_events is not None and (message := self._kv_events.take()) is not None:
             self.outbox.send(message)
 

@@ -88,6 +88,7 @@ class RequestBuilder:
         built = SimulatedRequest(request.index, request.prompt_tokens, most, at_ps, end, adapter, request.tenant_id, ())
         built.sequence.ignore_eos = self.ignore_eos and self.natural_length is None
         built.sequence.priority = request.priority
+        built.sequence.cache_salt = request.cache_salt
         if self.with_prompts:
             self._add_prompt(built.sequence, request, said)
         return built

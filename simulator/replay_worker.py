@@ -266,7 +266,7 @@ class ReplayWorker:
         if over or not self._steps_left or (self._until_ps is not None and end_ps >= self._until_ps):
             self._plan, self._due_ps = None, end_ps
         else:
-            self.member.replica.make_room()
+            self.member.replica.make_room(plan)
 
     # --- comparing --------------------------------------------------------------------------------------------------
 

@@ -63,6 +63,7 @@ class ReplayedRequest:
         sequence.ignore_eos = sampling.ignore_eos
         sequence.priority = line.get("priority", 0)
         sequence.skips_prefix_cache = line.get("skips_prefix_cache", False)
+        sequence.cache_salt = line.get("cache_salt", "")
         if "weight" in line:
             sequence.weight = Fraction(line["weight"])
         return cls(sequence, sampling, token_ids)

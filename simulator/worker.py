@@ -247,7 +247,7 @@ class SimulatedWorker:
         self.steps -= done
         events = self.member.commit(plan, Ran(done, end_ps, busy_ps=busy_ps))
         assert not events
-        self.replica.make_room()
+        self.replica.make_room(plan)
 
     def _span(self, plan: Plan, num_steps: int, end_ps: int) -> StepSpan:
         """Return the span of these steps; if they form no straight line, of the last, and report the others."""

@@ -12,13 +12,11 @@ Unloads must be kept too, or a log that missed one would bring the adapter back.
 import heapq
 from collections.abc import Collection, Iterable
 from enum import Enum
-from hashlib import blake2b
 from typing import NamedTuple
 
 MAX_UNLOADS = 1024
 """Number of unloads that a log keeps, not counting adapters that the settings list."""
 MAX_VERSION = 2**63 - 1
-MAX_NUMBER = 2**31 - 1
 
 
 class WhenKnown(Enum):
@@ -49,11 +47,6 @@ class AdapterChange(NamedTuple):
 def adapter_key(adapter_id: str, version: int) -> str:
     """Return an adapter's name and version in one; version 0, as listed in the settings, gives the name alone."""
     return f"{adapter_id}@{version}" if version else adapter_id
-
-
-def adapter_number(adapter_id: str) -> int:
-    """Return a number for clients that know adapters by number: 1..2^31 - 1, the same everywhere, but not unique."""
-    return int.from_bytes(blake2b(adapter_id.encode(), digest_size=4).digest(), "little") % MAX_NUMBER + 1
 
 
 class AdapterLog:

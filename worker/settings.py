@@ -148,7 +148,7 @@ class KvEventsSettings(Section):
         default="map", description="encoding of an event: array: as in vLLM 0.18 and earlier; map: as in 0.24 and later"
     )
     replay_topic: bool = Field(
-        default=False, description="start each frame of a replay with the topic, as vLLM 0.33 does and 0.24 does not"
+        default=True, description="start each answer of a replay with the topic, as vLLM 0.32 does and 0.24 does not"
     )
 
     def of_gpu(self, number: int) -> Self:

@@ -190,11 +190,21 @@ FLAGS = (
         least=1,
     ),
     _flag(
-        "--num-gpu-blocks-override --kv-cache-size",
+        "--num-gpu-blocks-override",
         int,
         _KV,
         "scheduler.max_total_token_num",
-        "Number of KV blocks, whatever the memory would hold.",
+        "Number of KV blocks, whatever the memory would hold. As in vLLM one stays empty, unless the longest request"
+        " needs all of them.",
+        plain=False,
+        least=1,
+    ),
+    _flag(
+        "--kv-cache-size",
+        int,
+        _KV,
+        "scheduler.max_total_token_num",
+        "Number of KV blocks, as llm-d-inference-sim counts them: all are used.",
         plain=False,
         least=1,
     ),

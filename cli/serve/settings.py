@@ -316,6 +316,7 @@ def _steps(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
 def _kv_events(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
     if "use_vllm_map_event_format" in flags:
         values["worker.kv_events.format"] = "map" if flags["use_vllm_map_event_format"] else "array"
+        values["worker.kv_events.replay_topic"] = flags["use_vllm_map_event_format"]
     if "kv_events_config" not in flags:
         return
     text = flags["kv_events_config"]
@@ -346,7 +347,9 @@ def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[s
     deployment = deployments[0]
     block = settings.scheduler.block_size
     given = [
-        name for name in ("gpu_memory_utilization", "num_gpu_blocks_override", "kv_cache_memory_bytes") if name in flags
+        name
+        for name in ("gpu_memory_utilization", "num_gpu_blocks_override", "kv_cache_size", "kv_cache_memory_bytes")
+        if name in flags
     ]
     if len(given) > 1:
         raise SettingsError(f"--{' and --'.join(given).replace('_', '-')} both say how large the KV cache is; give one")
@@ -358,6 +361,8 @@ def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[s
     try:
         if "num_gpu_blocks_override" in flags:
             pool = flags["num_gpu_blocks_override"] * block
+        elif "kv_cache_size" in flags:
+            pool = flags["kv_cache_size"] * block
         elif "kv_cache_memory_bytes" in flags:
             all_bytes = size("--kv-cache-memory-bytes", flags["kv_cache_memory_bytes"]) * deployment.tensor_parallel
             pool = all_bytes // kv_bytes_per_token(deployment.model, deployment.tensor_parallel, deployment.precision)
@@ -368,11 +373,12 @@ def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[s
     except CatalogueError as error:
         raise SettingsError(f"--gpu, --tensor-parallel-size, --gpu-memory-utilization, --model: {error}") from None
     pool = pool // block * block
-    if given:
-        values["scheduler.max_total_token_num"] = pool
     own = deployment.model.max_model_len
     given_length = flags.get("max_model_len", _AUTO[0])
-    longest = min(own or MAX_MODEL_LEN, pool) if given_length in _AUTO else size("--max-model-len", given_length)
+    spare = block if "num_gpu_blocks_override" in flags and pool > block else 0  # vLLM never gives out its first block
+    longest = (
+        min(own or MAX_MODEL_LEN, pool - spare) if given_length in _AUTO else size("--max-model-len", given_length)
+    )
     if own is not None and longest > own and os.environ.get(LONG) != "1":
         raise SettingsError(
             f"--max-model-len {longest}: {deployment.model.name} takes {own} tokens; give fewer, or set {LONG}=1"
@@ -382,6 +388,8 @@ def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[s
             f"--max-model-len {longest}: the KV cache holds {pool} tokens; give fewer, or --gpu-memory-utilization,"
             " --num-gpu-blocks-override, --tensor-parallel-size"
         )
+    if given:
+        values["scheduler.max_total_token_num"] = pool - spare if longest <= pool - spare else pool
     if longest < 2:
         raise SettingsError(f"--max-model-len {longest}: a prompt and its output have at least 2 tokens")
     threshold = values.get("scheduler.long_prefill_token_threshold", 0)

@@ -156,6 +156,8 @@ def _common(ask: Ask, model: str) -> dict[str, Any]:
         body["user"] = ask.request.tenant_id
     if ask.request.priority:
         body["priority"] = ask.request.priority
+    if ask.request.cache_salt:
+        body["cache_salt"] = ask.request.cache_salt
     return body
 
 

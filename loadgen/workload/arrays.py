@@ -31,6 +31,7 @@ class Requests:
         tenant_id: one tenant for all, or one per request.
         hash_ids: per request, the ids of its prompt's blocks of 512 tokens: equal leading ids are an equal prefix.
         priority: one for all, or one per request, 32 bits, signed; `scheduler.policy = "priority"` reads it.
+        cache_salt: one for all, or one per request: prompts with different ones share no cached prefix.
     """
 
     at_seconds: ArrayLike
@@ -40,6 +41,7 @@ class Requests:
     tenant_id: str | Sequence[str] = ""
     hash_ids: Sequence[Sequence[int] | None] | None = None
     priority: ArrayLike = 0
+    cache_salt: str | Sequence[str] = ""
 
     def rows(self) -> list[WorkloadRequest]:
         """Return the requests in order of time; `index` is the row here.
@@ -62,7 +64,10 @@ class Requests:
         hash_ids = [None] * num_requests if self.hash_ids is None else _listed("hash_ids", self.hash_ids)
         priority = self.priority if np.ndim(self.priority) else np.full(num_requests, self.priority)
         priorities = _column("priority", priority, np.int64)
-        columns: tuple[Sized, ...] = (at_seconds, prompts, outputs, adapter_ids, tenant_ids, hash_ids, priorities)
+        salts = [salt or "" for salt in _names("cache_salt", self.cache_salt, num_requests, optional=False)]
+        columns: tuple[Sized, ...] = (
+            *(at_seconds, prompts, outputs, adapter_ids, tenant_ids, hash_ids, priorities, salts),
+        )
         for field, column in zip(fields(self), columns, strict=True):
             if len(column) != num_requests:
                 raise ValueError(f"{field.name} has {len(column)} rows; at_seconds has {num_requests}")
@@ -77,13 +82,14 @@ class Requests:
             if ids is not None and len(ids) != (wanted := -(-prompt // BLOCK_TOKENS)):
                 raise ValueError(f"hash_ids[{row}] has {len(ids)} ids; a prompt of {prompt} tokens has {wanted} blocks")
         numbers = (column.tolist() for column in (at_seconds, prompts, outputs, priorities))
-        columns_in_order = zip(*numbers, adapter_ids, tenant_ids, hash_ids, strict=True)
+        columns_in_order = zip(*numbers, adapter_ids, tenant_ids, hash_ids, salts, strict=True)
         rows = [
             WorkloadRequest(
                 *(index, at, prompt, output, adapter_id, tenant_id, None if ids is None else array("Q", ids)),
                 priority=priority,
+                cache_salt=salt,
             )
-            for index, (at, prompt, output, priority, adapter_id, tenant_id, ids) in enumerate(columns_in_order)
+            for index, (at, prompt, output, priority, adapter_id, tenant_id, ids, salt) in enumerate(columns_in_order)
         ]
         return [rows[row] for row in np.argsort(at_seconds, kind="stable").tolist()]
 

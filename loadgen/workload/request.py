@@ -65,6 +65,7 @@ class WorkloadRequest:
         turn: parts of the prompt; None: it consists of its own words, or follows `hash_ids`. The turns of a session are
             adjacent in a workload.
         priority: 32 bits, signed; a lower one is earlier under `scheduler.policy = "priority"`.
+        cache_salt: prompts with different ones share no cached prefix.
     """
 
     index: int
@@ -76,6 +77,7 @@ class WorkloadRequest:
     hash_ids: Sequence[int] | None
     turn: Turn | None
     priority: int
+    cache_salt: str
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class WorkloadRequest:
         hash_ids: Sequence[int] | None = None,
         turn: Turn | None = None,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> None:
         self.index = index
         self.at_seconds = at_seconds
@@ -98,6 +101,7 @@ class WorkloadRequest:
         self.hash_ids = hash_ids
         self.turn = turn
         self.priority = priority
+        self.cache_salt = cache_salt
 
 
 def of_columns(

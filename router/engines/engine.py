@@ -241,10 +241,10 @@ class Engine:
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
-    async def list_loras(self, context: status.Context) -> list[str]:
-        """Return the names of the adapters that requests may use."""
+    async def list_loras(self, context: status.Context) -> dict[str, int]:
+        """Return the adapters that requests may use: their numbers, by name."""
         known = await self.answer(context, self.handler.list_adapters)
-        return sorted(adapter.adapter_id for adapter in known.adapters)
+        return {one.adapter_id: one.number for one in sorted(known.adapters, key=lambda one: one.adapter_id)}
 
     async def load_lora(self, context: status.Context, name: str, path: str) -> None:
         """Load an adapter; its rank is read from its folder on this machine.

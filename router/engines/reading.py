@@ -64,6 +64,7 @@ def generate_request(
     top_logprobs: int | None,
     truncate: int = 0,
     priority: int = 0,
+    cache_salt: str = "",
     constraint: router_pb2.Constraint | None = None,
     skips_prefix_cache: bool = False,
 ) -> router_pb2.GenerateRequest:
@@ -80,6 +81,7 @@ def generate_request(
         top_logprobs: alternatives to each token; None: no log-probabilities.
         truncate: number of last prompt tokens to keep; 0: all.
         priority: a lower one is earlier.
+        cache_salt: prompts with different ones share no cached prefix; empty: none.
         constraint: form of the output; None: none.
         skips_prefix_cache: whether to compute every position of the prompt.
 
@@ -103,6 +105,7 @@ def generate_request(
         fill_context=not max_tokens,
         priority=priority,
         skips_prefix_cache=skips_prefix_cache,
+        cache_salt=cache_salt,
     )
     message.token_ids.ids.extend(prompt)
     if seed is not None:

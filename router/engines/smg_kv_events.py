@@ -14,7 +14,6 @@ from lorrery.chassis import status
 from lorrery.router.engines.engine import Engine
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.adapter_log import adapter_number
 
 MEDIUM = "GPU"
 RANK = 0
@@ -57,7 +56,7 @@ def _add_stored(message: Any, stored: pb.BlocksStored, block_size: int) -> None:
         block = message.blocks.add(block_hash=_signed(block_hash), block_size=block_size)
         block.token_ids.extend(tokens[index * block_size : (index + 1) * block_size])
         if name:
-            block.lora_id = adapter_number(name)
+            block.lora_id = stored.adapter.number
 
 
 def _signed(block_hash: int) -> int:

@@ -79,7 +79,6 @@ async def _read(
             "decoding.bad_words_token_ids": decoding.bad_words_token_ids,
             "response.prompt_logprobs": response.prompt_logprobs,
             "response.output_candidates": response.output_candidates.WhichOneof("select") in ("token_ids", "all"),
-            "kv.cache_salt": kv.cache_salt,
             "kv.kv_transfer_params": kv.HasField("kv_transfer_params"),
             "kv.ec_transfer_params": kv.HasField("ec_transfer_params"),
             "media": request.media,
@@ -112,6 +111,7 @@ async def _read(
         top_logprobs=response.output_candidates.top_n if response.output_logprobs else None,
         truncate=request.truncate_prompt_tokens,
         priority=request.priority,
+        cache_salt=kv.cache_salt,
         constraint=read_constraint(decoding, "structured_output", "decoding"),
         skips_prefix_cache=kv.bypass_prefix_cache,
     )

@@ -1,5 +1,6 @@
 """vLLM's own gRPC for operators of an engine: `vllm.Control`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lorrery.chassis import status
@@ -8,7 +9,6 @@ from lorrery.router.engines.engine import Engine, not_offered
 from lorrery.router.engines.field_names import VLLM_LORA
 from lorrery.router.field_names import named
 from lorrery.vllm import control_pb2, control_pb2_grpc
-from lorrery.vocabulary.adapter_log import adapter_number
 
 NAME = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 API_VERSION = "vllm"
@@ -94,13 +94,14 @@ class Control(control_pb2_grpc.ControlServicer):
         """Register an adapter at every shard."""
         with named(VLLM_LORA):
             await self._engine.load_lora(context, request.lora_name, request.source_path)
-        return control_pb2.LoadLoraResponse(adapter=self._adapter(request.lora_name))
+        numbers = await self._engine.list_loras(context)
+        return control_pb2.LoadLoraResponse(adapter=self._adapter(request.lora_name, numbers))
 
     async def UnloadLora(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.UnloadLoraRequest, context: status.Context
     ) -> control_pb2.UnloadLoraResponse:
         """Unregister an adapter at every shard, for new requests."""
-        adapter = self._adapter(request.lora_name)
+        adapter = self._adapter(request.lora_name, await self._engine.list_loras(context))
         with named(VLLM_LORA):
             await self._engine.unload_lora(context, request.lora_name)
         return control_pb2.UnloadLoraResponse(adapter=adapter)
@@ -109,12 +110,12 @@ class Control(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.ListLorasRequest, context: status.Context
     ) -> control_pb2.ListLorasResponse:
         """List the adapters that requests may use."""
-        names = await self._engine.list_loras(context)
-        return control_pb2.ListLorasResponse(adapters=map(self._adapter, names))
+        numbers = await self._engine.list_loras(context)
+        return control_pb2.ListLorasResponse(adapters=[self._adapter(name, numbers) for name in numbers])
 
-    def _adapter(self, name: str) -> control_pb2.LoraAdapter:
+    def _adapter(self, name: str, numbers: Mapping[str, int]) -> control_pb2.LoraAdapter:
         source_path = self._engine.handler.adapter_path(name) or f"{NO_FOLDER}{name}"
-        return control_pb2.LoraAdapter(lora_id=adapter_number(name), lora_name=name, source_path=source_path)
+        return control_pb2.LoraAdapter(lora_id=numbers.get(name, 0), lora_name=name, source_path=source_path)
 
     # --- KV events ---
 

@@ -373,6 +373,7 @@ class GeneratingRequest(BaseModel):
             priority=clamped(self.priority),
             allowed_token_ids=self.allowed_token_ids or (),
             skips_prefix_cache=self.shown_prompt_logprobs is not None,
+            cache_salt=self.cache_salt or "",
         )
         if isinstance(prompt, str):
             message.text = prompt

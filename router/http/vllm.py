@@ -31,6 +31,8 @@ _BOTH = "Both 'lora_name' and 'lora_path' must be provided."
 _KNOWN = (
     "The lora adapter {} has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True."
 )
+_MAX_QUEUE_SIZE = 100_000
+"""Default of vLLM's `max_queue_size`; here a batch is sent at once."""
 _INVALID, _NOT_FOUND = "InvalidUserInput", "NotFoundError"
 _PATHS = (
     re.compile(r"/(?:home|usr|opt|var|tmp|root|lib|mnt|srv)(?:/[\w.\-]+)+"),
@@ -230,7 +232,35 @@ def routes(edge: Edge) -> APIRouter:
             )
         return json_response({"prompt": handler.detokenize(request.tokens)})
 
+    @router.get("/kv_event_sources")
+    async def kv_event_sources(http: Request) -> Response:
+        """List where workers publish KV events, by number as vLLM's data parallel ranks."""
+        shards = (await handler.cluster_status(edge.caller(http))).shards
+        workers = [worker for shard in shards for worker in shard.workers if worker.HasField("kv_events")]
+        given = handler.settings.worker.kv_events
+        return json_response(
+            {
+                str(rank): {
+                    "enable_kv_cache_events": True,
+                    "publisher": "zmq",
+                    "endpoint": _as_given(worker.kv_events.endpoint, given.endpoint),
+                    "replay_endpoint": _as_given(worker.kv_events.replay_endpoint, given.replay_endpoint) or None,
+                    "buffer_steps": worker.kv_events.buffer_steps,
+                    "hwm": worker.kv_events.hwm,
+                    "max_queue_size": _MAX_QUEUE_SIZE,
+                    "topic": worker.kv_events.topic,
+                }
+                for rank, worker in enumerate(workers)
+            }
+        )
+
     return router
+
+
+def _as_given(endpoint: str, setting: str | None) -> str:
+    """Return an address as vLLM shows it: a wildcard with the port that was asked for, as the wildcard."""
+    host, _, port = (setting or "").rpartition(":")
+    return f"{host}:{endpoint.rpartition(':')[2]}" if host == "tcp://*" and port != "0" else endpoint
 
 
 def _as_vllm(error: RequestError | grpc.aio.AioRpcError, request: LoadLora) -> Response | None:

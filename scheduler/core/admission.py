@@ -324,8 +324,8 @@ class StepPass(AdmissionPass):
             self._on_take(sequence)
         memory.cover(self._running, sequence, end)
         if cache is not None:
-            cache.schedule(sequence, end)
             memory.evict(self._running)
+            cache.schedule(sequence, end)
         samples = end == sequence.input_tokens
         self.chunks.append(Chunk(sequence, new_tokens, end - new_tokens, samples=samples))
 

@@ -124,6 +124,8 @@ class Batch:
         """Let an ended sequence keep its blocks without taking part any more."""
         assert isinstance(self.memory, OnDemandMemory)
         self.memory.stop_growing(sequence, self.running)
+        if self.prefix_cache is not None:
+            self.prefix_cache.stand_still(sequence)
         self.running.stand_still(sequence)
 
     def drop_ended(self) -> None:

@@ -13,11 +13,12 @@ from lorrery.scheduler.core.given import Given, changed_fields
 from lorrery.scheduler.core.memory.base import Check
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.overlap import NOTHING, Overlap, Unseen
-from lorrery.scheduler.core.plan import Admitted, Chunk, Dropped, Event, Preempted
+from lorrery.scheduler.core.plan import Admitted, Chunk, Dropped, Event, Plan, Preempted
 from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_held
 from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
+from lorrery.scheduler.core.prefix_cache.scheduled_blocks import ScheduledBlockCache
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.sequence import Sequence
 
@@ -167,11 +168,54 @@ class ReplicaBatchContext(BatchContext):
             if missing > memory.free_blocks(running):
                 memory.uncover_decodes(running)
                 return False
+            if self._notes_changes:
+                self._cover_in_order(chunks)
+                return True
             for chunk in chunks:
                 self._cover_prompt(chunk.sequence, chunk.past_tokens + chunk.new_tokens)
+        elif self._notes_changes:
+            self._cover_in_order(())
         else:
             memory.evict(running)
         return True
+
+    @property
+    def _notes_changes(self) -> bool:
+        cache = self._prefix_cache
+        return isinstance(cache, ScheduledBlockCache) and cache.notes_changes
+
+    def _cover_in_order(self, chunks: Many[Chunk]) -> None:
+        """Take blocks that are there sequence by sequence, as vLLM's events tell of them."""
+        memory, running = self._on_demand, self.running
+        assert memory is not None
+        memory.uncover_decodes(running)
+        tokens = {chunk.handle: chunk.new_tokens for chunk in chunks}
+        for sequence in sorted([*running, *running.prefilling.values()], key=_entered):
+            if sequence.handle in tokens or sequence.handle not in running.prefilling:
+                is_there = self.cover_one(sequence, tokens.get(sequence.handle, 1))
+                assert is_there
+        self.covered()
+
+    def cover_next(self, plan: Plan) -> None:
+        """Take the blocks of the next step of a plan, which are there, some of whose steps have been committed."""
+        memory, running = self._on_demand, self.running
+        assert memory is not None
+        chunks = [next_chunk(chunk) for chunk in plan.prefills if chunk.handle in running.prefilling]
+        if self._notes_changes:
+            self._cover_in_order(chunks)
+            memory.uncover_decodes(running)
+            return
+        for chunk in chunks:
+            self._cover_prompt(chunk.sequence, chunk.past_tokens + chunk.new_tokens)
+        self._batch.shrink_cache(0)
+
+    def note_ends(self) -> None:
+        """Note the blocks that those have filled whose last token has come, and that no step takes up again."""
+        cache, batch = self._prefix_cache, self._batch
+        if isinstance(cache, ScheduledBlockCache) and cache.notes_changes:
+            for handle, sequence in batch.ended.items():
+                if handle in self.running.held:
+                    cache.end_output(sequence, batch.output_tokens(sequence))
 
     def _cover_prompt(self, sequence: Sequence, num_tokens: int) -> bool:
         memory, cache = self._on_demand, self._prefix_cache
@@ -179,8 +223,8 @@ class ReplicaBatchContext(BatchContext):
         if not memory.cover(self.running, sequence, num_tokens):
             return False
         if cache is not None:
-            cache.schedule(sequence, num_tokens)
             memory.evict(self.running)
+            cache.schedule(sequence, num_tokens)
         return True
 
     def cover_one(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -192,6 +236,9 @@ class ReplicaBatchContext(BatchContext):
         if not memory.cover_decode(self.running, sequence):
             return False
         memory.evict(self.running)
+        cache = self._prefix_cache
+        if isinstance(cache, ScheduledBlockCache) and cache.notes_changes:
+            cache.schedule_output(sequence)
         return True
 
     def covered(self) -> None:
@@ -377,3 +424,12 @@ class ReplicaBatchContext(BatchContext):
                 sequence.cached_tokens = sequence.computed_tokens = 0
                 if self.given is not None:
                     self.given.cached(sequence, 0)
+
+
+def next_chunk(chunk: Chunk) -> Chunk:
+    """Return the chunk of a long prompt that follows the steps that have been committed."""
+    return Chunk(chunk.sequence, chunk.new_tokens, chunk.sequence.computed_tokens, samples=False)
+
+
+def _entered(sequence: Sequence) -> int:
+    return sequence.entered

@@ -21,7 +21,7 @@ ADMITTED_BY_HAND = f"`admit` changed `admission.admitted`; requests enter it by 
 
 _LASTING: Final = (
     "handle", "prompt_tokens", "max_new_tokens", "arrived_ps", "adapter", "tenant_id", "weight", "priority",
-    "deadline_ps", "produced_tokens", "input_tokens", "budget_tokens", "num_requeues", "cached_tokens",
+    "cache_salt", "deadline_ps", "produced_tokens", "input_tokens", "budget_tokens", "num_requeues", "cached_tokens",
 )  # fmt: skip
 """Fields of a request that do not change while it waits, nor while it runs."""
 

@@ -27,7 +27,6 @@ from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.finish_order import FinishOrder
 from lorrery.scheduler.core.load_order import LoadOrder
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
-from lorrery.scheduler.core.prefix_cache.content import content_of
 from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Way
 from lorrery.scheduler.core.sequence import Sequence
 
@@ -109,8 +108,7 @@ class ManyWorkers:
                 return None
         for number in bits(self._chunking):
             self.candidates[number].bring_up_to_date()
-        adapter = sequence.adapter
-        return prefixes.along(None if adapter is None else adapter.key, content_of(sequence), sequence.input_tokens)
+        return prefixes.along(sequence)
 
     def _tree(self) -> PrefixHolders | None:
         caches: list[BlockCache] = []

@@ -150,9 +150,9 @@ class Planner:
                 max_steps = 1
             elif self._may_preempt:
                 max_steps = self._memory.steps_before_full(running, max_steps)
-        if self._on_demand is not None:
-            self._batch.shrink_cache(0)
         plan = Plan(at_ps, max_steps, decode=True)
+        if self._on_demand is not None:
+            self._context.cover_next(plan)
         plan.until_ps = self._inbox.next_ps
         plan.until_ps = _earlier(plan.until_ps, adapters.next_event_ps)
         return plan

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batch import Batch
-from lorrery.scheduler.core.batch_context import ReplicaBatchContext
+from lorrery.scheduler.core.batch_context import ReplicaBatchContext, next_chunk
 from lorrery.scheduler.core.given import Given
 from lorrery.scheduler.core.headroom import Headroom
 from lorrery.scheduler.core.inbox import Inbox, LoadOnRequest, Recall, Retire
@@ -22,7 +22,6 @@ from lorrery.scheduler.core.offload import Offload
 from lorrery.scheduler.core.overlap import Overlap
 from lorrery.scheduler.core.plan import (
     Cancelled,
-    Chunk,
     Dropped,
     DropReason,
     Event,
@@ -295,6 +294,7 @@ class Replica:
             self._settle(self._overlap, plan, at_ps)
         if self.options.async_scheduling:
             self._steps_run = isinstance(plan, Plan)
+            self._context.note_ends()
             if batch.ended and not self._steps_run:
                 batch.drop_ended()
                 plan.until_ps = at_ps
@@ -438,7 +438,7 @@ class Replica:
             cancels = inbox.take_cancels(before_ps)
             if cancels and ran.num_steps > 1:  # the cancels came after the others
                 self.commit(plan, Ran(ran.num_steps - 1, plan.at_ps))
-                self._context.cover([_next_chunk(plan.prefills[0])] if plan.prefills else [])
+                self._context.cover([next_chunk(plan.prefills[0])] if plan.prefills else [])
                 ran = Ran(1, ran.end_ps, ran.finished, ran.silent, ran.busy_ps)
             ended = {handle for handle, _ in ran.finished}
             for handle in cancels:
@@ -467,12 +467,15 @@ class Replica:
                 self._batch.leaves.append(sequence)
         self._batch.aborted.clear()
 
-    def make_room(self) -> None:
-        """Evict the prefix cache blocks that the next step of a plan needs; `plan` does so for the first step.
+    def make_room(self, plan: Plan) -> None:
+        """Take the prefix cache blocks that the next step of a plan needs; `plan` does so for the first step.
 
         For a driver that has committed some steps of a plan, and lets others read the replica while the next one runs.
         """
-        self._batch.shrink_cache(0)
+        if self._by_step:
+            self._context.cover_next(plan)
+        else:
+            self._batch.shrink_cache(0)
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
@@ -575,8 +578,3 @@ class Replica:
         for sequence in waiting.values():
             sequence.leave_load(at_ps)
         return waiting
-
-
-def _next_chunk(chunk: Chunk) -> Chunk:
-    """Return the chunk of a long prompt that follows the steps that have been committed."""
-    return Chunk(chunk.sequence, chunk.new_tokens, chunk.sequence.computed_tokens, samples=False)

@@ -31,16 +31,20 @@ class Adapter:
             four adapted projections without grouped-query attention.
         version: 0: as listed in the settings; otherwise the number of the run-time load that brought it. Nothing
             computed or loaded for one version is valid for another.
+        number: for clients that know adapters by number, from 1; 0: it has none. It does not count in comparisons.
 
     Attributes:
         key: name and version in one: the key of residency, pins and caches.
         slots: KV pool slots that its weights take.
     """
 
-    __slots__ = ("adapter_id", "exact_slots", "key", "rank", "slots", "version")
+    __slots__ = ("adapter_id", "exact_slots", "key", "number", "rank", "slots", "version")
 
-    def __init__(self, adapter_id: str, rank: int, exact_slots: int | None = None, version: int = 0) -> None:
+    def __init__(
+        self, adapter_id: str, rank: int, exact_slots: int | None = None, version: int = 0, number: int = 0
+    ) -> None:
         self.adapter_id = adapter_id
+        self.number = number
         self.rank = rank
         self.exact_slots = exact_slots
         self.version = version
@@ -123,6 +127,7 @@ class Sequence:
         base_step: the decode-step counter at which it had no output in this batch; set when it joins.
         entered: number of its last admission, counted in its batch: the order of the batch.
         priority: a lower one is earlier (`policy = "priority"`).
+        cache_salt: prompts with different ones share no cached prefix.
         cached_tokens: leading input tokens that a prefix cache already held when it was admitted.
         computed_tokens: input tokens in the KV cache while it is in prefill.
         held_output_tokens: its output in this batch, once it has ended and is held (static batching).
@@ -162,6 +167,7 @@ class Sequence:
     base_step: int
     entered: int
     priority: int
+    cache_salt: str
     cached_tokens: int
     computed_tokens: int
     held_output_tokens: int
@@ -216,7 +222,7 @@ class Sequence:
         self.load_wait_ps = self.queue_load_ps = self.prefill_load_ps = 0
         self.weight = None
         self.deadline_ps = None
-        self.worker = ""
+        self.worker = self.cache_salt = ""
         self.withdrawal = None
         self.aborted = self.dropped = self.ignore_eos = self.skips_prefix_cache = False
 

@@ -48,6 +48,7 @@ class Ask:
     model: str = ""
     output: str | None = None
     priority: int = 0
+    cache_salt: str = ""
 
     def message(self) -> router_pb2.GenerateRequest:
         return router_pb2.GenerateRequest(
@@ -59,6 +60,7 @@ class Ask:
             true_output_tokens=self.true_output_tokens,
             constraint=None if self.output is None else router_pb2.Constraint(text=self.output),
             priority=self.priority,
+            cache_salt=self.cache_salt,
         )
 
     def expected(self, settings: Settings) -> tuple[list[int], int]:

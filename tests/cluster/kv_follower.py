@@ -4,6 +4,7 @@ It asks for what it has missed, and knows by numbers that begin again that the w
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -29,6 +30,7 @@ class Copy:
 
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
+        self.num_copies: Counter[int] = Counter()
         self.num_removed = self.num_cleared = 0
 
     def apply(self, event: list[Any] | Mapping[str, Any]) -> None:
@@ -36,11 +38,14 @@ class Copy:
         if kind == "AllBlocksCleared":
             self.num_cleared += 1
             self.blocks.clear()
+            self.num_copies.clear()
         elif kind == "BlockRemoved":
-            hashes, medium = fields
+            hashes, medium = fields[:2]
             assert medium == "GPU"
             for block_hash in hashes:
-                del self.blocks[block_hash]
+                self.num_copies[block_hash] -= 1
+                if not self.num_copies[block_hash]:
+                    del self.blocks[block_hash]
             self.num_removed += len(hashes)
         else:
             assert kind == "BlockStored"
@@ -52,8 +57,8 @@ class Copy:
             assert parent is None or self.blocks[parent][0] == lora_name
             for index, block_hash in enumerate(hashes):
                 tokens += tuple(token_ids[index * block_size : (index + 1) * block_size])
-                assert block_hash not in self.blocks
-                self.blocks[block_hash] = (lora_name, tokens)
+                assert self.blocks.setdefault(block_hash, (lora_name, tokens)) == (lora_name, tokens)
+                self.num_copies[block_hash] += 1
 
 
 class Follower:
@@ -118,8 +123,8 @@ class Follower:
             await replay.send_multipart((b"", self.next.to_bytes(8, "big")))
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while True:
-                    empty, number, payload = await replay.recv_multipart()
-                    assert empty == b""
+                    empty, topic, number, payload = await replay.recv_multipart()
+                    assert empty == topic == b""
                     if number == END:
                         assert payload == b""
                         return

@@ -7,7 +7,7 @@ scheduler's journal (`read_run`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from lorrery.scheduler.core.record import Record
 from lorrery.settings import load
 from lorrery.simulator.journal import ExpectedPlan, read_journal
 from lorrery.v1 import router_pb2
+from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.client import Ask, Stream
 
 MODEL = "Llama-3-8B"
@@ -77,6 +78,7 @@ class LiveRecord:
         arrivals: in the order of sending.
         steps: those that schedule something.
         why_not: why it cannot be asked of a live cluster; empty: it can.
+        kv_events: batches of KV events that are published, as `told_of` describes them; None: they are not recorded.
     """
 
     def __init__(self, record: Record) -> None:
@@ -86,6 +88,7 @@ class LiveRecord:
         self.arrivals: list[Arrival] = []
         self.steps: list[Step] = []
         self.why_not = ""
+        self.kv_events: list[list[object]] | None = None
 
     def overrides(self) -> tuple[str, ...]:
         """Return the settings, as for `--set`: the preset's, and those of the record."""
@@ -129,6 +132,35 @@ class LiveRecord:
 def output_of(ask: Ask) -> list[int]:
     """Return the tokens that the mock model gives."""
     return ask.expected(load(None, [f"model='{MODEL}'"]))[0]
+
+
+def told_of(batches: Iterable[pb.KvEvents]) -> list[list[object]]:
+    """Describe batches of KV events with numbers for hashes, in order of first mention: of removed blocks these alone.
+
+    Of stored ones, the numbers, that of the parent, how many tokens, the adapter's number and name, and a first block's
+    salt.
+    """
+    numbers: dict[int, int] = {}
+
+    def number(block_hash: int) -> int:
+        return numbers.setdefault(block_hash, len(numbers))
+
+    described: list[list[object]] = []
+    for batch in batches:
+        events: list[object] = []
+        for event in batch.events:
+            stored, kind = event.stored, event.WhichOneof("event")
+            if kind == "removed":
+                events += [number(block_hash) for block_hash in event.removed.block_hashes]
+            elif kind == "stored":
+                hashes = [number(block_hash) for block_hash in stored.block_hashes]
+                parent = number(stored.parent_block_hash) if stored.HasField("parent_block_hash") else None
+                num_tokens = len(stored.token_ids_u32) // 4
+                salt = stored.cache_salt if parent is None else ""
+                events.append((hashes, parent, num_tokens, stored.adapter.number, stored.adapter.adapter_id, salt))
+        if events:
+            described.append(events)
+    return described
 
 
 # --- what a run came to -----------------------------------------------------------------------------------------------

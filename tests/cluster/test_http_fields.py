@@ -322,7 +322,7 @@ REFUSED: dict[str, Any] = {
     "prompt_embeds": "AAAA",
     "kv_transfer_params": {"do_remote_decode": True},
     "priority": 2**31,
-    "cache_salt": "pepper",
+    "cache_salt": "salt/pepper",
     "stream_options": {"include_usage": True},
     "logprobs": 21,
     "prompt_logprobs": 21,

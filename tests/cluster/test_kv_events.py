@@ -173,7 +173,7 @@ async def test_a_copy_follows_evictions_adapters_gaps_and_the_loss_of_workers_an
         await all_same(cluster, followers, one_engine)
         for follower in followers.values():
             assert follower.copy.num_removed > 20
-            assert follower.copy.num_cleared == 1
+            assert follower.copy.num_cleared == 0
         names = {name for follower in followers.values() for name, _ in follower.copy.blocks.values()}
         assert names == {None, "lora-0", "lora-1", "x"}
 
@@ -193,12 +193,12 @@ async def test_a_copy_follows_evictions_adapters_gaps_and_the_loss_of_workers_an
         await generate(cluster, rng, 40)
         await all_same(cluster, followers, one_engine)
         assert followers["worker-0"].copy is not before  # its numbers have begun again
-        assert followers["worker-1"].copy.num_cleared == 1
+        assert followers["worker-1"].copy.num_cleared == 0
 
         cluster.kill("scheduler")
         await wait_until(lambda: not any(follower.copy.blocks for follower in followers.values()))
         await wait_until(lambda: not any(follower.blocks for follower in one_engine))
-        assert followers["worker-1"].copy.num_cleared == 2
+        assert followers["worker-1"].copy.num_cleared == 1
         await cluster.restart("scheduler")
         for name in [*cluster.worker_names, "router"]:
             await cluster.serving(name)

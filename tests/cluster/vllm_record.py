@@ -28,6 +28,8 @@ class VllmRecord(LiveRecord):
                 self.asks[row["id"]] = self._ask(row)
             self._read_steps(record)
             self._read_arrivals()
+            if "kv_events" in record:
+                self.kv_events = [self._kv_events(events) for _, events in record["kv_events"]]
 
     def _why_not(self, record: Record) -> str:
         if any("abort_before" in row or "abort_during" in row for row in self._rows):
@@ -86,9 +88,25 @@ class VllmRecord(LiveRecord):
             ignore_eos=eos_at is None or eos_at > most,
             true_output_tokens=eos_at,
             priority=row.get("priority", 0),
+            cache_salt=row.get("salt", ""),
             name=str(number),
             prompt_token_ids=tuple(prompt),
         )
+
+    def _kv_events(self, events: list[Record]) -> list[object]:
+        """Return a batch as `told_of` would; adapter number n has the name lora-n, of which there is a lora-0."""
+        batch: list[object] = []
+        for event in events:
+            if len(event) == 1:
+                batch += event
+                continue
+            hashes, parent, _, lora, keys = event
+            keys = (keys or [])[lora is not None :]
+            adapter = (0, "") if lora is None else (lora + 1, f"lora-{lora}")
+            num_tokens = self.config["block_size"] * len(hashes)
+            salt = keys[0] if keys else ""
+            batch.append((hashes, parent, num_tokens, *adapter, salt))
+        return batch
 
     def _prompt(self, row: Record) -> list[int]:
         """Return a prompt; what continues an earlier request has the tokens that this one really gets."""

@@ -9,6 +9,9 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.kv_events import KvEvents, Watcher
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
@@ -156,7 +159,7 @@ async def test_a_worker_that_publishes_is_listed_with_its_addresses_and_gets_its
     assert (await worker.plan()).decode
 
 
-async def test_a_block_goes_when_the_step_begins_that_takes_its_place() -> None:
+async def test_a_block_goes_when_the_step_ends_that_has_taken_its_place() -> None:
     paged = ("scheduler.memory='paged'", "scheduler.watermark=0.0", "scheduler.prefix_cache.kind='blocks'")
     async with Harness(load(None, (*OVERRIDES, *paged))) as scheduler:
         worker = await scheduler.attach(pool=64)  # four blocks, of which the first request leaves two
@@ -170,4 +173,29 @@ async def test_a_block_goes_when_the_step_begins_that_takes_its_place() -> None:
         assert plan.max_steps > 2
         assert await read(call) == ("w", [("stored", 1)])
         await worker.step(plan)  # which fills the second of its blocks; the next step takes a third
+        await worker.step(plan)
         assert await read(call) == ("w", [("removed", 1)])
+
+
+def test_a_watcher_that_begins_within_a_batch_misses_nothing_and_the_worker_gets_the_batch_whole() -> None:
+    cache, events = BlockCache(16), KvEvents("blocks", 1 << 20)
+    worker = events.attach("w", cache, types_pb2.KvEventSource(endpoint="tcp://127.0.0.1:5557"))
+    sequence = Sequence(1, 48, 4, prompt_token_ids=range(48))
+
+    def told(watcher: Watcher) -> list[list[str | None]]:
+        messages, watcher._pending = watcher._pending, []
+        return [[event.WhichOneof("event") for event in message.events.events] for message in messages]
+
+    with events.watched("") as early:
+        cache.acquire(sequence)
+        sequence.computed_tokens = 16
+        cache.commit(sequence)
+        with events.watched("w") as late:
+            sequence.computed_tokens = 48
+            cache.commit(sequence)
+            message = worker.take()
+            assert message is not None
+            assert sum(len(event.stored.block_hashes) for event in message.kv_events.events) == 3
+            assert told(early) == [["cleared"], ["stored"], ["stored"]]
+            assert told(late) == [["cleared", "stored"], ["stored"]]
+        assert worker.take() is None

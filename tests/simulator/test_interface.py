@@ -134,6 +134,17 @@ def test_one_seat_goes_to_the_lowest_priority_and_the_csv_says_whose(tmp_path: P
     assert [row.rpartition(",")[2] for row in rows] == ["0", "7", "-1", "7"]
 
 
+@pytest.mark.parametrize("kind", ["blocks", "radix"])
+def test_requests_with_different_salts_share_no_prefix(kind: str):
+    columns = {"at_seconds": [0.0, 5.0, 10.0, 15.0], "prompt_tokens": [1000] * 4, "output_tokens": [2] * 4}
+    requests = lorrery.Requests(**columns, hash_ids=[[1, 2]] * 4, cache_salt=["", "pepper", "pepper", ""])
+    engine = {"blocks": "vllm-0.32", "radix": "sglang"}[kind]
+    result = lorrery.simulate(CLUSTER, requests, workers=1, overrides={"engine": engine})
+    cached = result.columns.cached_tokens.tolist()
+    assert cached[:2] == [0, 0]
+    assert cached[2] == cached[3] > 900
+
+
 def test_options_go_for_requests_of_ones_own():
     requests = lorrery.Requests(np.arange(100) / 10, np.full(100, 16), np.full(100, 4))
     result = lorrery.simulate(CLUSTER, {"duration": 8, "speed_up": 2, "adapters": "a"}, requests=requests)

@@ -28,11 +28,13 @@ CASES = {
     "sampling_params": 100,
     "sglang_scheduler": 150,
     "trace_generate_requests": 9,
+    "vllm_kv_events": 1800,
     "vllm_rules": 21,
     "vllm_scheduler": 300,
     "vtc_req_queue": 100,
 }
 """Number of records in each whole file."""
+_KINDS = {"vllm_rules": "vllm_scheduler", "vllm_kv_events": "vllm_scheduler"}
 
 
 def replay(path: Path) -> FileReport:
@@ -47,7 +49,7 @@ def assert_reproduced(report: FileReport) -> int:
     for kind in report.kinds.values():
         assert kind.failures == []
         assert kind.skip_reasons == []
-        assert kind.kind.split("/")[0] == {"vllm_rules": "vllm_scheduler"}.get(report.path.stem, report.path.stem)
+        assert kind.kind.split("/")[0] == _KINDS.get(report.path.stem, report.path.stem)
         num_records += kind.passed
     return num_records
 

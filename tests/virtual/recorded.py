@@ -13,9 +13,10 @@ from lorrery.settings import load
 from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of
-from lorrery.v1 import router_pb2_grpc
+from lorrery.v1 import router_pb2_grpc, scheduler_pb2_grpc
+from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.client import Ask, Stream
-from tests.cluster.live_record import LiveRecord, send
+from tests.cluster.live_record import LiveRecord, send, told_of
 from tests.virtual.clock import Host, virtual_time
 from tests.virtual.network import Channel, Network
 from tests.virtual.processes import Process, read_disk_once
@@ -78,9 +79,20 @@ def run_record(record: LiveRecord, journal: Path) -> list[str]:
                 while scheduler.service._cluster.requests._num_handles < num_requests:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
 
+        batches: list[pb.KvEvents] = []
+
+        async def follow_kv_events() -> None:
+            watching = scheduler_pb2_grpc.SchedulerServiceStub(Channel(network, scheduler.name))
+            call = watching.WatchKvEvents(pb.WatchKvEventsRequest(), wait_for_ready=True)
+            while isinstance(message := await call.read(), pb.WatchKvEventsResponse):
+                batches.append(message.events)
+
         async def play() -> list[Stream]:
             scheduler.begin()
             router.begin()
+            if record.kv_events is not None:
+                client.run(follow_kv_events())
+                await asyncio.sleep(STEP_SECONDS)
             task = client.run(send(record, STEP_SECONDS, ask, begin_worker, taken))
             streams = await task
             await asyncio.sleep(2 * STEP_SECONDS)
@@ -88,7 +100,7 @@ def run_record(record: LiveRecord, journal: Path) -> list[str]:
 
         streams = loop.run_until_complete(play())
         scheduler.service._cluster.close_journal()
-        wrong = []
+        wrong = [] if record.kv_events is None else wrong_batches(told_of(batches), record.kv_events)
         for stream in streams:
             try:
                 stream.check(settings)
@@ -103,3 +115,11 @@ def run_record(record: LiveRecord, journal: Path) -> list[str]:
                 one.cancel()
             loop.run_until_complete(asyncio.wait(tasks))
         return wrong
+
+
+def wrong_batches(got: list[list[object]], expected: list[list[object]]) -> list[str]:
+    """Return where batches of KV events differ first; empty: nowhere."""
+    for number, (one, other) in enumerate(zip(got, expected, strict=False)):
+        if one != other:
+            return [f"KV events, batch {number}: got {one}, recorded {other}"]
+    return [] if len(got) == len(expected) else [f"{len(got)} batches of KV events, recorded {len(expected)}"]

@@ -21,6 +21,7 @@ from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.settings import KvEventsSettings
 
 BIG = 2**64 - 1
+FURTHER = ("extra_keys", "group_idx", "kv_cache_spec_kind")
 
 
 class ArrayEvent(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
@@ -69,10 +70,19 @@ EVENTS = pb.KvEvents(
                 block_hashes=[3],
                 parent_block_hash=BIG,
                 token_ids_u32=u32.pack([5, 6]),
-                adapter=types_pb2.Adapter(adapter_id="a", rank=8, version=2),
+                adapter=types_pb2.Adapter(adapter_id="a", rank=8, version=2, number=7),
+                cache_salt="pepper",
             )
         ),
         pb.KvEvent(removed=pb.BlocksRemoved(block_hashes=[3, BIG])),
+        pb.KvEvent(
+            stored=pb.BlocksStored(
+                block_hashes=[4, 5],
+                token_ids_u32=u32.pack([1, 2, 3, 4]),
+                adapter=types_pb2.Adapter(adapter_id="a", rank=8, version=2, number=7),
+                cache_salt="pepper",
+            )
+        ),
     ],
 )
 
@@ -89,19 +99,28 @@ def test_a_payload_reads_with_the_types_of_vllm(event_format, base) -> None:
     assert (read.ts, read.data_parallel_rank) == (1.5, 0)
     assert read.events[0] == cleared()
     assert read.events[1] == stored([1, BIG], None, [7, 8, 9, 2**32 - 1], 2, None, "GPU", None)
-    number = read.events[2].lora_id
-    assert 0 < number < 2**31
-    assert read.events[2] == stored([3], BIG, [5, 6], 2, number, "GPU", "a")
-    assert read.events[3] == removed([3, BIG], "GPU")
+    assert read.events[2] == stored([3], BIG, [5, 6], 2, 7, "GPU", "a")
+    assert read.events[3:] == [
+        removed([3], "GPU"),
+        removed([BIG], "GPU"),
+        stored([4, 5], None, [1, 2, 3, 4], 2, 7, "GPU", "a"),
+    ]
 
 
-def test_an_array_has_the_fields_of_vllm_0_14_and_no_more_and_a_map_says_what_the_hash_covers() -> None:
+def test_an_array_has_the_fields_of_vllm_0_14_and_a_map_those_of_0_32() -> None:
     arrays = msgspec.msgpack.decode(encode(EVENTS, "array", 0.0))[1]
-    assert [len(event) for event in arrays] == [1, 8, 8, 3]
+    assert [len(event) for event in arrays] == [1, 8, 8, 3, 3, 8]
     maps = msgspec.msgpack.decode(encode(EVENTS, "map", 0.0))[1]
-    assert [event["type"] for event in maps] == ["AllBlocksCleared", "BlockStored", "BlockStored", "BlockRemoved"]
-    assert "extra_keys" not in maps[1]
-    assert maps[2]["extra_keys"] == [["a"]]
+    further = [{key: value for key, value in event.items() if key in FURTHER} for event in maps]
+    kind = {"group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    assert further == [
+        {},
+        {"extra_keys": [None, None], **kind},
+        {"extra_keys": [["a"]], **kind},  # a salt is a key of a prompt's first block alone
+        {"group_idx": 0},
+        {"group_idx": 0},
+        {"extra_keys": [["a", "pepper"], ["a"]], **kind},
+    ]
 
 
 # --- sockets ----------------------------------------------------------------------------------------------------------
@@ -180,25 +199,28 @@ async def test_a_replay_has_what_is_kept_from_the_number_on_and_an_end(open_sock
             await dealer.send_multipart((b"", b"short"))
             await dealer.send_multipart((b"", first.to_bytes(8, "big")))
             numbers = []
-            while (message := await receive(dealer))[1] != END:
-                empty, number, payload = message
-                assert empty == b""
+            while (message := await receive(dealer))[2] != END:
+                empty, topic, number, payload = message
+                assert empty == topic == b""
                 numbers.append(int.from_bytes(number, "big"))
                 assert msgspec.msgpack.decode(payload)[1] == [
-                    {"type": "BlockRemoved", "block_hashes": [numbers[-1]], "medium": "GPU"}
+                    {"type": "BlockRemoved", "block_hashes": [numbers[-1]], "medium": "GPU", "group_idx": 0}
                 ]
-            assert message == [b"", END, b""]
+            assert message == [b"", b"", END, b""]
             assert numbers == list(expected)
 
 
-async def test_a_replay_may_name_the_topic_as_newer_versions_of_vllm_do(open_socket: Open) -> None:
-    async with publishing(topic="kv", replay_topic=True) as publisher:
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_replay_names_the_topic_unless_it_is_as_in_older_versions_of_vllm(
+    named: bool, open_socket: Open
+) -> None:
+    async with publishing(topic="kv", replay_topic=named) as publisher:
         publisher.publish(removal(1))
         request = open_socket(zmq.REQ)
         request.connect(publisher.source("127.0.0.1").replay_endpoint)
         await request.send((0).to_bytes(8, "big"))
-        topic, number, _ = await receive(request)
-        assert (topic, number) == (b"kv", bytes(8))
+        *topic, number, _ = await receive(request)
+        assert (topic, number) == ([b"kv"] if named else [], bytes(8))
 
 
 async def test_an_endpoint_with_a_host_is_connected_to_where_a_router_listens(open_socket: Open) -> None:
@@ -216,15 +238,16 @@ async def test_an_empty_cache_is_said_once_until_something_may_be_in_it(open_soc
         for _ in range(2):
             publisher.clear()
         publisher.publish(EVENTS)
-        publisher.clear()
+        for _ in range(2):
+            publisher.clear()
         request = open_socket(zmq.DEALER)
         request.connect(publisher.source("127.0.0.1").replay_endpoint)
         await request.send_multipart((b"", bytes(8)))
         kinds = []
-        while (message := await receive(request))[1] != END:
-            kinds.append([event["type"] for event in msgspec.msgpack.decode(message[2])[1]])
-        assert [kind for kind in kinds if len(kind) == 1] == [["AllBlocksCleared"]] * 2
-        assert len(kinds) == 3
+        while (message := await receive(request))[2] != END:
+            kinds.append([event["type"] for event in msgspec.msgpack.decode(message[3])[1]])
+        assert kinds[1:] == [["AllBlocksCleared"]]  # none at the start: nothing has been published
+        assert len(kinds) == 2
 
 
 async def test_a_port_that_is_taken_is_an_error_that_names_the_setting() -> None:

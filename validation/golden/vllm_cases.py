@@ -119,6 +119,8 @@ def cases(seed: int, num_cases: int) -> Iterator[Case]:
         draw = _Draw(np.random.default_rng([seed, index]))
         config = _config(FAMILIES[name], draw)
         requests = _requests(FAMILIES[name], config, draw)
+        if config["enable_prefix_caching"]:
+            _salt(requests, _Draw(np.random.default_rng([seed, index, 1])))
         yield {"id": f"vllm-seed{seed}-{index:04d}-{name}", "config": config, "requests": requests}
 
 
@@ -211,6 +213,14 @@ def _requests(family: Family, config: Case, draw: _Draw) -> list[Case]:
         requests.append(request)
         prompt_tokens.append(num_prompt)
     return requests
+
+
+def _salt(requests: Sequence[Case], draw: _Draw) -> None:
+    """Give some requests of every third case a salt."""
+    if draw.chance(1 / 3):
+        for request in requests:
+            if draw.chance(0.3):
+                request["salt"] = draw.one_of(("pepper", "sugar"))
 
 
 def _prompt(

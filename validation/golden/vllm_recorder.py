@@ -14,12 +14,16 @@ import json
 import os
 import sys
 import tempfile
+import zlib
+from array import array
 from collections import Counter, deque
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from vllm.config import CacheConfig, DeviceConfig, LoRAConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config.kv_events import KVEventsConfig
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVEventBatch
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -119,6 +123,7 @@ def make_scheduler(config: Case, model: str) -> Scheduler:
         scheduler_config=SchedulerConfig(is_encoder_decoder=False, **{name: config[name] for name in names}),
         device_config=DeviceConfig("cpu"),
         lora_config=None if max_loras is None else LoRAConfig(max_loras=max_loras, max_cpu_loras=64),
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
     )
     spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     return (AsyncScheduler if config["async_scheduling"] else Scheduler)(
@@ -140,7 +145,11 @@ class Recording:
         self._scheduler = make_scheduler(self._config, model)
         self._hasher = get_request_block_hasher(self._config["block_size"], sha256)
         self._preempted: list[int] = []
+        self._blocks: dict[object, int] = {}  # by hash, in order of their first event
+        self._kv_events: list[list[Any]] = []
         self._prefix_cache: Counter[str] = Counter(dict.fromkeys(PREFIX_CACHE, 0))
+        self._step_number = 0
+        self._scheduler.kv_event_publisher.publish = self._note_kv_events
         self._note_preemptions()
 
     def run(self) -> Case:
@@ -166,11 +175,13 @@ class Recording:
             "steps": merged(steps),
             "left_waiting": self._waiting(),
             "prefix_cache": {name: self._prefix_cache[name] for name in PREFIX_CACHE},
+            "kv_events": self._kv_events,
         }
 
     def _step(self, step: int, in_flight: deque[tuple[SchedulerOutput, set[str]]]) -> Case:
         """Run one step and return its entry, unmerged: `sched` has triples."""
         scheduler = self._scheduler
+        self._step_number = step
         self._preempted.clear()
         finished = self._abort("abort_before", step)
         called = scheduler.get_num_unfinished_requests() > 0
@@ -226,9 +237,32 @@ class Recording:
                 arrival_time=float(number),
                 lora_request=None if lora is None else LoRARequest(f"adapter-{lora}", lora, "nowhere"),
                 priority=request.get("priority", 0),
+                cache_salt=request.get("salt"),
                 block_hasher=self._hasher,
             )
         )
+
+    def _note_kv_events(self, batch: KVEventBatch) -> None:
+        self._kv_events.append([self._step_number, [self._describe(event) for event in batch.events]])
+
+    def _describe(self, event: object) -> list[Any]:
+        """Return a KV event with numbers for its hashes: of removed blocks these alone.
+
+        Of stored ones, the numbers, that of the parent, the checksum of the tokens, the adapter and the first block's
+        further keys.
+        """
+        if isinstance(event, BlockRemoved):
+            return [self._number(block_hash) for block_hash in event.block_hashes]
+        assert isinstance(event, BlockStored), event
+        numbers = [self._number(block_hash) for block_hash in event.block_hashes]
+        parent = None if event.parent_block_hash is None else self._number(event.parent_block_hash)
+        tokens = zlib.crc32(array("I", event.token_ids).tobytes())
+        (first, *others), names = event.extra_keys, () if event.lora_name is None else (event.lora_name,)
+        assert all((keys or ()) == names for keys in others)
+        return [numbers, parent, tokens, event.lora_id, first]
+
+    def _number(self, block_hash: object) -> int:
+        return self._blocks.setdefault(block_hash, len(self._blocks))
 
     def _abort(self, point: str, step: int) -> list[list[Any]]:
         """Abort the requests whose client leaves at this point; return what that finished."""

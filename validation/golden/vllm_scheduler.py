@@ -9,6 +9,7 @@ The record is replayed twice: once with a plan for every step and each waiting r
 the preset runs: each plan kept for as long as it is valid, one request tried for all that wait for an adapter.
 """
 
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.vllm import Vllm
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.plan import Admitted, Cancelled, Event, Finished, Idle, Plan, Preempted, Ran
+from lorrery.scheduler.core.prefix_cache.changes import BlocksRemoved
 from lorrery.scheduler.core.prefix_cache.scheduled_blocks import ScheduledBlockCache
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.queues.priority import Priority
@@ -31,7 +33,19 @@ from lorrery.vocabulary.finish_reason import FinishReason
 STEP_PS = 1_000_000
 """Step time of the scripted device: any value will do, since the record counts steps."""
 _REASONS = {FinishReason.LENGTH: "length", FinishReason.EOS: "stop"}
-_FIELDS = ("sched", "new", "resumed", "preempted", "finished", "waiting", "deferred", "loras", "tokens", "free")
+_FIELDS = (
+    "sched",
+    "new",
+    "resumed",
+    "preempted",
+    "finished",
+    "waiting",
+    "deferred",
+    "loras",
+    "tokens",
+    "free",
+    "kv_events",
+)
 
 
 def token_at(stream: int, position: int) -> int:
@@ -71,6 +85,7 @@ def expected_steps(record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
     number = -1
     waiting: list[int] = []
     computed: dict[int, int] = {}
+    kv_events = None if "kv_events" not in record else dict(record["kv_events"])
     for entry in record["steps"]:
         number = entry.get("k", number + 1) - 1
         waiting = entry.get("waiting", waiting)
@@ -95,6 +110,7 @@ def expected_steps(record: Record) -> Iterator[tuple[int, dict[str, Any]]]:
                     "loras": entry.get("loras", []),
                     "tokens": entry.get("tokens", 0),
                     "free": entry["free"] if last else None,  # of equal steps the record has that of the last
+                    "kv_events": None if kv_events is None else kv_events.get(number, []),
                 },
             )
 
@@ -116,6 +132,7 @@ class _Request:
             tokens[prompt_tokens:],
         )
         self.sequence.priority = row.get("priority", 0)
+        self.sequence.cache_salt = row.get("salt", "")
         self.sequence.max_new_tokens = self.sequence.budget_tokens = min(row["max_tokens"], most)
         eos_at = row.get("eos_at", 0)
         stops = 0 < eos_at <= self.sequence.max_new_tokens
@@ -136,7 +153,7 @@ class _Requests:
             for position in range(len(prompt), len(prompt) + min(row["max_tokens"], self.most) + 1):
                 tokens.append(token_at(3 * row["id"] + 2, position))
             number = row.get("lora")
-            adapter = None if number is None else Adapter(str(number), 8, 0)
+            adapter = None if number is None else Adapter(str(number), 8, 0, number=number)
             self.by_id[row["id"]] = _Request(row, tokens, len(prompt), self.most - len(prompt), adapter)
 
     def _prompt(self, request: int, prompt: Record) -> "array[int]":
@@ -198,6 +215,11 @@ class _Run:
                 max_overtakes=None, no_lora=config["max_loras"] is None, async_scheduling=config["async_scheduling"]
             ),
         )
+        self._cache = cache
+        self._called_at = -2
+        self._blocks: dict[int, int] = {}  # by hash, in order of their first event
+        if cache is not None and "kv_events" in record:
+            cache.note_changes()
         self._is_ahead = config["async_scheduling"]
         self._ended: list[Finished] = []  # not noticed yet
         self._input_ps = 0
@@ -238,11 +260,19 @@ class _Run:
                 replica.cancel(row["id"], input_ps)
                 self._abort(row["id"], got)
                 inputs = True
+        called = bool(self._unfinished)
         decision = self._decision
         if decision is None or not self._holds or inputs:
             decision = self._decision = replica.plan(at_ps)
             self._left = decision.max_steps if isinstance(decision, Plan) else 0
             self._note(decision.events, got)
+        else:
+            assert isinstance(decision, Plan)
+            replica.make_room(decision)
+        # With async scheduling the output of the step before, if there is one, is read next, and events are published.
+        got["kv_events"] = self._kv_events() if self._called_at == number - 1 or not self._is_ahead else []
+        if called:
+            self._called_at = number
         if isinstance(decision, Plan):
             self._sched(decision, got)
         for row in self._rows:
@@ -262,6 +292,7 @@ class _Run:
             self._decision = None
         if not self._unfinished:
             self._ended = []
+            self._called_at = -2
         got["waiting"] = self.waiting()
         got["deferred"] = None if self._holds else sorted(self._deferred)
         got["free"] = self._memory.free_blocks(replica.running)
@@ -294,6 +325,24 @@ class _Run:
             self._order.remove(sequence.handle)
         passed_over = {sequence.handle for sequence in self._replica.passed_over}
         self._deferred |= passed_over - self._aborted
+
+    def _kv_events(self) -> list[list[Any]]:
+        """Return the changes of the cache since the last call, as the record has them."""
+        events: list[list[Any]] = []
+        for change in () if self._cache is None else self._cache.take_changes():
+            numbers = [self._number(block_hash) for block_hash in change.hashes]
+            if isinstance(change, BlocksRemoved):
+                events += [[number] for number in numbers]
+                continue
+            parent = None if change.parent_hash is None else self._number(change.parent_hash)
+            tokens = zlib.crc32(b"".join(change.keys))
+            adapter, salt = change.adapter, change.cache_salt if change.parent_hash is None else ""
+            keys = ([] if adapter is None else [f"adapter-{adapter.adapter_id}"]) + ([salt] if salt else [])
+            events.append([numbers, parent, tokens, None if adapter is None else adapter.number, keys or None])
+        return events
+
+    def _number(self, block_hash: int) -> int:
+        return self._blocks.setdefault(block_hash, len(self._blocks))
 
     def _abort(self, request: int, got: dict[str, Any]) -> None:
         self._aborted.add(request)

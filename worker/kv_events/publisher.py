@@ -5,7 +5,7 @@
             replies: number, payload, and at the end the number -1 with an empty payload
 
 In vLLM the cache and the socket are in one process and end together. Here the cache is in the scheduler, so the worker
-publishes that the cache is empty once at its start and whenever its stream to the scheduler has ended.
+publishes that the cache is empty whenever its stream to the scheduler has ended.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Publisher:
         self._replay: zmq.asyncio.Socket | None = None
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
         self._num_batches = 0
-        self._may_have_blocks = True  # true at start: subscribers may know blocks of an earlier process
+        self._may_have_blocks = False
 
     def listen(self) -> None:
         """Bind or connect the sockets.

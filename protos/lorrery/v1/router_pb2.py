@@ -26,63 +26,63 @@ from lorrery.v1 import frame_pb2 as lorrery_dot_v1_dot_frame__pb2
 from lorrery.v1 import types_pb2 as lorrery_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lorrery/v1/router.proto\x12\nlorrery.v1\x1a\x16lorrery/v1/frame.proto\x1a\x16lorrery/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x96\x05\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.lorrery.v1.TokenIdsH\x00\x12\x12\n\nadapter_id\x18\x05 \x01(\t\x12\x11\n\ttenant_id\x18\x06 \x01(\t\x12,\n\x08sampling\x18\x07 \x01(\x0b\x32\x1a.lorrery.v1.SamplingParams\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12\x1f\n\x12true_output_tokens\x18\t \x01(\rH\x02\x88\x01\x01\x12\x14\n\x0c\x66ill_context\x18\n \x01(\x08\x12#\n\x16truncate_prompt_tokens\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12\x1e\n\x16without_special_tokens\x18\r \x01(\x08\x12*\n\nconstraint\x18\x0e \x01(\x0b\x32\x16.lorrery.v1.Constraint\x12\x10\n\x08priority\x18\x0f \x01(\x05\x12\x1a\n\x12skips_prefix_cache\x18\x10 \x01(\x08\x12&\n\x05group\x18\x11 \x01(\x0b\x32\x17.lorrery.v1.OutputGroup\x12\x33\n\x0ftruncation_side\x18\x15 \x01(\x0e\x32\x1a.lorrery.v1.TruncationSide\x12\x19\n\x11\x61llowed_token_ids\x18\x16 \x03(\rB\x08\n\x06promptB\x07\n\x05_seedB\x15\n\x13_true_output_tokensB\x19\n\x17_truncate_prompt_tokensB\x0f\n\r_top_logprobs\"\xe0\x01\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12&\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x13.lorrery.v1.ChoicesH\x00\x12\x0e\n\x04text\x18\x05 \x01(\tH\x00\x12\x18\n\x0bprobability\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12)\n\totherwise\x18\x07 \x01(\x0b\x32\x16.lorrery.v1.ConstraintB\x06\n\x04\x66ormB\x0e\n\x0c_probability\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\x84\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\"\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x12.lorrery.v1.Finish\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.lorrery.v1.TokenLogprobs\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\x12\x0c\n\x04rank\x18\x04 \x01(\r\"k\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.lorrery.v1.FinishReason\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.lorrery.v1.Usage\x12\x15\n\rstop_sequence\x18\x03 \x01(\t\"\x15\n\x13ListAdaptersRequest\"L\n\x14ListAdaptersResponse\x12%\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x13.lorrery.v1.Adapter\x12\r\n\x05model\x18\x02 \x01(\t\":\n\x12LoadAdapterRequest\x12$\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x13.lorrery.v1.Adapter\"\x15\n\x13LoadAdapterResponse\"*\n\x14UnloadAdapterRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"2\n\x17GetClusterStatusRequest\x12\x17\n\x0f\x61\x64\x61pter_figures\x18\x01 \x01(\x08\"=\n\x18GetClusterStatusResponse\x12!\n\x06shards\x18\x01 \x03(\x0b\x32\x11.lorrery.v1.Shard\"\xf4\x01\n\x05Shard\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\ntime_scale\x18\x04 \x01(\x01\x12\x19\n\x11max_req_input_len\x18\x05 \x01(\r\x12\x19\n\x11max_req_total_len\x18\x06 \x01(\r\x12\x14\n\x0cnum_unplaced\x18\x07 \x01(\r\x12#\n\x07workers\x18\x08 \x03(\x0b\x32\x12.lorrery.v1.Worker\x12\x33\n\x0f\x61\x64\x61pter_figures\x18\t \x01(\x0b\x32\x1a.lorrery.v1.AdapterFigures\".\n\x10SetFaultsRequest\x12\r\n\x05rules\x18\x01 \x03(\t\x12\x0b\n\x03\x61\x64\x64\x18\x02 \x01(\x08\"\x13\n\x11SetFaultsResponse\"\x13\n\x11ListFaultsRequest\"I\n\tFaultRule\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\x04\x12\x18\n\x10waits_for_worker\x18\x03 \x01(\x08\";\n\x12ListFaultsResponse\x12%\n\x06\x66\x61ults\x18\x01 \x03(\x0b\x32\x15.lorrery.v1.FaultRule\"!\n\x13WatchClusterRequest\x12\n\n\x02hz\x18\x01 \x01(\x01\">\n\x14WatchClusterResponse\x12&\n\x06shards\x18\x01 \x03(\x0b\x32\x16.lorrery.v1.ShardFrame\"u\n\nShardFrame\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05watch\x18\x03 \x01(\r\x12 \n\x05\x66rame\x18\x04 \x01(\x0b\x32\x11.lorrery.v1.Frame\x12\x12\n\ntime_scale\x18\x05 \x01(\x01*f\n\x0eTruncationSide\x12\x1f\n\x1bTRUNCATION_SIDE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRUNCATION_SIDE_LEFT\x10\x01\x12\x19\n\x15TRUNCATION_SIDE_RIGHT\x10\x02\x32\x9c\x05\n\rRouterService\x12G\n\x08Generate\x12\x1b.lorrery.v1.GenerateRequest\x1a\x1c.lorrery.v1.GenerateResponse0\x01\x12Q\n\x0cListAdapters\x12\x1f.lorrery.v1.ListAdaptersRequest\x1a .lorrery.v1.ListAdaptersResponse\x12N\n\x0bLoadAdapter\x12\x1e.lorrery.v1.LoadAdapterRequest\x1a\x1f.lorrery.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .lorrery.v1.UnloadAdapterRequest\x1a!.lorrery.v1.UnloadAdapterResponse\x12]\n\x10GetClusterStatus\x12#.lorrery.v1.GetClusterStatusRequest\x1a$.lorrery.v1.GetClusterStatusResponse\x12H\n\tSetFaults\x12\x1c.lorrery.v1.SetFaultsRequest\x1a\x1d.lorrery.v1.SetFaultsResponse\x12K\n\nListFaults\x12\x1d.lorrery.v1.ListFaultsRequest\x1a\x1e.lorrery.v1.ListFaultsResponse\x12S\n\x0cWatchCluster\x12\x1f.lorrery.v1.WatchClusterRequest\x1a .lorrery.v1.WatchClusterResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lorrery/v1/router.proto\x12\nlorrery.v1\x1a\x16lorrery/v1/frame.proto\x1a\x16lorrery/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xaa\x05\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.lorrery.v1.TokenIdsH\x00\x12\x12\n\nadapter_id\x18\x05 \x01(\t\x12\x11\n\ttenant_id\x18\x06 \x01(\t\x12,\n\x08sampling\x18\x07 \x01(\x0b\x32\x1a.lorrery.v1.SamplingParams\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12\x1f\n\x12true_output_tokens\x18\t \x01(\rH\x02\x88\x01\x01\x12\x14\n\x0c\x66ill_context\x18\n \x01(\x08\x12#\n\x16truncate_prompt_tokens\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12\x1e\n\x16without_special_tokens\x18\r \x01(\x08\x12*\n\nconstraint\x18\x0e \x01(\x0b\x32\x16.lorrery.v1.Constraint\x12\x10\n\x08priority\x18\x0f \x01(\x05\x12\x1a\n\x12skips_prefix_cache\x18\x10 \x01(\x08\x12&\n\x05group\x18\x11 \x01(\x0b\x32\x17.lorrery.v1.OutputGroup\x12\x12\n\ncache_salt\x18\x14 \x01(\t\x12\x33\n\x0ftruncation_side\x18\x15 \x01(\x0e\x32\x1a.lorrery.v1.TruncationSide\x12\x19\n\x11\x61llowed_token_ids\x18\x16 \x03(\rB\x08\n\x06promptB\x07\n\x05_seedB\x15\n\x13_true_output_tokensB\x19\n\x17_truncate_prompt_tokensB\x0f\n\r_top_logprobs\"\xe0\x01\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12&\n\x07\x63hoices\x18\x04 \x01(\x0b\x32\x13.lorrery.v1.ChoicesH\x00\x12\x0e\n\x04text\x18\x05 \x01(\tH\x00\x12\x18\n\x0bprobability\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12)\n\totherwise\x18\x07 \x01(\x0b\x32\x16.lorrery.v1.ConstraintB\x06\n\x04\x66ormB\x0e\n\x0c_probability\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\x84\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\"\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x12.lorrery.v1.Finish\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.lorrery.v1.TokenLogprobs\"[\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\x12\x0c\n\x04rank\x18\x04 \x01(\r\"k\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.lorrery.v1.FinishReason\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.lorrery.v1.Usage\x12\x15\n\rstop_sequence\x18\x03 \x01(\t\"\x15\n\x13ListAdaptersRequest\"L\n\x14ListAdaptersResponse\x12%\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x13.lorrery.v1.Adapter\x12\r\n\x05model\x18\x02 \x01(\t\":\n\x12LoadAdapterRequest\x12$\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x13.lorrery.v1.Adapter\"\x15\n\x13LoadAdapterResponse\"*\n\x14UnloadAdapterRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"2\n\x17GetClusterStatusRequest\x12\x17\n\x0f\x61\x64\x61pter_figures\x18\x01 \x01(\x08\"=\n\x18GetClusterStatusResponse\x12!\n\x06shards\x18\x01 \x03(\x0b\x32\x11.lorrery.v1.Shard\"\xf4\x01\n\x05Shard\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\ntime_scale\x18\x04 \x01(\x01\x12\x19\n\x11max_req_input_len\x18\x05 \x01(\r\x12\x19\n\x11max_req_total_len\x18\x06 \x01(\r\x12\x14\n\x0cnum_unplaced\x18\x07 \x01(\r\x12#\n\x07workers\x18\x08 \x03(\x0b\x32\x12.lorrery.v1.Worker\x12\x33\n\x0f\x61\x64\x61pter_figures\x18\t \x01(\x0b\x32\x1a.lorrery.v1.AdapterFigures\".\n\x10SetFaultsRequest\x12\r\n\x05rules\x18\x01 \x03(\t\x12\x0b\n\x03\x61\x64\x64\x18\x02 \x01(\x08\"\x13\n\x11SetFaultsResponse\"\x13\n\x11ListFaultsRequest\"I\n\tFaultRule\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\x04\x12\x18\n\x10waits_for_worker\x18\x03 \x01(\x08\";\n\x12ListFaultsResponse\x12%\n\x06\x66\x61ults\x18\x01 \x03(\x0b\x32\x15.lorrery.v1.FaultRule\"!\n\x13WatchClusterRequest\x12\n\n\x02hz\x18\x01 \x01(\x01\">\n\x14WatchClusterResponse\x12&\n\x06shards\x18\x01 \x03(\x0b\x32\x16.lorrery.v1.ShardFrame\"u\n\nShardFrame\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05watch\x18\x03 \x01(\r\x12 \n\x05\x66rame\x18\x04 \x01(\x0b\x32\x11.lorrery.v1.Frame\x12\x12\n\ntime_scale\x18\x05 \x01(\x01*f\n\x0eTruncationSide\x12\x1f\n\x1bTRUNCATION_SIDE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRUNCATION_SIDE_LEFT\x10\x01\x12\x19\n\x15TRUNCATION_SIDE_RIGHT\x10\x02\x32\x9c\x05\n\rRouterService\x12G\n\x08Generate\x12\x1b.lorrery.v1.GenerateRequest\x1a\x1c.lorrery.v1.GenerateResponse0\x01\x12Q\n\x0cListAdapters\x12\x1f.lorrery.v1.ListAdaptersRequest\x1a .lorrery.v1.ListAdaptersResponse\x12N\n\x0bLoadAdapter\x12\x1e.lorrery.v1.LoadAdapterRequest\x1a\x1f.lorrery.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .lorrery.v1.UnloadAdapterRequest\x1a!.lorrery.v1.UnloadAdapterResponse\x12]\n\x10GetClusterStatus\x12#.lorrery.v1.GetClusterStatusRequest\x1a$.lorrery.v1.GetClusterStatusResponse\x12H\n\tSetFaults\x12\x1c.lorrery.v1.SetFaultsRequest\x1a\x1d.lorrery.v1.SetFaultsResponse\x12K\n\nListFaults\x12\x1d.lorrery.v1.ListFaultsRequest\x1a\x1e.lorrery.v1.ListFaultsResponse\x12S\n\x0cWatchCluster\x12\x1f.lorrery.v1.WatchClusterRequest\x1a .lorrery.v1.WatchClusterResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lorrery.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRUNCATIONSIDE']._serialized_start=2426
-  _globals['_TRUNCATIONSIDE']._serialized_end=2528
+  _globals['_TRUNCATIONSIDE']._serialized_start=2446
+  _globals['_TRUNCATIONSIDE']._serialized_end=2548
   _globals['_TOKENIDS']._serialized_start=87
   _globals['_TOKENIDS']._serialized_end=110
   _globals['_GENERATEREQUEST']._serialized_start=113
-  _globals['_GENERATEREQUEST']._serialized_end=775
-  _globals['_CONSTRAINT']._serialized_start=778
-  _globals['_CONSTRAINT']._serialized_end=1002
-  _globals['_CHOICES']._serialized_start=1004
-  _globals['_CHOICES']._serialized_end=1028
-  _globals['_GENERATERESPONSE']._serialized_start=1031
-  _globals['_GENERATERESPONSE']._serialized_end=1163
-  _globals['_TOKENLOGPROBS']._serialized_start=1165
-  _globals['_TOKENLOGPROBS']._serialized_end=1256
-  _globals['_FINISH']._serialized_start=1258
-  _globals['_FINISH']._serialized_end=1365
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=1367
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=1388
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=1390
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=1466
-  _globals['_LOADADAPTERREQUEST']._serialized_start=1468
-  _globals['_LOADADAPTERREQUEST']._serialized_end=1526
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=1528
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=1549
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1551
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1593
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1595
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1618
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=1620
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=1670
-  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_start=1672
-  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_end=1733
-  _globals['_SHARD']._serialized_start=1736
-  _globals['_SHARD']._serialized_end=1980
-  _globals['_SETFAULTSREQUEST']._serialized_start=1982
-  _globals['_SETFAULTSREQUEST']._serialized_end=2028
-  _globals['_SETFAULTSRESPONSE']._serialized_start=2030
-  _globals['_SETFAULTSRESPONSE']._serialized_end=2049
-  _globals['_LISTFAULTSREQUEST']._serialized_start=2051
-  _globals['_LISTFAULTSREQUEST']._serialized_end=2070
-  _globals['_FAULTRULE']._serialized_start=2072
-  _globals['_FAULTRULE']._serialized_end=2145
-  _globals['_LISTFAULTSRESPONSE']._serialized_start=2147
-  _globals['_LISTFAULTSRESPONSE']._serialized_end=2206
-  _globals['_WATCHCLUSTERREQUEST']._serialized_start=2208
-  _globals['_WATCHCLUSTERREQUEST']._serialized_end=2241
-  _globals['_WATCHCLUSTERRESPONSE']._serialized_start=2243
-  _globals['_WATCHCLUSTERRESPONSE']._serialized_end=2305
-  _globals['_SHARDFRAME']._serialized_start=2307
-  _globals['_SHARDFRAME']._serialized_end=2424
-  _globals['_ROUTERSERVICE']._serialized_start=2531
-  _globals['_ROUTERSERVICE']._serialized_end=3199
+  _globals['_GENERATEREQUEST']._serialized_end=795
+  _globals['_CONSTRAINT']._serialized_start=798
+  _globals['_CONSTRAINT']._serialized_end=1022
+  _globals['_CHOICES']._serialized_start=1024
+  _globals['_CHOICES']._serialized_end=1048
+  _globals['_GENERATERESPONSE']._serialized_start=1051
+  _globals['_GENERATERESPONSE']._serialized_end=1183
+  _globals['_TOKENLOGPROBS']._serialized_start=1185
+  _globals['_TOKENLOGPROBS']._serialized_end=1276
+  _globals['_FINISH']._serialized_start=1278
+  _globals['_FINISH']._serialized_end=1385
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=1387
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=1408
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=1410
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=1486
+  _globals['_LOADADAPTERREQUEST']._serialized_start=1488
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1546
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=1548
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=1569
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1571
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1613
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1615
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1638
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=1640
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=1690
+  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_start=1692
+  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_end=1753
+  _globals['_SHARD']._serialized_start=1756
+  _globals['_SHARD']._serialized_end=2000
+  _globals['_SETFAULTSREQUEST']._serialized_start=2002
+  _globals['_SETFAULTSREQUEST']._serialized_end=2048
+  _globals['_SETFAULTSRESPONSE']._serialized_start=2050
+  _globals['_SETFAULTSRESPONSE']._serialized_end=2069
+  _globals['_LISTFAULTSREQUEST']._serialized_start=2071
+  _globals['_LISTFAULTSREQUEST']._serialized_end=2090
+  _globals['_FAULTRULE']._serialized_start=2092
+  _globals['_FAULTRULE']._serialized_end=2165
+  _globals['_LISTFAULTSRESPONSE']._serialized_start=2167
+  _globals['_LISTFAULTSRESPONSE']._serialized_end=2226
+  _globals['_WATCHCLUSTERREQUEST']._serialized_start=2228
+  _globals['_WATCHCLUSTERREQUEST']._serialized_end=2261
+  _globals['_WATCHCLUSTERRESPONSE']._serialized_start=2263
+  _globals['_WATCHCLUSTERRESPONSE']._serialized_end=2325
+  _globals['_SHARDFRAME']._serialized_start=2327
+  _globals['_SHARDFRAME']._serialized_end=2444
+  _globals['_ROUTERSERVICE']._serialized_start=2551
+  _globals['_ROUTERSERVICE']._serialized_end=3219
 # @@protoc_insertion_point(module_scope)

@@ -89,6 +89,7 @@ class GenerateRequest(message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     SKIPS_PREFIX_CACHE_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
     TRUNCATION_SIDE_FIELD_NUMBER: builtins.int
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
@@ -135,6 +136,10 @@ class GenerateRequest(message.Message):
     """Compute every position of the prompt, as log-probabilities of the prompt
     need: nothing is taken from a prefix cache, and no look-up counts.
     """
+    cache_salt: builtins.str
+    """Prompts with different salts share no cached prefix. At most 128 characters,
+    without '@', '/', '\\\\' and NUL. Empty: none.
+    """
     truncation_side: TruncationSide.ValueType
     """Which ones truncate_prompt_tokens keeps."""
     @builtins.property
@@ -177,12 +182,13 @@ class GenerateRequest(message.Message):
         priority: builtins.int = ...,
         skips_prefix_cache: builtins.bool = ...,
         group: types_pb2.OutputGroup | None = ...,
+        cache_salt: builtins.str = ...,
         truncation_side: TruncationSide.ValueType = ...,
         allowed_token_ids: abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "constraint", b"constraint", "group", b"group", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter_id", b"adapter_id", "allowed_token_ids", b"allowed_token_ids", "constraint", b"constraint", "fill_context", b"fill_context", "group", b"group", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "skips_prefix_cache", b"skips_prefix_cache", "tenant_id", b"tenant_id", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side", "without_special_tokens", b"without_special_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter_id", b"adapter_id", "allowed_token_ids", b"allowed_token_ids", "cache_salt", b"cache_salt", "constraint", b"constraint", "fill_context", b"fill_context", "group", b"group", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "skips_prefix_cache", b"skips_prefix_cache", "tenant_id", b"tenant_id", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side", "without_special_tokens", b"without_special_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = typing.Literal["_seed", b"_seed"]  # noqa: Y015

@@ -388,6 +388,7 @@ class Submit(message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     SKIPS_PREFIX_CACHE_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """Chosen by the router, never reused on this stream."""
     request_id: builtins.str
@@ -419,6 +420,8 @@ class Submit(message.Message):
     priority: builtins.int
     """As in GenerateRequest."""
     skips_prefix_cache: builtins.bool
+    """As in GenerateRequest."""
+    cache_salt: builtins.str
     """As in GenerateRequest."""
     @builtins.property
     def sampling(self) -> Sampling:
@@ -458,10 +461,11 @@ class Submit(message.Message):
         priority: builtins.int = ...,
         skips_prefix_cache: builtins.bool = ...,
         group: types_pb2.OutputGroup | None = ...,
+        cache_salt: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "group", b"group", "quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "group", b"group", "handle", b"handle", "priority", b"priority", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "group", b"group", "handle", b"handle", "priority", b"priority", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1914,7 +1918,8 @@ class KvEvent(message.Message):
 @typing.final
 class BlocksStored(message.Message):
     """BlocksStored lists blocks, each of which follows the one before. A hash covers
-    a block's tokens, all tokens before them, and the adapter in its version.
+    a block's tokens, all tokens before them, the prompt's cache_salt, and the
+    adapter in its version.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1923,10 +1928,13 @@ class BlocksStored(message.Message):
     PARENT_BLOCK_HASH_FIELD_NUMBER: builtins.int
     TOKEN_IDS_U32_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
+    CACHE_SALT_FIELD_NUMBER: builtins.int
     parent_block_hash: builtins.int
     """The block that the first one follows; unset: it starts a prompt."""
     token_ids_u32: builtins.bytes
     """Tokens of all blocks, concatenated."""
+    cache_salt: builtins.str
+    """Of the prompt, as in GenerateRequest."""
     @builtins.property
     def block_hashes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
         """One per block."""
@@ -1942,10 +1950,11 @@ class BlocksStored(message.Message):
         parent_block_hash: builtins.int | None = ...,
         token_ids_u32: builtins.bytes = ...,
         adapter: types_pb2.Adapter | None = ...,
+        cache_salt: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_parent_block_hash", b"_parent_block_hash", "adapter", b"adapter", "parent_block_hash", b"parent_block_hash"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_parent_block_hash", b"_parent_block_hash", "adapter", b"adapter", "block_hashes", b"block_hashes", "parent_block_hash", b"parent_block_hash", "token_ids_u32", b"token_ids_u32"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_parent_block_hash", b"_parent_block_hash", "adapter", b"adapter", "block_hashes", b"block_hashes", "cache_salt", b"cache_salt", "parent_block_hash", b"parent_block_hash", "token_ids_u32", b"token_ids_u32"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parent_block_hash: _TypeAlias = typing.Literal["parent_block_hash"]  # noqa: Y015
     _WhichOneofArgType__parent_block_hash: _TypeAlias = typing.Literal["_parent_block_hash", b"_parent_block_hash"]  # noqa: Y015

@@ -304,6 +304,7 @@ class Adapter(message.Message):
     ADAPTER_ID_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
     adapter_id: builtins.str
     """Unique in the cluster."""
     rank: builtins.int
@@ -312,16 +313,22 @@ class Adapter(message.Message):
     """Tells what the name stood for before from what it stands for now: grows with
     each load at run time. 0: as the settings list it. Not read in LoadAdapter.
     """
+    number: builtins.int
+    """For clients that know adapters by number: from 1, first as the settings list
+    them, then in the order in which the scheduler learnt of loads. 0: unknown.
+    Not read in LoadAdapter.
+    """
     def __init__(
         self,
         *,
         adapter_id: builtins.str = ...,
         rank: builtins.int = ...,
         version: builtins.int = ...,
+        number: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "rank", b"rank", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "number", b"number", "rank", b"rank", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

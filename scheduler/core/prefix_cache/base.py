@@ -28,7 +28,7 @@ class PrefixCache:
         self.share_within_plan = share_within_plan
         self.num_evictions = 0
 
-    def match(self, token_ids: Tokens[int], adapter_key: str | None) -> int:
+    def match(self, token_ids: Tokens[int], adapter_key: str | None, cache_salt: str = "") -> int:
         """Count the leading tokens that are cached; mutates nothing.
 
         The caller decides whether all of them may be used: a prompt that is cached to its last token gives its full
@@ -38,6 +38,7 @@ class PrefixCache:
             token_ids: a prompt, in order.
             adapter_key: the adapter the prompt is for (`Adapter.key`), None for the base model. A cache whose contents
                 depend on the adapter matches for this one only.
+            cache_salt: of the prompt (`Sequence.cache_salt`).
 
         Returns:
             A length in 0..len(token_ids).
@@ -61,6 +62,9 @@ class PrefixCache:
 
     def resume(self, sequence: Sequence) -> None:
         """Go on with a sequence whose output so far has become part of its input, and which keeps its blocks."""
+
+    def stand_still(self, sequence: Sequence) -> None:
+        """Note that a decoding sequence gets no further token; its last block is found once it is released."""
 
     def commit(self, sequence: Sequence) -> None:
         """Make visible to others what a step has computed of a sequence's input: its first `computed_tokens`."""

@@ -12,7 +12,7 @@ from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
 
 def name_tree(root: Root) -> None:
     """Compute the hash of every block below a root."""
-    root.hashes = [root_hash(root.place[0])]
+    root.hashes = [root_hash(root.name)]
     for extent in extents.below(root):
         extent.hashes = []
         name_blocks(extent, extent.start)
@@ -37,15 +37,16 @@ def note_stored(notes: BlockNotes, extent: Extent, first: int) -> None:
         above: int | None = extent.hashes[number - 1] if number else parent.hashes[-1]
         if not block:
             above = None  # a root is no block
-        notes.stored(root.adapter, above, extent.hashes[number], extents.block_key(extent, block))
+        notes.stored(root.adapter, root.cache_salt, above, extent.hashes[number], extents.block_key(extent, block))
 
 
 def stored_below(roots: Iterable[Root]) -> list[BlockChange]:
-    """Return all blocks that can be found, as if they had just been stored."""
+    """Return all blocks that can be found, each copy, as if they had just been stored."""
     notes = BlockNotes()
     for root in roots:
         for extent in extents.below(root):
-            note_stored(notes, extent, extent.start)
+            for _ in range(1 + len(extent.copies or ())):
+                note_stored(notes, extent, extent.start)
     return notes.take()
 
 

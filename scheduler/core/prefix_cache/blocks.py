@@ -2,8 +2,8 @@
 
 vLLM's automatic prefix caching (docs/design/prefix_caching.md), kept as a radix tree as in SGLang's RadixAttention
 (Zheng et al., 2024): below a root, each full block of tokens follows all the blocks above it. Each adapter, in each
-version, has its own root, so two never share, whatever their tokens. The tree's edges are runs of blocks (`extents`);
-what is said here of blocks is true of each block of a run.
+version, has its own root for each salt, so two never share, whatever their tokens. The tree's edges are runs of blocks
+(`extents`); what is said here of blocks is true of each block of a run.
 
 * A sequence that enters pins the blocks it finds. What a step has computed of its prompt becomes visible, and pinned,
   when that step is committed. Output becomes visible when the sequence leaves or is preempted: few would look for it
@@ -23,7 +23,7 @@ from lorrery.scheduler.core.prefix_cache import block_names, extents
 from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes
 from lorrery.scheduler.core.prefix_cache.content import content_of, of_tokens
-from lorrery.scheduler.core.prefix_cache.extents import Copy, Extent, Root
+from lorrery.scheduler.core.prefix_cache.extents import Copy, Extent, Place, Root, place_of
 from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Run
 from lorrery.scheduler.core.prefix_cache.uses import Found, Use
 from lorrery.scheduler.core.sequence import Content, Sequence
@@ -41,8 +41,7 @@ class BlockCache(SharedBlocks):
         super().__init__()
         self.block_size = block_size
         self.min_computed_tokens = min_computed_tokens
-        self._roots: dict[tuple[str | None, int], Root] = {}
-        """By adapter, and by tokens per unit of the content."""
+        self._roots: dict[Place, Root] = {}
         self._uses: dict[int, Use] = {}
         self._unpinned: OrderedDict[Extent | Copy, None] = OrderedDict()
         """Least recently used first; children before their parents. An extent stands for its first copy."""
@@ -60,10 +59,10 @@ class BlockCache(SharedBlocks):
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def match(self, token_ids: Tokens[int], adapter_key: str | None) -> int:
+    def match(self, token_ids: Tokens[int], adapter_key: str | None, cache_salt: str = "") -> int:
         """Count the leading tokens that are cached, whole blocks; mutates nothing."""
         content = of_tokens(token_ids)
-        root = self._roots.get((adapter_key, content.unit_tokens))
+        root = self._roots.get((adapter_key, cache_salt, content.unit_tokens))
         return 0 if root is None else self._follow(root, content, []) * self.block_size
 
     def reusable(self, sequence: Sequence) -> int:
@@ -71,8 +70,8 @@ class BlockCache(SharedBlocks):
         found = self._found
         if found is None or found.sequence is not sequence:
             # Every arrival looks up at every worker; few have its prompt's first block, and nothing is kept for others.
-            content, adapter = content_of(sequence), sequence.adapter
-            root = self._roots.get((None if adapter is None else adapter.key, content.unit_tokens))
+            content = content_of(sequence)
+            root = self._roots.get(place_of(sequence, content))
             if root is None or (content.data[: root.key_bytes] not in root.children and not root.growing):
                 return 0
         return self._find(sequence).num_blocks * self.block_size
@@ -98,7 +97,7 @@ class BlockCache(SharedBlocks):
                 found.version = version
                 return found
         content = content_of(sequence)
-        root = self._roots.get((adapter_key_of(sequence), content.unit_tokens))
+        root = self._roots.get(place_of(sequence, content))
         way: list[Extent] = []
         end = 0 if root is None else self._follow(root, content, way)
         most = max(0, sequence.input_tokens - self.min_computed_tokens) // self.block_size
@@ -251,9 +250,9 @@ class BlockCache(SharedBlocks):
 
     def _root(self, sequence: Sequence) -> Root:
         content = content_of(sequence)
-        root = self._roots.get((adapter_key_of(sequence), content.unit_tokens))
+        root = self._roots.get(place_of(sequence, content))
         if root is None:
-            root = Root(sequence.adapter, self.block_size, content.unit_tokens, content.unit_bytes)
+            root = Root(sequence.adapter, sequence.cache_salt, self.block_size, content.unit_tokens, content.unit_bytes)
             self._roots[root.place] = root
             if self._notes is not None:
                 block_names.name_tree(root)
@@ -357,6 +356,11 @@ class BlockCache(SharedBlocks):
                     assert above is not None
                     extent.run = holders.came(number, above, extent.label, root.first_byte(extent.start), extent.end)
 
+    @property
+    def notes_changes(self) -> bool:
+        """Whether changes of blocks are noted."""
+        return self._notes is not None
+
     def note_changes(self, on: bool = True) -> None:
         """Note changes of blocks from now on, for `take_changes`, or stop that. Visits every block."""
         if on and self._notes is None:
@@ -378,7 +382,7 @@ class BlockCache(SharedBlocks):
     # --- inspection -------------------------------------------------------------------------------------------------
 
     def paths(self) -> list[tuple[str | None, tuple[int, ...], int]]:
-        """List every block: its adapter, all tokens from the root to its end, and its pins.
+        """List every block: the name of its root (`extents.root_name`), all tokens from there to its end, and its pins.
 
         Pinned ones come first, in order of tokens; then the others, in the order in which they would be evicted.
         """
@@ -403,8 +407,3 @@ def is_alone(extent: Extent) -> bool:
 def _run(extent: Extent) -> Run:
     assert isinstance(extent.run, Run)
     return extent.run
-
-
-def adapter_key_of(sequence: Sequence) -> str | None:
-    """Return the key of the adapter of a sequence; None: the base model."""
-    return sequence.adapter.key if sequence.adapter is not None else None

@@ -1,12 +1,13 @@
 """Changes of a prefix cache's blocks, for a reader that keeps a copy of its contents elsewhere.
 
-A block is named by a hash of 64 bits that covers its tokens, all the blocks above it and the adapter in its version:
+A block is named by a hash of 64 bits that covers its tokens, all the blocks above it, the prompt's salt and the adapter
+in its version:
 
-    hash(root)  = blake2b-64(adapter key, empty for the base model)
+    hash(root)  = blake2b-64(adapter key, empty for the base model; with a salt, NUL and the salt follow)
     hash(block) = blake2b-64(hash of its parent, its tokens as 32-bit numbers)
 
-so equal blocks have equal names on every worker and after every restart, and those of two adapters never do. The cache
-itself compares tokens and needs no hash; none is computed unless changes are noted.
+so equal blocks have equal names on every worker and after every restart, and those of two adapters or salts never do.
+The cache itself compares tokens and needs no hash; none is computed unless changes are noted.
 """
 
 from array import array
@@ -23,15 +24,17 @@ class BlocksStored:
 
     Attributes:
         adapter: used to compute them; None: the base model.
+        cache_salt: of the prompt.
         parent_hash: of the block that the first one follows; None: it begins a prompt.
         hashes: of the blocks.
         keys: the tokens of each, as the bytes of an `array("I")`.
     """
 
-    __slots__ = ("adapter", "hashes", "keys", "parent_hash")
+    __slots__ = ("adapter", "cache_salt", "hashes", "keys", "parent_hash")
 
-    def __init__(self, adapter: Adapter | None, parent_hash: int | None) -> None:
+    def __init__(self, adapter: Adapter | None, cache_salt: str, parent_hash: int | None) -> None:
         self.adapter = adapter
+        self.cache_salt = cache_salt
         self.parent_hash = parent_hash
         self.hashes: list[int] = []
         self.keys: list[bytes] = []
@@ -61,15 +64,21 @@ class BlockNotes:
         self._stored: BlocksStored | None = None
         self._removed: BlocksRemoved | None = None
 
-    def stored(self, adapter: Adapter | None, parent_hash: int | None, block_hash: int, key: bytes) -> None:
+    def stored(
+        self, adapter: Adapter | None, cache_salt: str, parent_hash: int | None, block_hash: int, key: bytes
+    ) -> None:
         """Note a block that can be found from now on."""
         stored = self._stored
         if stored is None or stored.hashes[-1] != parent_hash:
-            stored = self._stored = BlocksStored(adapter, parent_hash)
+            stored = self._stored = BlocksStored(adapter, cache_salt, parent_hash)
             self._removed = None
             self._changes.append(stored)
         stored.hashes.append(block_hash)
         stored.keys.append(key)
+
+    def cut(self) -> None:
+        """Merge nothing that follows with what is there."""
+        self._stored = self._removed = None
 
     def removed(self, block_hash: int) -> None:
         """Note a block that is gone."""
@@ -87,9 +96,9 @@ class BlockNotes:
         return changes
 
 
-def root_hash(adapter_key: str | None) -> int:
-    """Return the hash that the first blocks of an adapter follow."""
-    return _hash((adapter_key or "").encode())
+def root_hash(name: str | None) -> int:
+    """Return the hash that the first blocks below a root follow; `name` as in `extents.root_name`."""
+    return _hash((name or "").encode())
 
 
 def block_hash(parent_hash: int, key: bytes) -> int:

@@ -27,7 +27,10 @@ blocks.
 
 from collections.abc import Iterator
 
-from lorrery.scheduler.core.sequence import Adapter, Content
+from lorrery.scheduler.core.sequence import Adapter, Content, Sequence
+
+Place = tuple[str | None, str, int]
+"""What inputs have in common that may share blocks: adapter key, salt, and tokens per unit of the content."""
 
 
 class Copy:
@@ -96,31 +99,47 @@ class Extent:
 
 
 class Root(Extent):
-    """The root of the extents of one adapter and one kind of content; it has no blocks itself.
+    """The root of the extents of one adapter, one salt and one kind of content; it has no blocks itself.
 
     If a unit stands for more than a block (the id of a run of tokens), a block has the unit that it lies in; if blocks
     are larger, a block has all the units that it touches: two blocks in one place are equal if these are.
 
     Attributes:
         adapter: None: the base model.
+        cache_salt: of the prompts (`Sequence.cache_salt`).
         block_size: tokens in a block.
         unit_tokens: tokens per unit of the content.
         unit_bytes: bytes per unit of the content.
         key_bytes: bytes of a first block's key.
         place: its key among the roots of its tree.
+        name: see `root_name`.
         num_uses: sequences of the batch that begin here.
     """
 
-    __slots__ = ("adapter", "block_size", "key_bytes", "num_uses", "place", "unit_bytes", "unit_tokens")
+    __slots__ = (
+        "adapter",
+        "block_size",
+        "cache_salt",
+        "key_bytes",
+        "name",
+        "num_uses",
+        "place",
+        "unit_bytes",
+        "unit_tokens",
+    )
 
-    def __init__(self, adapter: Adapter | None, block_size: int, unit_tokens: int, unit_bytes: int) -> None:
+    def __init__(
+        self, adapter: Adapter | None, cache_salt: str, block_size: int, unit_tokens: int, unit_bytes: int
+    ) -> None:
         super().__init__(None, None, 0, 0, b"", b"")
         self.adapter = adapter
+        self.cache_salt = cache_salt
         self.block_size = block_size
         self.unit_tokens = unit_tokens
         self.unit_bytes = unit_bytes
         self.key_bytes = self.end_byte(1)
-        self.place = (None if adapter is None else adapter.key, unit_tokens)
+        self.place: Place = (None if adapter is None else adapter.key, cache_salt, unit_tokens)
+        self.name = root_name(*self.place[:2])
         self.num_uses = 0
 
     def first_byte(self, block: int) -> int:
@@ -134,6 +153,17 @@ class Root(Extent):
     def key_of(self, data: bytes, block: int) -> bytes:
         """Return the key by which a block of a content is looked up."""
         return data[self.first_byte(block) : self.end_byte(block + 1)]
+
+
+def place_of(sequence: Sequence, content: Content) -> Place:
+    """Return the key of the root of a sequence's blocks; `content` is that of its input."""
+    adapter = sequence.adapter
+    return None if adapter is None else adapter.key, sequence.cache_salt, content.unit_tokens
+
+
+def root_name(adapter_key: str | None, cache_salt: str) -> str | None:
+    """Return a name for what inputs that share a salt and an adapter have in common; None: neither."""
+    return f"{adapter_key or ''}\0{cache_salt}" if cache_salt else adapter_key
 
 
 def num_common(root: Root, extent: Extent, data: bytes, most: int, base: int = 0) -> int:
@@ -268,9 +298,9 @@ def path_tokens(extent: Extent) -> tuple[int, ...]:
 
 
 def block_paths(extent: Extent) -> list[tuple[str | None, tuple[int, ...], int]]:
-    """List the blocks of an extent: each one's adapter key, all tokens from the root to its end, and its pins."""
+    """List the blocks of an extent: the name of its root, all tokens from there to its end, and its pins."""
     root = extent.root
     assert root is not None
-    tokens, adapter_key = path_tokens(extent), root.place[0]
+    tokens = path_tokens(extent)
     blocks = range(extent.start + 1, extent.end + 1)
-    return [(adapter_key, tokens[: block * root.block_size], extent.pins) for block in blocks]
+    return [(root.name, tokens[: block * root.block_size], extent.pins) for block in blocks]

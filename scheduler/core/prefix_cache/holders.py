@@ -22,8 +22,9 @@ for all workers together, and some 300 bytes per run. When a worker attaches or 
 caches, in O(extents): some tenths of a second for 512 full caches.
 """
 
-from lorrery.scheduler.core.prefix_cache.extents import Extent, Root, num_common
-from lorrery.scheduler.core.sequence import Content
+from lorrery.scheduler.core.prefix_cache.content import content_of
+from lorrery.scheduler.core.prefix_cache.extents import Extent, Place, Root, num_common, place_of
+from lorrery.scheduler.core.sequence import Sequence
 
 Way = list[tuple[int, int]]
 """Along a prompt: leading tokens, and the workers that have them, as bits; ascending, with ever fewer workers."""
@@ -56,7 +57,7 @@ class PrefixHolders:
     def __init__(self, block_size: int, min_computed_tokens: int) -> None:
         self.block_size = block_size
         self.min_computed_tokens = min_computed_tokens
-        self._roots: dict[tuple[str | None, int], Root] = {}
+        self._roots: dict[Place, Root] = {}
 
     # --- what caches say --------------------------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ class PrefixHolders:
         """Return the counterpart of a cache's root."""
         root = self._roots.get(theirs.place)
         if root is None:
-            root = Root(theirs.adapter, self.block_size, theirs.unit_tokens, theirs.unit_bytes)
+            root = Root(theirs.adapter, theirs.cache_salt, self.block_size, theirs.unit_tokens, theirs.unit_bytes)
             self._roots[root.place] = root
         return root
 
@@ -157,11 +158,12 @@ class PrefixHolders:
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def along(self, adapter_key: str | None, content: Content, input_tokens: int) -> Way:
-        """Return, along an input, the leading tokens that need no computation and the workers that hold them."""
+    def along(self, sequence: Sequence) -> Way:
+        """Return, along a sequence's input, the leading tokens that need no computation and who holds them."""
         way: Way = []
-        root = self._roots.get((adapter_key, content.unit_tokens))
-        most = min(input_tokens - self.min_computed_tokens, content.num_tokens) // self.block_size
+        content = content_of(sequence)
+        root = self._roots.get(place_of(sequence, content))
+        most = min(sequence.input_tokens - self.min_computed_tokens, content.num_tokens) // self.block_size
         if root is None:
             return way
         run: Extent = root

@@ -18,9 +18,9 @@ Cost: as `BlockCache`; a heap of leaves with entries that may be out of date mak
 from heapq import heapify, heappop, heappush
 
 from lorrery.scheduler.core.prefix_cache import extents
-from lorrery.scheduler.core.prefix_cache.blocks import BlockCache, adapter_key_of
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.content import content_of
-from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
+from lorrery.scheduler.core.prefix_cache.extents import Extent, Root, place_of
 from lorrery.scheduler.core.prefix_cache.uses import Use
 from lorrery.scheduler.core.sequence import Content, Sequence
 
@@ -56,7 +56,7 @@ class RadixCache(BlockCache):
         if sequence.skips_prefix_cache:
             return 0
         content = content_of(sequence)
-        root = self._roots.get((adapter_key_of(sequence), content.unit_tokens))
+        root = self._roots.get(place_of(sequence, content))
         if root is None:
             return 0
         tokens = sequence.input_tokens if whole else max(0, sequence.input_tokens - self.min_computed_tokens)

@@ -4,13 +4,15 @@ Recorded (docs/engines.md). The tree is that of `BlockCache`; what differs:
 
 * A step writes a layer's KV before any sequence reads it, so blocks are visible as soon as they are scheduled, to the
   sequences that the same plan admits too. So is output, as it fills blocks. It is published when a look-up or another
-  sequence's blocks come to where it would go on, and when its sequence leaves.
+  sequence's blocks come to where it would go on, and when its sequence leaves; while changes are noted, with the step
+  that fills the block (`schedule_output`). Both give the same tree: a step schedules its sequences in order of
+  admission, so of those that fill equal blocks, the first is the one that is ahead, or that entered first.
 * A block that was not found is computed, and kept, even if an equal one is there by then (the last block of a prompt
   that is cached whole; a conversation whose earlier turn still runs). Look-ups find the copy that was there first; each
   copy is evicted in its own turn.
 """
 
-from lorrery.scheduler.core.prefix_cache import extents
+from lorrery.scheduler.core.prefix_cache import block_names, extents
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache, is_alone
 from lorrery.scheduler.core.prefix_cache.content import with_output
 from lorrery.scheduler.core.prefix_cache.extents import Copy, Extent, Root
@@ -70,7 +72,22 @@ class ScheduledBlockCache(BlockCache):
     def schedule(self, sequence: Sequence, num_tokens: int) -> None:
         """Let others find the full blocks among the first `num_tokens` of an input, which the next step computes."""
         use = self._uses[sequence.handle]
-        self._publish(use, use.content, num_tokens, self.unseen_tokens)
+        running = self.running
+        enters = running is None or sequence.handle not in running.prefilling
+        self._publish(use, use.content, num_tokens, self.unseen_tokens, None if enters else sequence.entered)
+
+    def schedule_output(self, sequence: Sequence) -> None:
+        """Let others find the block that a decoding sequence fills in the next step, if it fills one."""
+        use, running = self._uses[sequence.handle], self.running
+        assert running is not None
+        num_tokens = sequence.input_tokens + sequence.output_tokens_at(running.decode_step) - self.unseen_tokens
+        if use.grows and num_tokens // self.block_size > use.last.end:
+            self._publish_output_of(use, num_tokens, self.unseen_tokens)
+
+    def end_output(self, sequence: Sequence, output_tokens: int) -> None:
+        """Let others find all blocks of a sequence that has ended, and keeps them for now."""
+        use = self._uses[sequence.handle]
+        self._show(use, *use.computed(output_tokens))
 
     def commit(self, sequence: Sequence) -> None:
         """Note that a step has computed the first `computed_tokens` of a sequence's input; after the last it grows."""
@@ -90,6 +107,10 @@ class ScheduledBlockCache(BlockCache):
         self._end_growth(sequence)
         super().resume(sequence)
 
+    def stand_still(self, sequence: Sequence) -> None:
+        """Note that a decoding sequence gets no further token; its last block is found once it is released."""
+        self._end_growth(sequence)
+
     def _end_growth(self, sequence: Sequence) -> None:
         use = self._uses[sequence.handle]
         if use.grows:
@@ -98,28 +119,33 @@ class ScheduledBlockCache(BlockCache):
 
     def _show(self, use: Use, content: Content, num_tokens: int) -> None:
         """Pin the full blocks among the first tokens of a content; create missing ones."""
-        self._publish(use, content, num_tokens, _NOT_COMPUTED)
+        self._publish(use, content, num_tokens, _NOT_COMPUTED, None)
 
-    def _publish(self, use: Use, content: Content, num_tokens: int, unseen_tokens: int) -> None:
-        """Do the same after the output that goes on at the end of that path, but for this many newest tokens."""
+    def _publish(self, use: Use, content: Content, num_tokens: int, unseen_tokens: int, before: int | None) -> None:
+        """Do the same after the output that goes on at the end of that path, but for this many newest tokens.
+
+        `before`: of sequences that entered later, that also leaves out the token of this step; None: of none.
+        """
         num_blocks = min(num_tokens, content.num_tokens) // self.block_size
         if use.last.end >= num_blocks:
             return
         if use.grows:
             _grow_no_more(use)
-        self._publish_output(use.last, unseen_tokens)
+        self._publish_output(use.last, unseen_tokens, before)
+        if self._notes is not None:
+            self._notes.cut()  # vLLM tells of each sequence's blocks by themselves
         if is_alone(use.last):
             self._extend(use, content, num_blocks)
         else:
-            self._add_blocks(use, content, num_blocks, unseen_tokens)
+            self._add_blocks(use, content, num_blocks, unseen_tokens, before)
         if use.grows:
             _grow_from(use.last, use)
 
-    def _add_blocks(self, use: Use, content: Content, num_blocks: int, unseen_tokens: int) -> None:
+    def _add_blocks(self, use: Use, content: Content, num_blocks: int, unseen_tokens: int, before: int | None) -> None:
         """Add blocks up to `num_blocks`, each that is there already in a further copy."""
         extent = use.last
         while extent.end < num_blocks:
-            self._publish_output(extent, unseen_tokens)
+            self._publish_output(extent, unseen_tokens, before)
             child, end = self._child_for(extent, use.root, content, num_blocks)
             if child is None:
                 extent = self._new_child(extent, use.root, content, num_blocks)
@@ -131,6 +157,8 @@ class ScheduledBlockCache(BlockCache):
                 if extent.copies is None:
                     extent.copies = []
                 extent.copies.append(Copy(extent, use, 1))
+                if self._notes is not None:
+                    block_names.note_stored(self._notes, extent, extent.start)
             size = extent.end - extent.start
             self.num_pins += size
             self.num_pinned += size
@@ -138,34 +166,40 @@ class ScheduledBlockCache(BlockCache):
 
     # --- output -----------------------------------------------------------------------------------------------------
 
-    def _publish_output(self, last: Extent, unseen_tokens: int) -> bool:
+    def _publish_output(self, last: Extent, unseen_tokens: int, before: int | None = None) -> bool:
         """Publish output that goes on along a path or beyond its end; return whether the tree has changed.
 
         The one that is ahead of another has filled each block first; equal ones fill theirs in order of admission.
+        `before` as in `_publish`.
         """
         uses: list[tuple[int, int, Use]] = []
         at: Extent | None = last
         while at is not None:
             if at.growing:
-                self._find_grown(at, unseen_tokens, uses)
+                self._find_grown(at, unseen_tokens, before, uses)
             at = at.parent
         if not uses:
             return False
         uses.sort(key=_by_progress)
-        before = self._version
+        version = self._version
         for _, _, use in uses:
             use.grows = False
             _grow_no_more(use)
         for num_tokens, _, use in uses:
-            sequence = use.sequence
-            num_new = -num_tokens - sequence.input_tokens
-            content = with_output(use.content, sequence, sequence.produced_tokens, sequence.produced_tokens + num_new)
-            self._publish(use, content, -num_tokens, unseen_tokens)
+            self._publish_output_of(use, -num_tokens, unseen_tokens)
             use.grows = True
             _grow_from(use.last, use)
-        return self._version != before
+        return self._version != version
 
-    def _find_grown(self, extent: Extent, unseen_tokens: int, uses: list[tuple[int, int, Use]]) -> None:
+    def _publish_output_of(self, use: Use, num_tokens: int, unseen_tokens: int) -> None:
+        """Publish a sequence's blocks among its first tokens, some of which are output."""
+        sequence, produced = use.sequence, use.sequence.produced_tokens
+        content = with_output(use.content, sequence, produced, produced + num_tokens - sequence.input_tokens)
+        self._publish(use, content, num_tokens, unseen_tokens, sequence.entered)
+
+    def _find_grown(
+        self, extent: Extent, unseen_tokens: int, before: int | None, uses: list[tuple[int, int, Use]]
+    ) -> None:
         """Append the uses that end in an extent, and whose output has filled blocks since."""
         running = self.running
         assert running is not None
@@ -174,6 +208,7 @@ class ScheduledBlockCache(BlockCache):
             assert isinstance(use, Use)
             sequence = use.sequence
             num_tokens = sequence.input_tokens + sequence.output_tokens_at(running.decode_step) - unseen_tokens
+            num_tokens -= before is not None and sequence.entered > before
             if num_tokens // self.block_size > extent.end:
                 uses.append((-num_tokens, sequence.entered, use))
 
@@ -232,6 +267,9 @@ class ScheduledBlockCache(BlockCache):
         num_blocks = min(most, extent.end - extent.start)
         if num_blocks < extent.end - extent.start:
             self._split_in_place(extent, extent.end - num_blocks)  # the old extent, and copy, are the lower part
+        if self._notes is not None:
+            for block_hash in reversed(extent.hashes):
+                self._notes.removed(block_hash)
         if isinstance(first, Copy):
             copies.remove(first)
             del self._unpinned[first]

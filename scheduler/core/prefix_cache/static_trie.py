@@ -108,17 +108,20 @@ class StaticTrie(PrefixCache):
         """Number of cached tokens, which is the number of nodes without the root."""
         return len(self._edges)
 
-    def match(self, token_ids: Sequence[int], adapter_key: str | None = None) -> int:
+    def match(self, token_ids: Sequence[int], adapter_key: str | None = None, cache_salt: str = "") -> int:
         """Count the leading tokens of a prompt that are cached; mutates nothing.
 
         Args:
             token_ids: the prompt, in order.
             adapter_key: ignored; llm-mock has no adapters.
+            cache_salt: with one, nothing is cached: the corpus has none.
 
         Returns:
             A length in 0..len(token_ids), in as many steps.
         """
         del adapter_key
+        if cache_salt:
+            return 0
         node = _ROOT
         for position, token_id in enumerate(token_ids):
             child = self._edges.get((node, token_id))
@@ -131,7 +134,7 @@ class StaticTrie(PrefixCache):
 
     def reusable(self, sequence: Request) -> int:
         """Count the leading prompt tokens that are cached; earlier output is never found."""
-        return self.match(sequence.prompt_token_ids)
+        return self.match(sequence.prompt_token_ids, cache_salt=sequence.cache_salt)
 
     def acquire(self, sequence: Request) -> None:
         """Pin nothing: nothing is ever evicted."""

@@ -11,9 +11,9 @@ Cost: a look-up for each waiting sequence, and a sort.
 
 from collections.abc import Iterator
 
-from lorrery.scheduler.core.adapter_drain import key_of
 from lorrery.scheduler.core.budgeted_admission import BudgetedPass
 from lorrery.scheduler.core.prefix_cache.content import content_of
+from lorrery.scheduler.core.prefix_cache.extents import Place, place_of
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.queues.rejoining import MOST_MATCHED, Rejoining
 from lorrery.scheduler.core.sequence import Sequence
@@ -36,7 +36,7 @@ class LongestPrefix(Rejoining):
             self._refresh(cache)
             return
         rules = admission.memory.rules
-        beginnings: set[tuple[str | None, int, bytes]] = set()
+        beginnings: set[tuple[Place, bytes]] = set()
         ranked: list[tuple[int, Sequence]] = []
         for sequence in self._sequences.values():
             cached_tokens = cache.touch(sequence, whole=True)
@@ -52,13 +52,13 @@ class LongestPrefix(Rejoining):
         self._sequences = {sequence.handle: sequence for _, sequence in ranked}
 
 
-def _beginning(sequence: Sequence, num_tokens: int) -> tuple[str | None, int, bytes] | None:
-    """Return the first tokens of an input; equal for two if these are and the adapter is. None: it is shorter."""
+def _beginning(sequence: Sequence, num_tokens: int) -> tuple[Place, bytes] | None:
+    """Return the first tokens of an input; equal for two that share them in a cache. None: it is shorter."""
     content = content_of(sequence)
     if min(sequence.input_tokens, content.num_tokens) < num_tokens:
         return None
     num_units = -(-num_tokens // content.unit_tokens)
-    return key_of(sequence), content.unit_tokens, content.data[: num_units * content.unit_bytes]
+    return place_of(sequence, content), content.data[: num_units * content.unit_bytes]
 
 
 def _rank(one: tuple[int, Sequence]) -> int:

@@ -1,36 +1,40 @@
 """A copy of a prefix cache, kept up from its changes alone."""
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
-from lorrery.scheduler.core.prefix_cache.extents import below, path_tokens
+from lorrery.scheduler.core.prefix_cache.extents import below, path_tokens, root_name
 
 Prefix = tuple[str | None, tuple[int, ...]]
 
 
 class CacheCopy:
-    """Knows blocks by their hashes, and of each its adapter and all tokens from the beginning of the prompt."""
+    """Knows blocks by their hashes: of each the name of its root, and all tokens from the beginning of the prompt."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Prefix] = {}
+        self.num_copies: Counter[int] = Counter()
 
     def apply(self, changes: Iterable[BlockChange]) -> None:
         for change in changes:
             if not isinstance(change, BlocksStored):
                 for block_hash in change.hashes:
-                    del self.blocks[block_hash]
+                    self.num_copies[block_hash] -= 1
+                    if not self.num_copies[block_hash]:
+                        del self.blocks[block_hash]
                 continue
-            adapter_key = None if change.adapter is None else change.adapter.key
+            name = root_name(None if change.adapter is None else change.adapter.key, change.cache_salt)
             path: tuple[int, ...] = ()
             if change.parent_hash is not None:
-                parent_key, path = self.blocks[change.parent_hash]
-                assert parent_key == adapter_key
+                parent_name, path = self.blocks[change.parent_hash]
+                assert parent_name == name
             for block_hash, key in zip(change.hashes, change.keys, strict=True):
                 path = (*path, *array("I", key))
-                assert block_hash not in self.blocks, "stored twice"
-                self.blocks[block_hash] = (adapter_key, path)
+                assert self.blocks.setdefault(block_hash, (name, path)) == (name, path)
+                self.num_copies[block_hash] += 1
 
     def paths(self) -> set[Prefix]:
         found = set(self.blocks.values())
@@ -41,9 +45,9 @@ class CacheCopy:
 def to_be_found(cache: BlockCache) -> set[Prefix]:
     """What the tree itself has."""
     found: set[Prefix] = set()
-    for (adapter_key, _), root in cache._roots.items():
+    for root in cache._roots.values():
         for extent in below(root):
             tokens = path_tokens(extent)
             ends = range(extent.start + 1, extent.end + 1)
-            found.update((adapter_key, tokens[: end * cache.block_size]) for end in ends)
+            found.update((root.name, tokens[: end * cache.block_size]) for end in ends)
     return found

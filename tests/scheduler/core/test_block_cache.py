@@ -11,6 +11,7 @@ from lorrery.scheduler.core.plan import Chunk, Plan
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
 from lorrery.scheduler.core.prefix_cache.content import of_runs
+from lorrery.scheduler.core.prefix_cache.extents import root_name
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.cache_copy import CacheCopy
@@ -55,8 +56,9 @@ class CacheMachine(RuleBasedStateMachine):
         cut=st.integers(0, RUN - 1),
         output=st.integers(1, 9),
         adapter=st.sampled_from([None, None, None, "a"]),
+        salt=st.sampled_from(["", "", "", "pepper"]),
     )
-    def arrive(self, runs: list[int], cut: int, output: int, adapter: str | None) -> None:
+    def arrive(self, runs: list[int], cut: int, output: int, adapter: str | None, salt: str) -> None:
         self.num_handles += 1
         tokens = [run * self.RUN + number for run in runs for number in range(self.RUN)][: len(runs) * self.RUN - cut]
         output_ids = [] if self.by_id else [(runs[0] + number) % 3 for number in range(output)]
@@ -64,6 +66,8 @@ class CacheMachine(RuleBasedStateMachine):
             Sequence(self.num_handles, len(tokens), output, 0, ADAPTERS[adapter], "", tokens, output_ids)
             for _ in range(2)
         ]
+        for one in both:
+            one.cache_salt = salt
         if self.by_id:
             both[0].prompt_token_ids = ()
             both[0].content = of_runs(runs, self.RUN, len(tokens))
@@ -78,7 +82,8 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.num_shareable(ours) == self.oracle.num_shareable(theirs)
         if not self.by_id:
             key = ours.adapter.key if ours.adapter is not None else None
-            assert self.cache.match(ours.prompt_token_ids, key) == self.oracle.match(theirs.prompt_token_ids, key)
+            found = self.cache.match(ours.prompt_token_ids, key, ours.cache_salt)
+            assert found == self.oracle.match(theirs.prompt_token_ids, root_name(key, ours.cache_salt))
         assert self.cache.paths() == before
 
     @invariant()
@@ -203,13 +208,14 @@ class CacheMachine(RuleBasedStateMachine):
         assert [told(change) for change in changes] == [told(change) for change in theirs.take_changes()]
         if self.noted:
             self.copy.apply(changes)
-            assert self.copy.paths() == {(adapter_key, tokens) for adapter_key, tokens, _ in paths}
+            assert max(self.copy.num_copies.values(), default=0) <= 1, "stored twice"
+            assert self.copy.paths() == {(name, tokens) for name, tokens, _ in paths}
 
 
 def told(change: BlockChange) -> object:
     """Return all that a change says."""
     if isinstance(change, BlocksStored):
-        return change.adapter, change.parent_hash, change.hashes, change.keys
+        return change.adapter, change.cache_salt, change.parent_hash, change.hashes, change.keys
     return change.hashes
 
 

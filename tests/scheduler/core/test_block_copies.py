@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lorrery.scheduler.core.prefix_cache.scheduled_blocks import ScheduledBlockCache
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from tests.scheduler.core.cache_copy import CacheCopy, to_be_found
 from tests.scheduler.core.oracle.pool import Pool
 
 ADAPTERS = {None: None, "a": Adapter("a", 8)}
@@ -43,13 +44,15 @@ class CopiesMachine(RuleBasedStateMachine):
             side.cache.unseen_tokens = self.unseen
         self.num_handles = 0
         self.is_planned = False
+        self.copy = CacheCopy()
 
     @rule(
         runs=st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=5),
         cut=st.integers(0, RUN - 1),
         adapter=st.sampled_from([None, None, None, "a"]),
+        salt=st.sampled_from(["", "", "", "pepper"]),
     )
-    def arrive(self, runs: list[int], cut: int, adapter: str | None) -> None:
+    def arrive(self, runs: list[int], cut: int, adapter: str | None, salt: str) -> None:
         self.num_handles += 1
         tokens = [run * self.RUN + number for run in runs for number in range(self.RUN)][: len(runs) * self.RUN - cut]
         # What follows a prompt is the rest of the run that it was cut in, and then the run 0 again and again.
@@ -57,7 +60,9 @@ class CopiesMachine(RuleBasedStateMachine):
             list(range(runs[-1] * self.RUN, (runs[-1] + 1) * self.RUN))[self.RUN - cut :] + list(range(self.RUN)) * 8
         )[:30]
         for side in self.sides:
-            side.waiting.append(Sequence(self.num_handles, len(tokens), 30, 0, ADAPTERS[adapter], "", tokens, output))
+            sequence = Sequence(self.num_handles, len(tokens), 30, 0, ADAPTERS[adapter], "", tokens, output)
+            sequence.cache_salt = salt
+            side.waiting.append(sequence)
 
     @precondition(lambda self: not self.is_planned)
     @rule(budget=st.sampled_from([3, 8, 20]), most=st.integers(0, 3))
@@ -68,6 +73,9 @@ class CopiesMachine(RuleBasedStateMachine):
             cache, running, left, entered = side.cache, side.running, budget, most
             for sequence in running.prefilling.values():
                 left = self._chunk(side, sequence, left)
+            if isinstance(cache, ScheduledBlockCache) and cache.notes_changes:
+                for sequence in running:
+                    cache.schedule_output(sequence)
             while left > 0 and entered and side.waiting:
                 entered -= 1
                 sequence = side.waiting.pop(0)
@@ -141,6 +149,26 @@ class CopiesMachine(RuleBasedStateMachine):
             sequence = side.waiting[which % len(side.waiting)]
             seen.append((side.cache.reusable(sequence), side.cache.num_shareable(sequence)))
         assert seen[0] == seen[1]
+
+    @precondition(lambda self: not self.is_planned)
+    @rule()
+    def listen(self) -> None:
+        """Begin to note what happens in ours, or end it; that changes nothing."""
+        cache = self.ours.cache
+        assert isinstance(cache, ScheduledBlockCache)
+        cache.note_changes(not cache.notes_changes)
+        self.copy = CacheCopy()
+        if cache.notes_changes:
+            self.copy.apply(cache.contents())
+
+    @invariant()
+    def told(self) -> None:
+        cache = self.ours.cache
+        assert isinstance(cache, ScheduledBlockCache)
+        if not cache.notes_changes:
+            return
+        self.copy.apply(cache.take_changes())
+        assert set(self.copy.blocks.values()) == to_be_found(cache)
 
     @precondition(lambda self: self.is_planned)
     @invariant()

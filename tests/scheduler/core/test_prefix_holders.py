@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
-from lorrery.scheduler.core.prefix_cache.content import content_of
 from lorrery.scheduler.core.prefix_cache.extents import below
 from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Run
 from lorrery.scheduler.core.sequence import Sequence
@@ -43,7 +42,8 @@ class Workers:
         if what == "arrive":
             runs = rng.choice([0, 0, 0, 1, 2], int(rng.integers(1, 7))).tolist()
             adapter = (None, None, None, "a")[int(rng.integers(4))]
-            machine.arrive(runs, int(rng.integers(machine.RUN)), int(rng.integers(1, 10)), adapter)
+            salt = ("", "", "", "pepper")[int(rng.integers(4))]
+            machine.arrive(runs, int(rng.integers(machine.RUN)), int(rng.integers(1, 10)), adapter, salt)
             self.seen.append(machine.waiting[-1][0])
         elif what == "plan" and not machine.chunks:
             machine.plan(int(rng.choice([3, 8, 20, 60])), int(rng.integers(4)))
@@ -58,8 +58,7 @@ class Workers:
 
     def check(self) -> None:
         for sequence in self.seen[-8:]:
-            key = None if sequence.adapter is None else sequence.adapter.key
-            way = self.holders.along(key, content_of(sequence), sequence.input_tokens)
+            way = self.holders.along(sequence)
             for number, cache in enumerate(self.caches):
                 held = max([tokens for tokens, workers in way if workers >> number & 1], default=0)
                 assert held == usable_tokens(cache, sequence, 1)

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 
 from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes, block_hash, root_hash
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.prefix_cache.extents import root_name
+from lorrery.scheduler.core.sequence import Sequence
 from tests.scheduler.core.oracle.tree import Node, Root, below, note_stored
 
 _TOKEN_BYTES = array("I").itemsize
@@ -77,9 +78,9 @@ class BlockCache(SharedBlocks):
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def match(self, token_ids: Tokens[int], adapter_key: str | None) -> int:
+    def match(self, token_ids: Tokens[int], name: str | None) -> int:
         """Count the leading tokens that are cached, whole blocks; mutates nothing."""
-        return len(self._walk(adapter_key, _as_bytes(token_ids))) * self.block_size
+        return len(self._walk(name, _as_bytes(token_ids))) * self.block_size
 
     def reusable(self, sequence: Sequence) -> int:
         """Count the leading input tokens of a waiting sequence that it could take over, whole blocks."""
@@ -101,15 +102,15 @@ class BlockCache(SharedBlocks):
         if found is not None and again and found.version == self._version:
             return found
         data = found.input_bytes if found is not None and again else self._bytes(sequence, sequence.produced_tokens)
-        nodes = self._walk(_adapter_key(sequence), data)
+        nodes = self._walk(_name(sequence), data)
         del nodes[max(0, sequence.input_tokens - self.min_computed_tokens) // self.block_size :]
         self._found = _Found(sequence, sequence.input_tokens, self._version, data, nodes)
         return self._found
 
-    def _walk(self, adapter_key: str | None, data: bytes) -> list[Node]:
+    def _walk(self, name: str | None, data: bytes) -> list[Node]:
         """Return the nodes of the leading blocks of these tokens, as far as there are any."""
         nodes: list[Node] = []
-        node: Node | None = self._roots.get(adapter_key)
+        node: Node | None = self._roots.get(name)
         if node is not None:
             for key in self._keys(data, 0):
                 node = node.children.get(key)
@@ -159,7 +160,7 @@ class BlockCache(SharedBlocks):
             data = self._bytes(sequence, sequence.produced_tokens + output_tokens - 1)
         path = list(use.nodes)
         for key in self._keys(data[: cached_tokens * _TOKEN_BYTES], len(path)):
-            path.append(self._child(path[-1] if path else self._root(sequence), key, sequence.adapter))
+            path.append(self._child(path[-1] if path else self._root(sequence), key, self._root(sequence)))
         for node in use.nodes:
             self._unpin(node)
         for node in reversed(path):
@@ -172,26 +173,26 @@ class BlockCache(SharedBlocks):
         """Pin the full blocks among the first tokens of its input; make those that are not there."""
         parent = use.nodes[-1] if use.nodes else self._root(sequence)
         for key in self._keys(use.input_bytes[: num_tokens * _TOKEN_BYTES], len(use.nodes)):
-            parent = self._child(parent, key, sequence.adapter)
+            parent = self._child(parent, key, self._root(sequence))
             self._pin(use, parent)
 
     def _root(self, sequence: Sequence) -> Node:
-        adapter_key = _adapter_key(sequence)
-        root = self._roots.get(adapter_key)
+        name = _name(sequence)
+        root = self._roots.get(name)
         if root is None:
-            root = self._roots[adapter_key] = Root(sequence.adapter)
+            root = self._roots[name] = Root(sequence.adapter, sequence.cache_salt)
             if self._notes is not None:
-                root.hash = root_hash(adapter_key)
+                root.hash = root_hash(name)
         return root
 
-    def _child(self, parent: Node, key: bytes, adapter: Adapter | None) -> Node:
+    def _child(self, parent: Node, key: bytes, root: Root) -> Node:
         child = parent.children.get(key)
         if child is None:
             child = parent.children[key] = Node(parent, key)
             self._version += 1
             if self._notes is not None:
                 child.hash = block_hash(parent.hash, key)
-                note_stored(self._notes, child, adapter)
+                note_stored(self._notes, child, root)
         return child
 
     def _pin(self, use: _Use, node: Node) -> None:
@@ -244,8 +245,8 @@ class BlockCache(SharedBlocks):
         """Note from now on what happens to blocks, for `take_changes`, or stop that. Takes a look at every block."""
         if on and self._notes is None:
             self._notes = BlockNotes()
-            for adapter_key, root in self._roots.items():
-                root.hash = root_hash(adapter_key)
+            for name, root in self._roots.items():
+                root.hash = root_hash(name)
                 for node in below(root):
                     assert node.parent is not None
                     node.hash = block_hash(node.parent.hash, node.key)
@@ -262,7 +263,7 @@ class BlockCache(SharedBlocks):
         notes = BlockNotes()
         for root in self._roots.values():
             for node in below(root):
-                note_stored(notes, node, root.adapter)
+                note_stored(notes, node, root)
         return notes.take()
 
     # --- inspection -------------------------------------------------------------------------------------------------
@@ -274,16 +275,16 @@ class BlockCache(SharedBlocks):
         """
         pinned: list[tuple[str | None, tuple[int, ...], int]] = []
         tokens_of: dict[Node, tuple[str | None, tuple[int, ...]]] = {}
-        for adapter_key, root in self._roots.items():
-            tokens_of[root] = (adapter_key, ())
+        for name, root in self._roots.items():
+            tokens_of[root] = (name, ())
             nodes: list[Node] = [root]
             while nodes:
                 node = nodes.pop()
                 for child in node.children.values():
                     tokens = (*tokens_of[node][1], *array("I", child.key))
-                    tokens_of[child] = (adapter_key, tokens)
+                    tokens_of[child] = (name, tokens)
                     if child.pins:
-                        pinned.append((adapter_key, tokens, child.pins))
+                        pinned.append((name, tokens, child.pins))
                     nodes.append(child)
         pinned.sort(key=lambda path: (path[0] or "", path[1]))
         return pinned + [(*tokens_of[node], 0) for node in self._unpinned]
@@ -293,5 +294,5 @@ def _as_bytes(token_ids: Tokens[int]) -> bytes:
     return array("I", token_ids).tobytes()
 
 
-def _adapter_key(sequence: Sequence) -> str | None:
-    return sequence.adapter.key if sequence.adapter is not None else None
+def _name(sequence: Sequence) -> str | None:
+    return root_name(None if sequence.adapter is None else sequence.adapter.key, sequence.cache_salt)

@@ -7,6 +7,7 @@ has had a key for longest. A block that no sequence holds waits at the end of a 
 from collections.abc import Sequence as Tokens
 
 from lorrery.scheduler.core.prefix_cache.base import SharedBlocks
+from lorrery.scheduler.core.prefix_cache.extents import root_name
 from lorrery.scheduler.core.sequence import Sequence
 
 Key = tuple[str | None, tuple[int, ...]]
@@ -43,13 +44,13 @@ class Pool(SharedBlocks):
             return tokens
         return tokens + list(sequence.output_token_ids[:num_output])
 
-    def _key(self, adapter_key: str | None, tokens: Tokens[int], block: int) -> Key:
-        return adapter_key, tuple(tokens[: (block + 1) * self.block_size])
+    def _key(self, name: str | None, tokens: Tokens[int], block: int) -> Key:
+        return name, tuple(tokens[: (block + 1) * self.block_size])
 
-    def _walk(self, adapter_key: str | None, tokens: Tokens[int], most: int) -> list[Block]:
+    def _walk(self, name: str | None, tokens: Tokens[int], most: int) -> list[Block]:
         found: list[Block] = []
         for block in range(min(most, len(tokens)) // self.block_size):
-            blocks = self._by_key.get(self._key(adapter_key, tokens, block))
+            blocks = self._by_key.get(self._key(name, tokens, block))
             if blocks is None:
                 break
             found.append(blocks[0])
@@ -58,18 +59,21 @@ class Pool(SharedBlocks):
     def _found(self, sequence: Sequence) -> list[Block]:
         self._grow()
         tokens = self._tokens(sequence, sequence.produced_tokens)
-        return self._walk(_adapter_key(sequence), tokens, sequence.input_tokens - self.min_computed_tokens)
+        return self._walk(_name(sequence), tokens, sequence.input_tokens - self.min_computed_tokens)
 
-    def _grow(self, *, scheduled: bool = True) -> None:
+    def _grow(self, *, scheduled: bool = True, before: int | None = None) -> None:
         """Give keys to the blocks that output has filled since; who is ahead has filled a block before others.
 
-        The newest token of a sequence is computed in the step that has been `scheduled`.
+        The newest token of a sequence is computed in the step that has been `scheduled`; for those that entered after
+        number `before`, not yet.
         """
         if self.running is None:
             return
         step = self.running.decode_step - (not scheduled)
         unseen = self.unseen_tokens if scheduled else 0
         filled = {one: one.input_tokens + one.output_tokens_at(step) - unseen for one in self._decoding}
+        if before is not None:
+            filled = {one: num - (one.entered > before) for one, num in filled.items()}
         for sequence in sorted(filled, key=lambda one: (-filled[one], one.entered)):
             num_output = filled[sequence] - sequence.prompt_tokens
             self._publish(sequence, self._tokens(sequence, num_output), filled[sequence])
@@ -77,7 +81,7 @@ class Pool(SharedBlocks):
     def _publish(self, sequence: Sequence, tokens: list[int], num_tokens: int) -> None:
         held = self._held[sequence]
         while len(held) < min(num_tokens, len(tokens)) // self.block_size:
-            block = Block(self._key(_adapter_key(sequence), tokens, len(held)))
+            block = Block(self._key(_name(sequence), tokens, len(held)))
             self._by_key.setdefault(block.key, []).append(block)
             held.append(block)
         self._count()
@@ -86,9 +90,9 @@ class Pool(SharedBlocks):
         held = [block for blocks in self._held.values() for block in blocks]
         self.num_pins, self.num_pinned, self.num_unpinned = len(held), len(set(held)), len(self._line)
 
-    def match(self, token_ids: Tokens[int], adapter_key: str | None) -> int:
+    def match(self, token_ids: Tokens[int], name: str | None) -> int:
         self._grow()
-        return len(self._walk(adapter_key, list(token_ids), len(token_ids))) * self.block_size
+        return len(self._walk(name, list(token_ids), len(token_ids))) * self.block_size
 
     def reusable(self, sequence: Sequence) -> int:
         return len(self._found(sequence)) * self.block_size
@@ -106,7 +110,7 @@ class Pool(SharedBlocks):
         self._count()
 
     def schedule(self, sequence: Sequence, num_tokens: int) -> None:
-        self._grow()
+        self._grow(before=sequence.entered)
         self._publish(sequence, self._tokens(sequence, sequence.produced_tokens), num_tokens)
 
     def commit(self, sequence: Sequence) -> None:
@@ -159,5 +163,5 @@ class Pool(SharedBlocks):
         return pinned + [(*block.key, 0) for block in self._line]
 
 
-def _adapter_key(sequence: Sequence) -> str | None:
-    return sequence.adapter.key if sequence.adapter is not None else None
+def _name(sequence: Sequence) -> str | None:
+    return root_name(None if sequence.adapter is None else sequence.adapter.key, sequence.cache_salt)

@@ -1,4 +1,4 @@
-"""The tree that `BlockCache` keeps: a root for each adapter in each version, and below it one node for each block."""
+"""The tree that `BlockCache` keeps: a root for each adapter, in each version, and salt, and a node per block below."""
 
 from collections.abc import Iterator
 
@@ -23,13 +23,14 @@ class Node:
 
 
 class Root(Node):
-    """The blocks of an adapter hang under it; itself it is none."""
+    """The blocks of an adapter and a salt hang under it; itself it is none."""
 
-    __slots__ = ("adapter",)
+    __slots__ = ("adapter", "cache_salt")
 
-    def __init__(self, adapter: Adapter | None) -> None:
+    def __init__(self, adapter: Adapter | None, cache_salt: str) -> None:
         super().__init__(None, b"")
         self.adapter = adapter
+        self.cache_salt = cache_salt
 
 
 def below(root: Root) -> Iterator[Node]:
@@ -42,8 +43,9 @@ def below(root: Root) -> Iterator[Node]:
         nodes += node.children.values()
 
 
-def note_stored(notes: BlockNotes, node: Node, adapter: Adapter | None) -> None:
+def note_stored(notes: BlockNotes, node: Node, root: Root) -> None:
     """Note that a block, which has its hash, can be found."""
     parent = node.parent
     assert parent is not None, "a root is no block"
-    notes.stored(adapter, parent.hash if parent.parent is not None else None, node.hash, node.key)
+    above = parent.hash if parent is not root else None
+    notes.stored(root.adapter, root.cache_salt, above, node.hash, node.key)
