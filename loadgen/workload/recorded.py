@@ -216,8 +216,8 @@ class RecordedRows:
         return rows.placed(rows.at_seconds, np.argsort(began, kind="stable"))
 
 
-def _fill(column: "array[int] | array[float]", num_rows: int, value: int) -> None:
-    column.extend([value] * (num_rows - len(column)))
+def _fill(column: "array[int] | array[float]", num_rows: int, value: float) -> None:
+    column.extend([value] * (num_rows - len(column)))  # type: ignore[list-item]  # of the column's own type
 
 
 def _begins(workload: WorkloadColumns) -> npt.NDArray[np.bool_]:
