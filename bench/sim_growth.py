@@ -33,7 +33,7 @@ from bench import sim_scenarios
 from bench.cluster import BenchBrokenError
 from bench.sim_scenarios import PROJECT, Columns, Scenario
 from bench.sim_speed import COMPILED, own_peak_rss_mb, run_once
-from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
+from lorrery.loadgen.workload.request import BLOCK_TOKENS
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 
 FLAT_AIM = 1.5

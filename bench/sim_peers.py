@@ -22,7 +22,7 @@ from statistics import median
 from bench.cluster import BenchBrokenError
 from bench.companion import Companion
 from bench.sim_scenarios import PROJECT, Scenario
-from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
+from lorrery.loadgen.workload.request import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

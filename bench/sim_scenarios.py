@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.bare_sim import BareCost
-from lorrery.loadgen.workload.drawn import DrawnRequests
-from lorrery.loadgen.workload.mooncake import read_mooncake
+from lorrery.loadgen.workload.columns import WorkloadColumns
 from lorrery.loadgen.workload.popularity import uniform_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.traces import read_requests as read_trace
 from lorrery.scheduler.core.adapter_loads import LoadTime, Tier
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
@@ -80,7 +80,7 @@ class Columns:
 
     def requests(self) -> Iterator[WorkloadRequest]:
         """Yield the requests one by one."""
-        drawn = DrawnRequests(
+        drawn = WorkloadColumns(
             np.arange(len(self), dtype=np.int32),
             self.at_seconds,
             self.prompt_tokens,
@@ -170,7 +170,8 @@ def mooncake(num_requests: int | None = None) -> Scenario:
     """Long prompts with shared prefixes."""
     path = SHARED / "mooncake_conversation_first2000.jsonl"
     path = path if path.exists() else EXCERPT
-    workload = read_mooncake(path.read_text(encoding="utf-8").splitlines(), num_requests)
+    with path.open(encoding="utf-8") as file:
+        workload = read_trace(file, num_requests)
     columns = Columns(
         np.array([request.at_seconds for request in workload]),
         np.array([request.prompt_tokens for request in workload]),

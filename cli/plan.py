@@ -29,8 +29,8 @@ from lorrery.cli.version import VersionOption
 from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.plots import style
 from lorrery.settings import Settings
-from lorrery.simulator.plan import FEWEST_REQUESTS, Claim, Level, Plan, make_plan
-from lorrery.simulator.plan_kinds import by_name
+from lorrery.simulator.plan import FEWEST_REQUESTS, Claim, Level, Plan, make_plan, registry_override
+from lorrery.simulator.plan_kinds import all_alike, by_name, each_alike
 from lorrery.vocabulary.units import LAST_SECONDS
 from lorrery.worker.device.capacity import Workload
 
@@ -136,14 +136,15 @@ def plan(
     if json_file is not None:
         check_writable("--json", json_file)
     named = {"engine": engine, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype}
-    cluster = Cluster(config, tuple(deployment_flags.with_deployment(named, overrides)))
+    work = Workload(prompt, output, adapters, _numbers("16" if ranks is None else ranks, "--rank"))
+    asked_of = (*deployment_flags.with_deployment(named, overrides), registry_override(work))
+    cluster = Cluster(config, asked_of)
     if max_concurrency is not None:
         cluster = cluster.but(scheduler__running_max_req_size=max_concurrency, scheduler__max_num_seqs=max_concurrency)
     if ranks is not None and not adapters:
         raise SettingsError(f"--rank {ranks}: goes with --adapters only")
     if requests is not None and rate is None:
         raise SettingsError(f"--requests {requests}: goes with --rate only")
-    work = Workload(prompt, output, adapters, _numbers("16" if ranks is None else ranks, "--rank"))
     level = Level(ttft, tpot, rate, requests, max_concurrency)
     asked = _claim(claim)
     streams = _numbers(concurrency, "--concurrency") if concurrency else None
@@ -173,11 +174,12 @@ def _clusters(
     cluster: Cluster, models: list[str] | None, gpus: list[str] | None, degrees: list[int] | None
 ) -> Iterator[Cluster]:
     """Yield the clusters to plan, each once: one for each GPU named, or else for each GPU in the settings."""
-    replaces_groups = (gpus or degrees) and cluster.settings().workers
-    kinds = [cluster.all_alike()] if replaces_groups else cluster.kinds()
+    # Read with a model that is named, since other settings may not suit the one that it replaces.
+    first = cluster.but(model=models[0] if models else None).settings()
+    kinds = [all_alike(first)] if (gpus or degrees) and first.workers else each_alike(first)
     planned: list[Settings] = []
     for kind, model, gpu, degree in product(kinds, models or (None,), gpus or (None,), degrees or (None,)):
-        found = kind.alone().but(model=model, worker__gpu=gpu, worker__tensor_parallel=degree)
+        found = cluster.changed(kind).but(model=model, worker__gpu=gpu, worker__tensor_parallel=degree).alone()
         settings = by_name(found.settings())
         if settings not in planned:
             planned.append(settings)

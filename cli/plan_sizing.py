@@ -9,8 +9,7 @@ from pathlib import Path
 from lorrery.chassis.settings import key_of, override_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.settings import Settings, load
-from lorrery.simulator.plan import Sizing, plan_registry
-from lorrery.simulator.plan_kinds import all_alike, each_alike
+from lorrery.simulator.plan import Sizing
 from lorrery.worker.device.capacity import Workload
 
 
@@ -31,10 +30,6 @@ class Cluster:
         changes = (override_of(name.replace("__", "."), value) for name, value in values.items() if value is not None)
         return replace(self, overrides=(*self.overrides, *changes))
 
-    def kinds(self) -> list["Cluster"]:
-        """Return a cluster for each kind of worker, without groups of workers."""
-        return [self._changed(changes) for changes in each_alike(self.settings())]
-
     def alone(self) -> "Cluster":
         """Return a copy with one worker per process, so that the number of processes is the number of workers."""
         return self if self.settings().worker.gpus == 1 else self.but(worker__gpus=1)
@@ -45,11 +40,8 @@ class Cluster:
         found = replace(self, overrides=tuple(others))
         return found.but(autoscaler__enabled=False) if found.settings().is_autoscaled else found
 
-    def all_alike(self) -> "Cluster":
-        """Return a copy without groups of workers, in which all workers are as in `[worker]`."""
-        return self._changed(all_alike(self.settings()))
-
-    def _changed(self, changes: Mapping[str, object]) -> "Cluster":
+    def changed(self, changes: Mapping[str, object]) -> "Cluster":
+        """Return a copy with settings changed."""
         texts = (f"{key}={json.dumps(value)}" for key, value in changes.items())
         return replace(self, overrides=(*self.overrides, *texts))
 
@@ -68,27 +60,15 @@ class Cluster:
 
 
 def command_of(cluster: Cluster, work: Workload, rate: float, sizing: Sizing) -> str:
-    """Return the `lorrery simulate` command that repeats the decisive trial."""
-    settings = _with_adapters(cluster.unscaled(), work).arguments()
+    """Return the `lorrery simulate` command that repeats the decisive trial; the cluster has the plan's adapters."""
     arguments = [
-        *settings, "--rate", _number(rate), "--input-range", str(work.prompt_tokens),
+        *cluster.unscaled().arguments(), "--rate", _number(rate), "--input-range", str(work.prompt_tokens),
         "--output-range", str(work.output_tokens), "-n", str(sizing.num_requests),
     ]  # fmt: skip
     if work.num_adapters:
         arguments += ["--num-adapters", str(work.num_adapters), "--adapter-exponent", "0"]
     arguments += ["--workers", str(sizing.num_replicas or sizing.trials[-1].num_replicas)]
     return f"lorrery simulate {shlex.join(arguments)}"
-
-
-def _with_adapters(cluster: Cluster, work: Workload) -> Cluster:
-    """Return a copy whose adapters are those of the plan, one family for each rank."""
-    if not work.num_adapters:
-        return cluster
-    families = (
-        f'{{ id = "{family["id"]}", rank = {family["rank"]}, count = {family["count"]} }}'
-        for family in plan_registry(work)
-    )
-    return replace(cluster, overrides=(*cluster.overrides, f"adapters.registry=[{', '.join(families)}]"))
 
 
 def _number(value: float) -> str:

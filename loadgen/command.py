@@ -57,8 +57,9 @@ def load(
     prompt_ids: Annotated[
         bool, typer.Option("--prompt-ids", help="openai: send prompts as token ids, not as text.")
     ] = False,
-    workload: flags.Workload = "poisson",
+    workload: flags.Workload = None,
     trace: flags.Trace = None,
+    block_tokens: flags.BlockTokens = None,
     speed_up: flags.SpeedUp = 1.0,
     num_requests: flags.NumRequests = None,
     duration: flags.Duration = None,

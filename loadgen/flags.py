@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.loadgen.option_texts import PARSERS
+from lorrery.loadgen.option_texts import PARSERS, workload_of
 from lorrery.loadgen.options import MOST_SEED, OF_TARGET, LoadOptions, WorkloadName
 
 _WORKLOAD, _SESSIONS, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = (
@@ -24,9 +24,9 @@ _WORKLOAD, _SESSIONS, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = (
 )
 
 Workload = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help=f"Workload: {', '.join(get_args(WorkloadName))}.",
+        help=f"Workload: {', '.join(get_args(WorkloadName))}. Unset: poisson, or with --trace what its file has.",
         metavar="NAME",
         rich_help_panel=_WORKLOAD,
     ),
@@ -35,7 +35,17 @@ Trace = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="azure (CSV), mooncake (JSON Lines): trace file. Unset: the shipped excerpt. sharegpt: its JSON file.",
+        help="File of recorded requests or conversations, in any form of docs/workloads.md. Unset: for azure and"
+        " mooncake the shipped excerpt.",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+BlockTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Traces with hash_ids: tokens of a prompt's blocks. Unset: what the rows say.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
@@ -130,7 +140,7 @@ Jitter = Annotated[
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="mooncake: spread requests with the same timestamp over this time (its timestamps step by 3 s).",
+        help="Recorded requests: spread those of the same time over this time.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
@@ -339,6 +349,8 @@ def load_options(given: Mapping[str, Any], of_target: Mapping[str, Any] | None =
         SettingsError: an unknown workload or an invalid range.
     """
     values = {field.name: given[field.name] for field in fields(LoadOptions) if field.name not in OF_TARGET}
+    if values["workload"] is None:
+        values["workload"] = workload_of(values["trace"])
     for name, parse in PARSERS.items():
         if isinstance(values[name], str):
             values[name] = parse(values[name])

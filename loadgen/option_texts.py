@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_ADAPTERS
-from lorrery.loadgen.options import DEFAULT_TARGETS, ProtocolName, WorkloadName
+from lorrery.loadgen.options import DEFAULT_TARGETS, DEFAULT_WORKLOAD, TRACE, ProtocolName, WorkloadName
 
 _FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
 _MOST_DIGITS = 100
@@ -25,6 +25,11 @@ def workload_name(text: str) -> WorkloadName:
         if name == text:
             return name
     raise SettingsError(f"--workload {text}: expected one of {', '.join(names)}")
+
+
+def workload_of(trace: object) -> WorkloadName:
+    """Return the workload if none is named; `trace`: the file's path, or None."""
+    return DEFAULT_WORKLOAD if trace is None else TRACE
 
 
 def protocol_name(text: str) -> ProtocolName:

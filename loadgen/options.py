@@ -5,7 +5,8 @@ Reports repeat the options, so that a run can be repeated.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
@@ -23,14 +24,17 @@ __all__ = [
     "DEFAULT_WORKLOAD",
     "GIVEN",
     "OF_TARGET",
+    "TRACE",
     "GivenWorkload",
     "LoadOptions",
     "ProtocolName",
     "WorkloadName",
 ]
 
-WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant", "chat", "sharegpt"]
+WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant", "chat", "sharegpt", "trace"]
 DEFAULT_WORKLOAD: WorkloadName = "poisson"
+TRACE: WorkloadName = "trace"
+"""What the file of `trace` has, whatever its form."""
 
 ProtocolName = Literal["grpc", "openai", "openai-chat", "slora"]
 DEFAULT_TARGETS: dict[ProtocolName, str] = {
@@ -49,8 +53,9 @@ GIVEN: GivenWorkload = "given"
 ALL_ADAPTERS = "all"
 """In place of adapter ids: all that the cluster lists."""
 
-_TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"
+_TRACE_ALONE = "--trace does not go with --workload {}; --workload trace plays a file of any known form"
 _SESSIONS = ("chat", "sharegpt")
+_RECORDED = ("azure", "mooncake", TRACE)
 MOST_CLIENTS = 1_000_000
 """In a closed loop; each is an object in memory."""
 LEAST_TIMEOUT = 0.001
@@ -89,14 +94,16 @@ class LoadOptions:
             `duration`, 10 if `input_tokens` or `output_tokens` is given.
         adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: all that the cluster lists.
         adapter_dirs: slora only: names by S-LoRA's rule.
-        trace: azure, mooncake and sharegpt only; None: the shipped excerpt.
+        trace: trace, azure, mooncake and sharegpt only: a file of a form that `workload.traces` knows; None: the
+            shipped excerpt.
+        block_tokens: of the blocks of its prompts; None: what its rows say.
         bursts: burst arrivals (`specs.parse_bursts`); None: only as uneven as `cv`.
         drift: change of the adapters' popularity (`specs.parse_drift`); None: constant.
         turns: chat and sharegpt only: turns of a session; None: the workload's default.
         think: chat and sharegpt only: mean seconds from an answer to the next turn.
         shared_prefix: length of shared prompt prefixes in tokens, and their number; None: none.
         tokenizer: sharegpt only: a tokenizer.json or its folder; None: the shipped one.
-        jitter: mooncake only: seconds over which requests of one stamp are spread.
+        jitter: recorded requests only: seconds over which those of one time are spread.
         skip_too_long: drop requests that the cluster's limits would refuse; None: for shipped excerpts only.
         timeout: of each request, wall seconds.
     """
@@ -107,6 +114,7 @@ class LoadOptions:
     prompt_ids: bool = False
     workload: WorkloadName | GivenWorkload = DEFAULT_WORKLOAD
     trace: Path | None = None
+    block_tokens: int | None = None
     speed_up: float = 1.0
     num_requests: int | None = None
     duration: float | None = None
@@ -197,8 +205,28 @@ class LoadOptions:
         """Whether the workload restarts at its end: a closed loop limited by time alone."""
         return self.concurrency is not None and self.most_requests is None and self.schedule_seconds is not None
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether requests have recorded times: those of a trace, if its file has no conversations."""
+        return self.workload in _RECORDED
+
     def check(self) -> None:
         """Check all options and their combinations.
+
+        Of `trace`, whose file is not open yet, those are refused that go neither with recorded requests nor with
+        conversations; `check_opened` checks again.
+
+        Raises:
+            SettingsError: names the option.
+        """
+        if self.workload == TRACE and self.trace is not None:
+            with suppress(SettingsError):
+                replace(self, workload="sharegpt").check_opened()
+                return
+        self.check_opened()
+
+    def check_opened(self) -> None:
+        """Check all options and their combinations, `trace` as recorded requests.
 
         Raises:
             SettingsError: names the option.
@@ -212,9 +240,10 @@ class LoadOptions:
         rules: tuple[tuple[bool, str], ...] = (
             (not 0 <= self.seed <= MOST_SEED, f"--seed is {self.seed}; it must be from 0 to {MOST_SEED:,}"),
             (
-                self.workload not in (*TRACES, "sharegpt") and self.trace is not None,
+                self.workload not in (*_RECORDED, "sharegpt") and self.trace is not None,
                 _TRACE_ALONE.format(self.workload),
             ),
+            (self.workload == TRACE and self.trace is None, "--workload trace needs --trace FILE"),
             (self.workload == "sharegpt" and self.trace is None, "--workload sharegpt needs --trace FILE"),
             (
                 self.tokenizer is not None and self.workload != "sharegpt",
@@ -248,7 +277,11 @@ class LoadOptions:
             (bool(self.adapter_dirs and self.adapters), "give --adapters or --adapter-dirs, not both"),
             (bool(self.adapter_dirs) and self.num_adapters is None, "--adapter-dirs needs --num-adapters"),
             (self.adapter_exponent is not None and self.workload == "slora", "slora's skew is --alpha"),
-            (self.jitter != 0 and self.workload != "mooncake", "--jitter goes with --workload mooncake only"),
+            (self.jitter != 0 and not self.is_recorded, f"--jitter goes with --workload {', '.join(_RECORDED)} only"),
+            (
+                self.block_tokens is not None and not self.is_recorded,
+                f"--block-tokens goes with --workload {', '.join(_RECORDED)} only",
+            ),
             (self.ignore_eos and self.max_new_tokens is not None, "--max-new-tokens needs --no-ignore-eos"),
             (
                 bool(self.model) and self.protocol == "grpc",
@@ -289,6 +322,7 @@ class LoadOptions:
             ("warmup", self.warmup, 0, _MOST_WARMUP),
             ("max-new-tokens", self.max_new_tokens, 1, math.inf),
             ("jitter", self.jitter, 0, LAST_SECONDS),
+            ("block-tokens", self.block_tokens, 1, MOST_TOKENS),
             ("timeout", self.timeout, LEAST_TIMEOUT, math.inf),
         )
         for option, value, least, most in bounds:

@@ -42,8 +42,9 @@ def scaling_lines(scaling: Scaling) -> list[tuple[str, str]]:
     own = scaling.summary
     changes = f"{own.num_scale_ups:,} times up, {own.num_scale_downs:,} times down"
     used = (
-        f"{own.gpu_hours:,.2f} GPU hours; {own.replicas_min} to {own.replicas_max} worker processes,"
-        f" {own.replicas_mean:.2f} on average; {changes}; a start takes {own.start_up_seconds:.1f} s"
+        f"{own.gpu_hours:,.2f} GPU hours of workers that start, serve or drain; {own.replicas_min} to"
+        f" {own.replicas_max} worker processes serve, {own.replicas_mean:.2f} on average; {changes}; a start takes"
+        f" {own.start_up_seconds:.1f} s"
     )
     level = f"TTFT up to {own.ttft_seconds:g} s and TPOT up to {own.tpot_seconds * 1e3:g} ms"
     return [("scaling", used), ("", f"service level: {own.good_ratio:.2%} of requests with {level}")]

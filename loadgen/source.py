@@ -1,8 +1,9 @@
 """Builds the workload of the options. The only module that opens trace files."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -12,13 +13,17 @@ from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.text_files import DAMAGED, damage, open_text
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.option_texts import expand_adapters
-from lorrery.loadgen.options import ALL_ADAPTERS, GIVEN, LoadOptions
+from lorrery.loadgen.options import ALL_ADAPTERS, GIVEN, TRACE, LoadOptions
 from lorrery.loadgen.specs import parse_bursts, parse_drift
-from lorrery.loadgen.workload import arrivals, azure, chat, mooncake, popularity, sharegpt, slora
+from lorrery.loadgen.workload import arrivals, chat, popularity, slora
 from lorrery.loadgen.workload.arrays import Requests
+from lorrery.loadgen.workload.columns import WorkloadColumns
+from lorrery.loadgen.workload.conversations import Conversations
 from lorrery.loadgen.workload.drift import drifting_indices
+from lorrery.loadgen.workload.recorded import spread, step_seconds
 from lorrery.loadgen.workload.request import TraceError, Turn, WorkloadRequest, sessions
 from lorrery.loadgen.workload.rounds import again_and_again
+from lorrery.loadgen.workload.traces import Trace
 
 __all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
@@ -65,15 +70,15 @@ def build_workload(
 
     Raises:
         SettingsError: a value out of range, a file that cannot be opened, adapters that do not exist.
-        FormatError: a trace that does not parse.
+        FormatError: a trace of no known form, or one that does not parse.
     """
     options.check()
     try:
-        built = (
-            _slora(options, known_adapters)
-            if options.workload == "slora"
-            else _other(options, known_adapters, requests)
-        )
+        if options.workload == "slora":
+            built = _slora(options, known_adapters)
+        else:
+            with _opened(options) as (options, trace):  # noqa: PLW2901, RUF100  # as its file makes them
+                built = _other(options, known_adapters, requests, trace)
     except TraceError as error:
         raise FormatError(f"{options.trace_file}: {error}") from None
     except ValueError as error:
@@ -97,7 +102,7 @@ def build_workload(
 def _no_requests(options: LoadOptions) -> str:
     if options.trace_file is None:
         return "the workload has no requests; check --num-requests, --duration and --rate"
-    if options.workload == "sharegpt":
+    if options.has_sessions:
         why = "vLLM's length rules, --num-requests or --duration exclude every conversation"
     else:
         why = "check --num-requests and --duration"
@@ -144,7 +149,9 @@ def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
     return BuiltWorkload(arrivals.scale(requests, options.speed_up), "", notes)
 
 
-def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests | None) -> BuiltWorkload:
+def _other(
+    options: LoadOptions, known_adapters: Sequence[str], given: Requests | None, trace: Trace | None
+) -> BuiltWorkload:
     rng = np.random.default_rng(options.seed)
     attribution = ""
     notes: tuple[str, ...] = ()
@@ -153,24 +160,18 @@ def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests 
         if given is None:
             raise SettingsError(f"the workload {GIVEN!r} needs requests")
         requests, notes = given.rows(), ("requests: given by the caller",)
-    elif options.workload == "azure":
-        requests, attribution = _read(options, azure.read_azure), azure.ATTRIBUTION
-    elif options.workload == "mooncake":
-        requests, attribution = _read(options, mooncake.read_mooncake), mooncake.ATTRIBUTION
-        if options.jitter:
-            requests = mooncake.spread(requests, rng, options.jitter)
-            notes = (f"requests that share a stamp were spread over {options.jitter:g} s",)
-        else:
-            notes = ("stamps step by about 3 s, so requests come in bursts (--jitter 3 spreads them)",)
+    elif trace is not None and trace.has_times:
+        requests, notes = _recorded(options, trace, rng)
     elif options.has_sessions:
-        requests, notes = _sessions(options, rng)
+        requests, notes = _sessions(options, rng, trace)
     else:
         requests, notes = _synthetic(options, rng)
     if options.shared_prefix is not None:
         requests, note = _shared(options, requests)
         notes = (*notes, note)
-    if options.trace_file is not None and options.trace is None:
-        notes = (*notes, _SHIPPED)
+    if trace is not None:
+        attribution = trace.attribution
+        notes = (_recognised(options, trace), *notes, *((_SHIPPED,) if options.trace is None else ()))
     requests = arrivals.scale(requests, options.speed_up)
     # A closed loop has no schedule to cut: its duration ends the sending.
     cut = None if options.concurrency is not None else options.schedule_seconds
@@ -189,7 +190,7 @@ def _adapter_indices(
     """Draw an adapter for each request, or for each session; return indices and a note on the method."""
     exponent = _DEFAULT_EXPONENT if options.adapter_exponent is None else options.adapter_exponent
     note = f"adapters are synthetic: Zipf with exponent {exponent:g} over {num_adapters}"
-    together = list(sessions(requests)) if options.has_sessions else None
+    together = None if _all_alone(requests) else list(sessions(requests))
     begins = requests if together is None else [turns[0] for turns in together]
     if options.drift is None:
         indices = popularity.zipf_indices(num_adapters, len(begins), exponent, rng)
@@ -213,11 +214,47 @@ def _shared(options: LoadOptions, requests: Sequence[WorkloadRequest]) -> tuple[
     return shared, f"each prompt begins with {tokens} tokens of one of {groups} shared parts, drawn uniformly"
 
 
-def _sessions(options: LoadOptions, rng: np.random.Generator) -> tuple[list[WorkloadRequest], tuple[str, ...]]:
+def _all_alone(requests: Sequence[WorkloadRequest]) -> bool:
+    """Return whether no request is of a session."""
+    if isinstance(requests, WorkloadColumns):
+        return requests.chains is None
+    return all(request.turn is None for request in requests)
+
+
+def _recorded(
+    options: LoadOptions, trace: Trace, rng: np.random.Generator
+) -> tuple[Sequence[WorkloadRequest], tuple[str, ...]]:
+    """Read requests with their times."""
+    requests = trace.requests(options.most_requests, options.block_tokens)
+    if options.jitter:
+        return spread(requests, rng, options.jitter), (
+            f"requests that share a time were spread over {options.jitter:g} s",
+        )
+    if options.concurrency is not None or (step := step_seconds(requests)) is None:
+        return requests, ()
+    seconds, num_sharing = step
+    note = (
+        f"{num_sharing:,} of {len(requests):,} requests share their time with others, and times step by {seconds:.3g}"
+        f" s: they come in bursts (--jitter {seconds:.2g} spreads them)"
+    )
+    return requests, (note,)
+
+
+def _recognised(options: LoadOptions, trace: Trace) -> str:
+    """Return what the file is, and what was read of it."""
+    assert options.trace_file is not None
+    return "; ".join([f"{options.trace_file.name}: {trace.title}", *trace.remarks])
+
+
+def _sessions(
+    options: LoadOptions, rng: np.random.Generator, trace: Trace | None
+) -> tuple[list[WorkloadRequest], tuple[str, ...]]:
     """Draw or read conversations; arrivals are those of sessions."""
-    if options.workload == "sharegpt":
-        requests, num_entries = _sharegpt(options, rng)
-        what = f"of {num_entries:,} conversations by vLLM's rules; their times are drawn"
+    if trace is not None:
+        found = trace.conversations()
+        requests = _conversations(options, found, rng)
+        rules = " by vLLM's rules" if found.has_limits else ""
+        what = f"of {found.num_entries:,} conversations{rules}; their times are drawn"
     else:
         times = _arrival_times(options, rng)
         shape = chat.ChatShape(options.turns_range, options.prompt_lengths, options.output_lengths, options.think)
@@ -228,22 +265,11 @@ def _sessions(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Work
     return requests, (notes,)
 
 
-def _sharegpt(options: LoadOptions, rng: np.random.Generator) -> tuple[list[WorkloadRequest], int]:
-    path = options.trace_file
-    assert path is not None
-    try:
-        with open_text(path) as file:
-            messages = sharegpt.read_sharegpt(file.read())
-    except DAMAGED as error:
-        raise FormatError(damage(path, error)) from None
-    except OSError as error:
-        raise SettingsError(f"--trace {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise FormatError(f"{path}: not a text file") from None
+def _conversations(options: LoadOptions, found: Conversations, rng: np.random.Generator) -> list[WorkloadRequest]:
     from lorrery.tokenizer.file import open_tokenizer  # the only workload with text
 
     encode = open_tokenizer(options.tokenizer).encode_stop
-    played = sharegpt.conversations(messages, encode, options.turns_range[1], rng)
+    played = found.played(encode, options.turns_range[1], rng)
     count = options.most_requests
     if count is None and options.schedule_seconds is not None:
         count = _enough(options)
@@ -257,7 +283,7 @@ def _sharegpt(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Work
             for number, (text, ids, _) in enumerate(pairs)
         ]
         requests += chat.session_requests(len(requests), at, turns, [output for _, _, output in pairs])
-    return requests, len(messages)
+    return requests
 
 
 def _synthetic(options: LoadOptions, rng: np.random.Generator) -> tuple[Sequence[WorkloadRequest], tuple[str, ...]]:
@@ -312,20 +338,46 @@ def _arrivals_note(options: LoadOptions, what: str) -> str:
     return f"{process} at {options.rate:g} {what}/s"
 
 
-def _read(
-    options: LoadOptions, reader: Callable[[Iterable[str], int | None], list[WorkloadRequest]]
-) -> list[WorkloadRequest]:
+@contextmanager
+def _opened(options: LoadOptions) -> Iterator[tuple[LoadOptions, Trace | None]]:
+    """Open the workload's file, if it has one; yield it, and the options checked for what it is.
+
+    Raises:
+        SettingsError: it cannot be opened, or the options do not go with what is in it.
+        FormatError: it is damaged, or not text.
+    """
     path = options.trace_file
-    assert path is not None
+    if path is None:
+        yield options, None
+        return
     try:
         with open_text(path) as file:
-            return reader(file, options.most_requests)
+            trace = Trace(file)
+            yield _as_opened(options, trace), trace
     except DAMAGED as error:
         raise FormatError(damage(path, error)) from None
     except OSError as error:
         raise SettingsError(f"--trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise FormatError(f"{path}: not a text file") from None
+        raise FormatError(
+            f"{path}: not a text file; read it in Python, and give its columns to lorrery.Requests (docs/python.md)"
+        ) from None
+
+
+def _as_opened(options: LoadOptions, trace: Trace) -> LoadOptions:
+    if options.workload == TRACE:
+        options = options if trace.has_times else replace(options, workload="sharegpt")
+    elif options.is_recorded != trace.has_times:
+        has = "recorded times" if trace.has_times else "no times"
+        raise SettingsError(
+            f"--workload {options.workload}: {options.trace_file} is of another kind: {trace.title}, with {has}; leave"
+            " out --workload"
+        )
+    try:
+        options.check_opened()
+    except SettingsError as error:
+        raise SettingsError(f"{options.trace_file} is {trace.title}: {error}") from None
+    return options
 
 
 def _adapter_names(options: LoadOptions, known_adapters: Sequence[str]) -> list[str]:

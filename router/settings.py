@@ -125,7 +125,7 @@ class RouterSettings(Section):
     )
     served_model_names: tuple[str, ...] = Field(
         default=(),
-        description="names by which clients may call the base model; responses carry the first; unset: model",
+        description="names by which clients may call the base model; responses carry the one asked for; unset: model",
     )
     seed: Seed | None = Field(
         default=None,

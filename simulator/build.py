@@ -109,7 +109,7 @@ class RequestBuilder:
         else:
             spoken = [(earlier, np.array(output, np.uint32)) for earlier, output in said]
             sequence.prompt_token_ids = array("I", prompt_token_ids(request, self.seed, spoken).tobytes())
-        if request.turn is not None:
+        if request.turn is not None and not request.turn.alone:
             # The next turn's prompt contains it, and finds it in the cache.
             output = output_ids(request, sequence.max_new_tokens) if by_ids else self._output(request)
             sequence.output_token_ids = output

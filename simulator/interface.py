@@ -14,7 +14,7 @@ from lorrery.chassis.faults import Fault
 from lorrery.chassis.settings import key_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.whole_file import check_writable
-from lorrery.loadgen.option_texts import PARSERS
+from lorrery.loadgen.option_texts import PARSERS, workload_of
 from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, LoadOptions
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.settings import Settings, changed, load
@@ -224,7 +224,7 @@ def _options(given: Mapping[str, Any]) -> LoadOptions:
     if not isinstance(given, Mapping):
         raise SettingsError(f"workload is {shown(given)}; expected options by name, LoadOptions, Requests, or None")
     known = {field.name for field in fields(LoadOptions)}
-    values = dict(given)
+    values = {"workload": workload_of(given.get("trace")), **given}
     for name in values:
         if name not in known:
             raise SettingsError(f"workload: no option {name!r}; there are {', '.join(sorted(known - set(OF_TARGET)))}")

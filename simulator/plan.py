@@ -5,7 +5,7 @@ loop, without bursts. The number of replicas for a rate comes from simulation.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_ADAPTERS
 from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
-from lorrery.simulator.arguments import read_number, read_positive, read_whole, read_wholes, shown
+from lorrery.simulator.arguments import read_number, read_overrides, read_positive, read_whole, read_wholes, shown
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
 from lorrery.simulator.plan_kinds import only_kind
 from lorrery.simulator.plan_limits import bound_of, notes_on, why_too_long
@@ -30,7 +30,7 @@ from lorrery.worker.device.errors import CatalogueError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Claim", "ClaimAnswer", "Level", "Plan", "Sizing", "make_plan", "plan", "plan_registry"]
+__all__ = ["Claim", "ClaimAnswer", "Level", "Plan", "Sizing", "make_plan", "plan", "plan_registry", "registry_override"]
 
 FEWEST_REQUESTS = 100
 """Fewest requests of a trial, where the caller gives their number."""
@@ -42,6 +42,8 @@ SPANS, LEAST_SPANS = 10, 3
 """A trial lasts SPANS E2E times, long enough to show a growing queue, and LEAST_SPANS at least."""
 LEAST_REPLICA_REQUESTS = 20
 """Requests of a trial for each replica: with fewer, no replica has a queue."""
+
+_REGISTRY = "adapters.registry"
 
 WatchOf = Callable[[str], Watch]
 """Deployment's name -> callback for its simulated runs."""
@@ -234,6 +236,11 @@ def plan(
         None,
     )
     streams = None if concurrency is None else read_wholes("concurrency", concurrency, 1)
+    overrides = read_overrides(overrides)
+    if isinstance(overrides, Mapping):
+        overrides = {**overrides, _REGISTRY: plan_registry(work)}
+    else:
+        overrides = [*overrides, registry_override(work)]
     own = only_kind(read_settings(settings, overrides))
     return make_plan(own, work, level, None if claim is None else _read_claim(claim), streams)
 
@@ -271,9 +278,7 @@ def make_plan(
     Raises:
         SettingsError: unknown names, or adapters that the cluster refuses.
     """
-    if work.num_adapters > MAX_ADAPTERS:
-        raise SettingsError(f"--adapters is {work.num_adapters}; at most {MAX_ADAPTERS} can be planned for")
-    settings = changed(settings, {"adapters.registry": plan_registry(work)})
+    settings = changed(settings, {_REGISTRY: plan_registry(work)})
     deployment = deployment_of(settings)
     name = f"{deployment.model.name} on {deployment.tensor_parallel} x {deployment.gpu.name}"
     result = Plan(name, deployment.tensor_parallel)
@@ -399,8 +404,29 @@ def _busy_rate(settings: Settings, options: LoadOptions, level: Level, at_level:
 
 
 def plan_registry(work: Workload) -> list[dict[str, str | int]]:
-    """Return the adapters of a plan as the settings' registry, one family for each rank."""
+    """Return the adapters of a plan as the settings' registry, one family for each rank.
+
+    Raises:
+        SettingsError: too many.
+    """
+    if work.num_adapters > MAX_ADAPTERS:
+        raise SettingsError(f"--adapters is {work.num_adapters}; at most {MAX_ADAPTERS} can be planned for")
     return [{"id": f"plan-r{rank}", "rank": rank, "count": count} for rank, count in work.adapters_of_rank.items()]
+
+
+def registry_override(work: Workload) -> str:
+    """Return the adapters of a plan as an argument of --set, in place of the settings' own.
+
+    Settings are read with it: other options may not suit the adapters that it replaces.
+
+    Raises:
+        SettingsError: too many.
+    """
+    families = (
+        f'{{ id = "{family["id"]}", rank = {family["rank"]}, count = {family["count"]} }}'
+        for family in plan_registry(work)
+    )
+    return f"{_REGISTRY}=[{', '.join(families)}]"
 
 
 def _answer(capacity: Capacity, claim: Claim) -> ClaimAnswer:

@@ -12,13 +12,12 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.prefix_cache.content import of_runs, of_tokens
 from lorrery.scheduler.core.sequence import Content
 
 LEAST_WORDS: Final = 4
-_ALONE: Final = 1 << 63  # above any hash id of a trace
+_ALONE: Final = 1 << 63  # ids of traces are counted from 0, or hashes, none of which is this and a small number
 
 Said = tuple[WorkloadRequest, "array[int]"]
 """An earlier turn of a session, and its output as `output_ids` or as token ids."""
@@ -34,19 +33,21 @@ def ids_suffice(prefix_cache: str, block_size: int) -> bool:
 
 
 def has_ids(request: WorkloadRequest) -> bool:
-    """Return whether ids stand for a request's words: not for given texts, nor if a shared part ends within four."""
+    """Return whether ids stand for a request's words: not for given texts, nor if a part ends within four."""
     turn = request.turn
-    return turn is None or (not turn.token_ids and turn.shared_tokens % LEAST_WORDS == 0)
+    if turn is None or turn.alone:
+        return request.block_tokens % LEAST_WORDS == 0
+    return not turn.token_ids and turn.shared_tokens % LEAST_WORDS == 0
 
 
 def content_by_ids(request: WorkloadRequest, said: Sequence[Said]) -> Content:
     """Return what caches compare of a prompt; `said`: the earlier turns, with their outputs by `output_ids`."""
     turn = request.turn
-    if turn is None:
+    if turn is None or turn.alone:
         run_ids = request.hash_ids
         if run_ids is None:
-            run_ids = array("Q", [_ALONE | request.index]) * -(-request.prompt_tokens // BLOCK_TOKENS)
-        return of_runs(run_ids, BLOCK_TOKENS, request.prompt_tokens)
+            run_ids = array("Q", [_ALONE | request.index]) * -(-request.prompt_tokens // request.block_tokens)
+        return of_runs(run_ids, request.block_tokens, request.prompt_tokens)
     ids = array("I", [_shared_id(turn.shared_group)]) * turn.shared_tokens
     for earlier, output in said:
         ids += _own_ids(earlier)

@@ -17,12 +17,13 @@ from lorrery.worker.device.output import Ending, TokenIds, sequence_seed, tokens
 class PromptParts:
     """The parts of a prompt: of a request, all that does not concern its output."""
 
-    __slots__ = ("hash_ids", "index", "prompt_tokens", "turn")
+    __slots__ = ("block_tokens", "hash_ids", "index", "prompt_tokens", "turn")
 
     def __init__(self, request: WorkloadRequest) -> None:
         self.index = request.index
         self.prompt_tokens = request.prompt_tokens
         self.hash_ids: Sequence[int] | None = request.hash_ids
+        self.block_tokens = request.block_tokens
         self.turn: Turn | None = request.turn
 
 

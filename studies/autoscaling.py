@@ -22,7 +22,7 @@ import numpy as np
 
 import lorrery
 from lorrery.chassis.shipped import TRACES
-from lorrery.loadgen.workload.azure import read_azure
+from lorrery.loadgen.workload.traces import read_requests
 from studies import figure
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def workload(seconds: float, seed: int = 1) -> lorrery.Requests:
     at = np.sort(rng.uniform(0, seconds, int(rng.poisson(most * seconds))))
     at = at[rng.uniform(0, most, len(at)) < rate_at(at, seconds)]
     with TRACES["azure"].open(encoding="utf-8") as file:
-        lengths = [(one.prompt_tokens, one.output_tokens) for one in read_azure(file)]
+        lengths = [(one.prompt_tokens, one.output_tokens) for one in read_requests(file)]
     prompts, outputs = np.array(lengths)[rng.integers(len(lengths), size=len(at))].T
     return lorrery.Requests(at_seconds=at, prompt_tokens=prompts, output_tokens=outputs)
 

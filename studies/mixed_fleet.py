@@ -20,8 +20,8 @@ import numpy as np
 
 import lorrery
 from lorrery.chassis.shipped import TRACES
-from lorrery.loadgen.workload.azure import read_azure
 from lorrery.loadgen.workload.popularity import zipf_indices
+from lorrery.loadgen.workload.traces import read_requests
 from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 from studies import figure
@@ -84,7 +84,7 @@ def workload(rate: float, seconds: float, seed: int = 1) -> lorrery.Requests:
     rng = np.random.default_rng(seed)
     count = max(int(rng.poisson(rate * seconds)), 1)
     with TRACES["azure"].open(encoding="utf-8") as file:
-        lengths = [(one.prompt_tokens, one.output_tokens) for one in read_azure(file)]
+        lengths = [(one.prompt_tokens, one.output_tokens) for one in read_requests(file)]
     prompts, outputs = np.array(lengths)[rng.integers(len(lengths), size=count)].T
     adapters = zipf_indices(NUM_ADAPTERS, count, 1.0, rng)
     return lorrery.Requests(

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from lorrery.loadgen.workload.arrivals import scale
-from lorrery.loadgen.workload.azure import read_azure
-from lorrery.loadgen.workload.mooncake import read_mooncake
 from lorrery.loadgen.workload.popularity import assign, zipf_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.slora import draw, generate_requests
+from lorrery.loadgen.workload.traces import read_requests
 from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
@@ -156,14 +155,15 @@ def slora_setup(rate: float, num_workers: int = 1, *, alpha: float = 0.3) -> Set
 
 def azure_setup(speed_up: float) -> Setup:
     """Return the committed excerpt of Azure's conversation trace, sped up, on one H100 with Llama-3-8B."""
-    lines = (TRACES / "azure_llm_2023_conv_excerpt.csv").read_text(encoding="utf-8").splitlines()
-    return Setup("H100-SXM", "Llama-3-8B", 1, list(scale(read_azure(lines), speed_up)), {})
+    with (TRACES / "azure_llm_2023_conv_excerpt.csv").open(encoding="utf-8") as file:
+        requests = read_requests(file)
+    return Setup("H100-SXM", "Llama-3-8B", 1, list(scale(requests, speed_up)), {})
 
 
 def mooncake_setup(num_workers: int) -> Setup:
     """Return the committed excerpt of Mooncake's conversation trace: long prompts with shared prefixes."""
-    lines = (TRACES / "mooncake_conversation_excerpt.jsonl").read_text(encoding="utf-8").splitlines()
-    workload = [request for request in read_mooncake(lines) if request.prompt_tokens <= 8_192]
+    with (TRACES / "mooncake_conversation_excerpt.jsonl").open(encoding="utf-8") as file:
+        workload = [request for request in read_requests(file) if request.prompt_tokens <= 8_192]
     return Setup("H100-SXM", "Llama-3-8B", num_workers, workload, {}, with_prompts=True)
 
 

@@ -20,7 +20,7 @@ class _Command(Command):
     """Accepts arguments in the forms of vLLM and its stand-ins."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's type
-        return super().parse_args(ctx, arranged(args))
+        return super().parse_args(ctx, arranged(args, lambda line: typer.echo(f"lorrery serve: {line}", err=True)))
 
 
 @app.command(cls=_Command)
@@ -47,9 +47,10 @@ def serve(
     one line once it is ready; Ctrl-C or SIGTERM lets running requests finish, then stops it. If a worker dies, it stops
     with exit code 1.
 
-    Takes the flags of vLLM, llm-d-inference-sim and the Dynamo mocker under their names; a flag without meaning here is
-    refused, with what to do instead. docs/serve.md lists them all. --print-config prints the equivalent settings, for
-    lorrery up --config or lorrery simulate --config.
+    Takes the flags of vLLM, llm-d-inference-sim and the Dynamo mocker under their names. Those without effect here are
+    taken with a line that says so; those whose meaning would be lost are refused, with what to do instead.
+    docs/serve.md lists them all. --print-config prints the equivalent settings, for lorrery up --config or lorrery
+    simulate --config.
 
     Examples:
       lorrery serve meta-llama/Llama-3.1-8B-Instruct

@@ -343,7 +343,8 @@ FLAGS = (
         list[str],
         _SERVER,
         "router.served_model_names",
-        "Names by which clients may call the base model; responses carry the first; default: MODEL as given.",
+        "Names by which clients may call the base model; responses carry the one asked for, or the first if a request"
+        " names none; default: MODEL as given.",
         metavar="NAME",
     ),
     _flag(

@@ -14,7 +14,7 @@ from typing import Any
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import quoted
-from lorrery.chassis.settings import nested
+from lorrery.chassis.settings import merge, nested
 from lorrery.cli.serve.adapters import read_adapters, wide
 from lorrery.cli.serve.arguments import values_of
 from lorrery.cli.serve.faults import refusals
@@ -91,7 +91,15 @@ class Engine:
     @property
     def settings(self) -> Settings:
         """The settings, without the environment."""
-        return changed(changed({}, self.values), self.overrides)
+        return _settings(self.values, self.overrides)
+
+
+def _settings(values: Mapping[str, Any], overrides: Iterable[str]) -> Settings:
+    """Return the settings of these values and of `--set`, checked together: either may allow the other."""
+    tables: dict[str, Any] = {}
+    for key, value in values.items():
+        merge(tables, nested(key, value))
+    return changed(tables, overrides)
 
 
 def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[str]) -> Engine:
@@ -106,24 +114,24 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
         SettingsError: an invalid value; the message names the flag or the setting, and the valid values.
     """
     flags = {key: value for key, value in given.items() if value not in (None, [])}
+    overrides = tuple(overrides)
     _without_effect(flags)
     values = dict(_OWN)
     named = _model(model, flags.pop("model", None))
     values["router.served_model_names"] = [named]
     values |= {flag.sets: flags.pop(flag.key) for flag in FLAGS if flag.plain and flag.key in flags}
     _formats(flags, values)
-    _ways(flags, values)
-    _adapters(flags, values)
+    _ways(flags, values, overrides)
+    _adapters(flags, values, overrides)
     _server(flags, values)
     _time_and_faults(flags, values)
     _steps(flags, values)
     _kv_events(flags, values)
-    overrides = tuple(overrides)
-    values["model"], stored = _in_catalogue(named, changed(changed({}, values), overrides).catalogue)
+    values["model"], stored = _in_catalogue(named, _settings(values, overrides).catalogue)
     if "quantization" not in flags and stored not in _WEIGHTS.values():
         values["worker.weight_dtype"] = stored  # whatever --dtype says, which is the type of what they are unpacked to
     _memory(flags, values, overrides)
-    settings = changed(changed({}, values), overrides)
+    settings = _settings(values, overrides)
     _flags_have_effect(given, values, settings)
     workers = settings.num_worker_processes(flags.get("data_parallel_size"), 1)
     return Engine(values, overrides, workers, tuple(flags.get("api_key", ())))
@@ -197,20 +205,20 @@ def _formats(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
         values["worker.kv_dtype"] = _one_of("--kv-cache-dtype", flags["kv_cache_dtype"], _KV_CACHE)
 
 
-def _ways(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+def _ways(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[str, ...]) -> None:
     if not flags.get("enable_prefix_caching", True):
         values["scheduler.prefix_cache.kind"] = "none"
     block = values.get("scheduler.block_size", _BLOCK)
     if block not in (1, 8) and block % _BLOCK:
         raise SettingsError(f"--block-size {block}: it must be 1, 8, or a multiple of {_BLOCK}")
-    _batches(flags, values)
+    _batches(flags, values, overrides)
 
 
-def _batches(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+def _batches(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[str, ...]) -> None:
     """Set a step's tokens and sequences: each of a decode needs one, and sequences not given are as many as fit."""
     if "max_num_batched_tokens" in flags:
         values["scheduler.max_num_batched_tokens"] = size("--max-num-batched-tokens", flags["max_num_batched_tokens"])
-    scheduler = changed({}, values).scheduler
+    scheduler = _settings(values, overrides).scheduler
     tokens, sequences = scheduler.step_tokens, scheduler.max_num_seqs
     if tokens >= sequences:
         return
@@ -222,8 +230,8 @@ def _batches(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
     values["scheduler.max_num_seqs"] = max(1, tokens)
 
 
-def _adapters(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
-    own = changed({}, values).adapters
+def _adapters(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    own = _settings(values, overrides).adapters
     if own.max_loras is not None and own.host_places is not None and own.host_places < own.max_loras:
         raise SettingsError(
             f"--max-cpu-loras {own.host_places}: it must be at least --max-loras, {own.max_loras}; raise it, or leave"
@@ -342,7 +350,7 @@ def _kv_events(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
 def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[str, ...]) -> None:
     """Set the size of the KV pool if a flag gives it, and the longest request."""
     # Lengths come last: the pool size depends on all other settings.
-    settings = changed(changed({}, values), overrides)
+    settings = _settings(values, overrides)
     deployments = [deployment_of(kind) for kind, _ in settings.kinds(1)]
     deployment = deployments[0]
     block = settings.scheduler.block_size

@@ -6,7 +6,7 @@ from itertools import groupby
 from docs.reference.pages import DO_NOT_EDIT, table
 from lorrery.cli.serve.flag import Flag
 from lorrery.cli.serve.flags import FLAGS
-from lorrery.cli.serve.not_taken import groups
+from lorrery.cli.serve.other_flags import refused, taken
 
 INTRODUCTION = f"""# lorrery serve
 
@@ -81,12 +81,17 @@ would make more sense; `--set router.vllm_quirks=false` has that instead.
 ## Flags
 
 A flag with several names has those of several programs. Underscores may replace hyphens; switches also take
-`--flag=true` and `--flag=false`.
+`--flag=true` and `--flag=false`; the beginning of a name will do if no other begins alike.
 """
 
-OTHERS = """## Other flags of these programs
+WITHOUT_EFFECT = """## Flags without effect
 
-These are refused, with what to do instead.
+These are taken with a line on standard error that says why they have none.
+"""
+
+OTHERS = """## Refused flags
+
+The meaning of these would be lost. They are refused, with what to do instead.
 """
 
 
@@ -97,6 +102,7 @@ def serve_page() -> str:
     lines = [INTRODUCTION.format(max_model_len=MAX_MODEL_LEN)]
     for panel, flags in groupby(FLAGS, lambda flag: flag.panel):
         lines += [f"### {panel}", "", *table(("flag", "meaning", "setting"), map(_row, flags))]
+    lines += [WITHOUT_EFFECT, *table(("flags", "why"), _without_effect())]
     lines += [OTHERS, *table(("flags", "instead"), _others())]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -106,6 +112,14 @@ def _row(flag: Flag) -> tuple[str, str, str]:
     return names, flag.help, flag.sets
 
 
+def _without_effect() -> Iterator[tuple[str, str]]:
+    reasons: dict[str, list[str]] = {}
+    for flag, one in taken().items():
+        reasons.setdefault(one.why, []).append(flag)
+    for why, flags in reasons.items():
+        yield " ".join(f"`{flag}`" for flag in sorted(flags)), why
+
+
 def _others() -> Iterator[tuple[str, str]]:
-    for instead, flags in groups():
+    for instead, flags in refused():
         yield " ".join(f"`{flag}`" for flag in sorted(flags)), instead

@@ -175,7 +175,7 @@ def _texts(ask: Ask) -> list[str]:
     """Return the shared part (may be empty), then the earlier questions and answers in turn, and the new question."""
     turn = ask.request.turn
     texts = ["" if turn is None else _text(shared_token_ids(turn, ask.seed))]
-    for earlier in ask.history:
+    for earlier in () if turn is not None and turn.alone else ask.history:
         texts += [_own_text(earlier.request, ask.seed), "".join(earlier.reception.text)]
     return [*texts, _own_text(ask.request, ask.seed)]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.loadgen.workload.drawn import DrawnRequests
+from lorrery.loadgen.workload.columns import WorkloadColumns
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.vocabulary.units import LAST_SECONDS
 
@@ -142,7 +142,7 @@ def synthetic(
     input_range: tuple[int, int],
     output_range: tuple[int, int],
     rng: np.random.Generator,
-) -> DrawnRequests:
+) -> WorkloadColumns:
     """Make requests of the given times with lengths uniform over [low, high]; low = high is a fixed length.
 
     Unlike S-LoRA's generator, `high` is included.
@@ -156,7 +156,7 @@ def synthetic(
     n = len(at_seconds)
     prompts = rng.integers(input_range[0], input_range[1], n, endpoint=True)
     outputs = rng.integers(output_range[0], output_range[1], n, endpoint=True)
-    return DrawnRequests(np.arange(n, dtype=np.int32), at_seconds, prompts, outputs)
+    return WorkloadColumns(np.arange(n, dtype=np.int32), at_seconds, prompts, outputs)
 
 
 def scale(workload: Sequence[WorkloadRequest], speed_up: float) -> Sequence[WorkloadRequest]:
@@ -169,7 +169,7 @@ def scale(workload: Sequence[WorkloadRequest], speed_up: float) -> Sequence[Work
         raise ValueError(f"speed_up is {speed_up}; it must be above 0")
     if speed_up == 1:
         return workload
-    if isinstance(workload, DrawnRequests):
+    if isinstance(workload, WorkloadColumns):
         return workload.sped_up(speed_up)
     return [
         replace(
@@ -188,7 +188,7 @@ def limit(
     kept = workload if num_requests is None else workload[:num_requests]
     if duration_seconds is None:
         return kept
-    if isinstance(kept, DrawnRequests):
+    if isinstance(kept, WorkloadColumns):
         return kept.where(kept.at_seconds < duration_seconds)
     return [request for request in kept if request.at_seconds < duration_seconds]
 
@@ -198,9 +198,10 @@ def fitting(workload: Sequence[WorkloadRequest], max_input_len: int, max_total_l
 
     A session is cut at its first request that is not.
     """
-    if isinstance(workload, DrawnRequests):
+    if isinstance(workload, WorkloadColumns):
         prompts, outputs = workload.prompt_tokens, workload.output_tokens
-        return workload.where((prompts <= max_input_len) & (prompts + outputs <= max_total_len))
+        too_long = (prompts > max_input_len) | (prompts + outputs > max_total_len)
+        return workload.where(~(too_long if workload.chains is None else workload.chains.from_first(too_long)))
     kept: list[WorkloadRequest] = []
     cut_session: int | None = None  # the turns of a session are adjacent
     for request in workload:

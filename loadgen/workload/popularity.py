@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.loadgen.workload.drawn import DrawnRequests
+from lorrery.loadgen.workload.columns import WorkloadColumns
 from lorrery.loadgen.workload.request import WorkloadRequest
 
 __all__ = ["assign", "power_indices", "uniform_indices", "zipf_indices"]
@@ -67,7 +67,7 @@ def assign(
     workload: Sequence[WorkloadRequest], adapters: Sequence[str], indices: npt.NDArray[np.int64]
 ) -> Sequence[WorkloadRequest]:
     """Give the workload's i-th request the adapter `adapters[indices[i]]`."""
-    if isinstance(workload, DrawnRequests):
+    if isinstance(workload, WorkloadColumns):
         return workload.with_adapters(adapters, indices)
     return [
         replace(request, adapter_id=adapters[index]) for request, index in zip(workload, indices.tolist(), strict=True)

@@ -1,13 +1,13 @@
 """The token ids of a prompt: random words, equal where a workload has equal prefixes.
 
 Ids 0 to 2 are special in the mock tokenizer and the 1,905 single-token words follow, so words are 3 ... 1907. A prompt
-is a function of (seed, request), so two runs with one seed send the same bytes. With `hash_ids` each block of 512
-tokens is a function of (seed, hash id): requests that share leading ids share that prefix token by token, as a prefix
+is a function of (seed, request), so two runs with one seed send the same bytes. With `hash_ids` each block is
+a function of (seed, hash id): requests that share leading ids share that prefix token by token, as a prefix
 cache needs. With a `Turn` the prompt is
 
     shared part of (seed, group) + for each earlier turn: its own words + its answer + own words of (seed, turn)
 
-so a turn's prompt begins with the whole conversation before it, with answers as received.
+so a turn's prompt begins with the whole conversation before it, with answers as received, unless it is `alone`.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
 from lorrery.loadgen.workload.request import Turn
 
 __all__ = [
@@ -50,7 +49,12 @@ class Prompt(Protocol):
 
     @property
     def hash_ids(self) -> Sequence[int] | None:
-        """Ids of its blocks of 512 tokens."""
+        """Ids of its blocks."""
+        ...
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
         ...
 
     @property
@@ -70,7 +74,7 @@ def prompt_token_ids(request: Prompt, seed: int, said: Sequence[tuple[Prompt, To
         seed: of the run, 0 or more.
         said: the earlier turns of its session, each with its answer.
     """
-    if request.turn is not None:
+    if request.turn is not None and not request.turn.alone:
         before = [part for earlier, answer in said for part in (own_token_ids(earlier, seed), answer)]
         return np.concatenate([shared_token_ids(request.turn, seed), *before, own_token_ids(request, seed)])
     return own_token_ids(request, seed)
@@ -86,13 +90,13 @@ def shared_token_ids(turn: Turn, seed: int) -> TokenIds:
 def own_token_ids(request: Prompt, seed: int) -> TokenIds:
     """Make the prompt without its shared part and earlier turns: all of it if there are none."""
     turn = request.turn
-    if turn is not None:
+    if turn is not None and not turn.alone:
         if turn.token_ids:
             return np.array(turn.token_ids, np.uint32)
         return _words([seed, _BY_TURN, turn.session, turn.number], turn.own_tokens)
     if request.hash_ids is None:
         return _words([seed, _BY_INDEX, request.index], request.prompt_tokens)
-    blocks = [_words([seed, _BY_BLOCK, block], BLOCK_TOKENS) for block in request.hash_ids]
+    blocks = [_words([seed, _BY_BLOCK, block], request.block_tokens) for block in request.hash_ids]
     return np.concatenate(blocks)[: request.prompt_tokens]
 
 

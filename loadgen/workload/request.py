@@ -1,7 +1,7 @@
 """A workload: requests with intended send times, lengths and names, in send order.
 
 A workload states a client's intention, not a cluster's response. It comes from a generator (`slora`, `arrivals`,
-`chat`) or from recorded data (`azure`, `mooncake`, `sharegpt`), and it feeds the live driver and the simulator alike.
+`chat`) or from a file (`traces`), and it feeds the live driver and the simulator alike.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,11 +10,13 @@ from itertools import groupby
 
 from lorrery.vocabulary.compiling import mypyc_attr
 
-__all__ = ["MOST_TOKENS", "TraceError", "Turn", "WorkloadRequest", "of_columns", "sessions"]
+__all__ = ["BLOCK_TOKENS", "MOST_TOKENS", "TraceError", "Turn", "WorkloadRequest", "of_columns", "sessions"]
 
 
 MOST_TOKENS = 2**31 - 1
 """In one prompt or answer: they are counted in 32 bits on the wire."""
+BLOCK_TOKENS = 512
+"""Prompt tokens for each of `hash_ids`, as in Mooncake's traces, unless said otherwise."""
 
 
 class TraceError(ValueError):
@@ -34,6 +36,7 @@ class Turn:
         shared_tokens: its length; 0: none is shared.
         text: the turn's own words, from a data set; empty: they are drawn.
         token_ids: the tokens of `text`, `own_tokens` of them.
+        alone: the prompt has nothing of the earlier turns but what its `hash_ids` say; only its time follows from them.
     """
 
     session: int
@@ -44,6 +47,7 @@ class Turn:
     shared_tokens: int = 0
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    alone: bool = False
 
 
 @mypyc_attr(acyclic=True)
@@ -59,13 +63,14 @@ class WorkloadRequest:
         output_tokens: true length of the output, at least 1. No scheduling decision may see it.
         adapter_id: the LoRA adapter, or None for the base model.
         tenant_id: its tenant; may be empty.
-        hash_ids: ids of consecutive 512-token blocks of the prompt (equal leading ids: equal prefix), or None if
-            unknown. `len(hash_ids) == ceil(prompt_tokens / 512)`. Readers of traces make an `array("Q")`, a fifth of a
+        hash_ids: ids of consecutive blocks of the prompt (equal leading ids: equal prefix), or None if unknown.
+            `len(hash_ids) == ceil(prompt_tokens / block_tokens)`. Readers of traces make an `array("Q")`, a fifth of a
             tuple's size, whose bytes prefix caches compare.
         turn: parts of the prompt; None: it consists of its own words, or follows `hash_ids`. The turns of a session are
             adjacent in a workload.
         priority: 32 bits, signed; a lower one is earlier under `scheduler.policy = "priority"`.
         cache_salt: prompts with different ones share no cached prefix.
+        block_tokens: prompt tokens for each of `hash_ids`.
     """
 
     index: int
@@ -78,6 +83,7 @@ class WorkloadRequest:
     turn: Turn | None
     priority: int
     cache_salt: str
+    block_tokens: int
 
     def __init__(
         self,
@@ -91,6 +97,7 @@ class WorkloadRequest:
         turn: Turn | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         self.index = index
         self.at_seconds = at_seconds
@@ -102,6 +109,7 @@ class WorkloadRequest:
         self.turn = turn
         self.priority = priority
         self.cache_salt = cache_salt
+        self.block_tokens = block_tokens
 
 
 def of_columns(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.loadgen.workload.drawn import DrawnRequests
+from lorrery.loadgen.workload.columns import WorkloadColumns
 
 __all__ = ["SloraDraws", "adapter_name", "draw", "generate_requests"]
 
@@ -94,7 +94,7 @@ def adapter_name(index: int, adapter_dirs: Sequence[str]) -> str:
 
 def generate_requests(
     draws: SloraDraws, *, adapter_dirs: Sequence[str] | None = None, adapters: Sequence[str] | None = None
-) -> DrawnRequests:
+) -> WorkloadColumns:
     """Make a workload from the draws.
 
     Args:
@@ -115,4 +115,4 @@ def generate_requests(
         names = [adapter_name(index, adapter_dirs) for index in range(highest + 1)]
     index = np.arange(len(draws.req_time), dtype=np.int32)
     adapter = draws.adapter_index.astype(np.int32) if names else None
-    return DrawnRequests(index, draws.req_time, draws.input_len, draws.output_len, names, adapter)
+    return WorkloadColumns(index, draws.req_time, draws.input_len, draws.output_len, names, adapter)

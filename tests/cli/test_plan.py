@@ -510,3 +510,17 @@ def test_a_plan_says_what_its_step_times_rest_on(tmp_path: Path):
     several = " ".join(plan("--gpu", "L20", "--gpu", "H100-SXM").split())
     assert "on 1 x L20: no measurement of L20: gemm, attention, elementwise; assumed: host, memory_gb," in several
     assert "on 1 x H100-SXM: fitted: gemm, attention;" in several
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--adapters", "16", "--rank", "16"],
+        ["--adapters", "2", "--rank", "8,16"],
+        [],
+    ],
+)
+def test_settings_are_checked_with_the_plans_adapters_not_with_those_that_they_replace(arguments: list[str]) -> None:
+    assert "KV tokens" in plan("--engine", "vllm", *arguments, "--set", "adapters.max_lora_rank=16")
+    with pytest.raises(SettingsError, match="has rank 32; max_lora_rank is 16"):
+        plan("--engine", "vllm", "--adapters", "3", "--rank", "32", "--set", "adapters.max_lora_rank=16")

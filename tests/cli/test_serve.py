@@ -25,7 +25,8 @@ from lorrery.cli.serve import app
 from lorrery.cli.serve.arguments import arranged
 from lorrery.cli.serve.faults import KINDS, refusals
 from lorrery.cli.serve.flags import FLAGS
-from lorrery.cli.serve.not_taken import groups
+from lorrery.cli.serve.other_flags import refused as refused_flags
+from lorrery.cli.serve.other_flags import taken
 from lorrery.local.processes import start_python
 from lorrery.settings import Settings, changed
 from tests.cluster.harness import alive, services, wait_until
@@ -43,7 +44,7 @@ def printed(*arguments: str) -> Settings:
     """The settings that flags amount to, through the file that --print-config writes."""
     result = CliRunner().invoke(app, [*arguments, "--print-config"])
     assert result.exit_code == 0, (result.output, result.exception)
-    return changed(tomllib.loads(result.output))
+    return changed(tomllib.loads(result.stdout))
 
 
 def refused(*arguments: str) -> str:
@@ -241,15 +242,12 @@ def test_only_a_regular_file_is_read_for_an_adapter(tmp_path: Path):
         ("Llama-3-8B --nnodes=2", "--nnodes 2: it must be 1; Lorrery's services run on several machines"),
         ("Llama-3-8B --api-server-count 4", "--api-server-count 4: it must be 1"),
         ("Llama-3-8B --engine-type sglang", "--engine-type sglang: it must be vllm"),
-        ("Llama-3-8B -O3", "--optimization-level is not for this command: kernels are modelled"),
-        ("Llama-3-8B -O 3", "--optimization-level is not for this command: kernels are modelled"),
         (
             "Llama-3-8B --max-model-len 1k --long-prefill-token-threshold 1001",
             "--long-prefill-token-threshold 1001: it must be at most --max-model-len, 1000",
         ),
         ("Llama-3-8B --max-num-seqs 8 --max-num-active-seqs 9", "max_num_active_seqs (9) must be at most max_num_seqs"),
         ("Llama-3-8B --max-num-batched-tokens many", "--max-num-batched-tokens many: a number expected"),
-        ("Llama-3-8B --compilation-config.mode 3", "--compilation-config.mode is not for this command"),
         ("Llama-3-8B --no-enable-eplb", "the only modelled forms of parallelism are --tensor-parallel-size"),
         ("Llama-3-8B --max-num-sqes 3", "no such flag; did you mean --max-num-seqs?"),
         ("Llama-3-8B --no-trust-remote-code", "--trust-remote-code cannot be turned off"),
@@ -315,9 +313,48 @@ def test_every_flag_of_the_peers_is_taken_or_explained():
 
 
 def test_no_flag_is_in_both_tables_or_twice_in_one():
-    taken = [part for flag in FLAGS for name in flag.names for part in name.split("/")]
-    explained = [flag for _, flags in groups() for flag in flags]
-    assert len({*taken, *explained}) == len(taken) + len(explained)
+    named = [part for flag in FLAGS for name in flag.names for part in name.split("/")]
+    explained = [flag for _, flags in refused_flags() for flag in flags]
+    assert len({*named, *explained, *taken()}) == len(named) + len(explained) + len(taken())
+
+
+def test_the_beginning_of_a_name_will_do_if_it_is_of_one_flag() -> None:
+    assert printed("Llama-3-8B", "--max-num-seq", "8").scheduler.max_num_seqs == 8
+    assert printed("Llama-3-8B", "--no-enable-prefix-cach").scheduler.prefix_cache.kind == "none"
+    assert "--lora: several flags begin so: --lora-dtype, " in refused("Llama-3-8B", "--lora", "sql")
+    assert "; adapters are --lora-modules NAME=RANK or NAME=PATH" in refused("Llama-3-8B", "--lora", "sql")
+    assert "--speculative-config is not for this command" in refused("Llama-3-8B", "--speculative-c={}")
+    assert "no such flag" in refused("Llama-3-8B", "--frobnicate")
+
+
+def test_settings_are_checked_together_with_those_of_set() -> None:
+    settings = printed("Llama-3-8B", "--lora-modules", "a=64", "--set", "adapters.max_lora_rank=64")
+    assert list(settings.adapters.expand()) == [("a", 64)]
+
+
+@pytest.mark.parametrize(
+    ("given", "left", "lines"),
+    [
+        ("m --load-format auto --port 1", "m --port 1", ["--load-format auto has no effect: there are no weights"]),
+        ("--load-format=auto m", "m", ["--load-format auto has no effect"]),
+        ("--cudagraph-capture-sizes 1 2 --port 1 m", "--port 1 m", ["--cudagraph-capture-sizes 1 2 has no effect"]),
+        ("--enable-log-requests m", "m", ["--enable-log-requests has no effect: logs are Lorrery's own"]),
+        ("--no-enable-log-requests m", "m", ["--no-enable-log-requests has no effect"]),
+        ("-O3 -cc.mode=3 m", "m", ["--optimization-level 3 has no", "--compilation-config.mode 3 has no effect"]),
+        ("--lora-dtype auto m", "m", ["--lora-dtype auto has no effect: adapters have 16-bit weights"]),
+        (
+            "--trust-remote-code m",
+            "--trust-remote-code m",
+            ["--trust-remote-code has no effect: No model"],
+        ),
+        ("--hf-token --port 1 m", "--port 1 m", ["--hf-token has no effect"]),
+    ],
+)
+def test_a_flag_without_effect_is_taken_with_a_line_that_says_so(given: str, left: str, lines: list[str]) -> None:
+    noticed: list[str] = []
+    assert arranged(given.split(), noticed.append) == left.split()
+    assert len(noticed) == len(lines)
+    assert all(line.startswith(begin) for line, begin in zip(noticed, lines, strict=True))
 
 
 @pytest.mark.parametrize(

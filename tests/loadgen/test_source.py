@@ -125,8 +125,8 @@ def test_jitter_spreads_mooncakes_bursts():
     spread = build(workload="mooncake", trace=trace, jitter=3.0)
     assert len({request.at_seconds for request in plain.requests}) < 40
     assert len({request.at_seconds for request in spread.requests}) == 200
-    assert "bursts" in plain.notes[0]
-    assert "spread over 3 s" in spread.notes[0]
+    assert any("times step by 3 s" in note and "(--jitter 3 spreads them)" in note for note in plain.notes)
+    assert any("spread over 3 s" in note for note in spread.notes)
 
 
 def test_adapters_come_from_the_list_the_cluster_or_nowhere():
@@ -178,8 +178,10 @@ def test_files_that_are_missing_binary_or_broken_are_told_apart(tmp_path):
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FormatError, match="not a text file"):
         build(workload="azure", trace=binary)
-    with pytest.raises(FormatError, match="line 1"):
-        build(workload="mooncake", trace=AZURE)
+    other = tmp_path / "other.csv"
+    other.write_text("when,what\n1,2\n")
+    with pytest.raises(FormatError, match=r"other.csv: line 1: no known form of trace; .*lorrery\.Requests"):
+        build(workload="mooncake", trace=other)
 
 
 @pytest.mark.parametrize("workload", ["azure", "mooncake", "sharegpt"])
@@ -275,7 +277,8 @@ def test_sharegpt_is_read_with_a_tokenizer(tmp_path):
         assert request.turn.text == texts[2 * request.turn.number]
         assert request.output_tokens == len(encode(texts[2 * request.turn.number + 1]))
     assert len(build(workload="sharegpt", trace=path).requests) == 20
-    assert "vLLM's rules" in made.notes[0]
+    assert made.notes[0] == "sharegpt.json: ShareGPT's conversations"
+    assert "vLLM's rules" in made.notes[1]
 
 
 @pytest.mark.parametrize(

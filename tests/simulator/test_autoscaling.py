@@ -8,6 +8,7 @@ import pytest
 
 import lorrery
 from lorrery.chassis.errors import SettingsError
+from lorrery.loadgen.scaling_report import scaling_lines
 from lorrery.simulator.result import SimulationResult
 
 RULE = {
@@ -150,6 +151,8 @@ def test_a_start_that_the_run_does_not_live_to_see_counts_until_its_last_request
     assert own.num_scale_ups > 0
     assert (own.replicas_min, own.replicas_mean, own.replicas_max) == (1, 1.0, 1)
     assert end / 3600 < own.gpu_hours <= 6 * end / 3600
+    (_, used), _ = scaling_lines(found.scaling)
+    assert "GPU hours of workers that start, serve or drain; 1 to 1 worker processes serve, 1.00 on average;" in used
 
 
 def test_the_longest_times_that_may_be_set_are_times_of_a_simulation():

@@ -184,3 +184,11 @@ def test_a_registry_of_larger_ranks_raises_vllms_largest():
     assert changed({}, own).adapters.max_lora_rank == 64
     with pytest.raises(SettingsError, match="adapter 'b' has rank 40; max_lora_rank is 32: raise it"):
         changed({}, {**own, "adapters.max_lora_rank": 32})
+
+
+@pytest.mark.parametrize("overrides", [{"adapters.max_lora_rank": 16}, ["adapters.max_lora_rank=16"]])
+def test_a_plan_from_python_is_checked_with_its_own_adapters(overrides: object) -> None:
+    made = lorrery.plan(
+        {"engine": "vllm", "adapters": {"registry": [{"id": "a", "rank": 32}]}}, adapters=2, overrides=overrides
+    )
+    assert made.capacity is not None

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.loadgen.workload import arrivals
-from lorrery.loadgen.workload.drawn import DrawnRequests
+from lorrery.loadgen.workload.columns import WorkloadColumns
 from lorrery.loadgen.workload.labels import Labels
 from lorrery.loadgen.workload.popularity import assign
 from lorrery.loadgen.workload.request import WorkloadRequest
 
 
-def drawn(count: int = 25_000) -> DrawnRequests:
+def drawn(count: int = 25_000) -> WorkloadColumns:
     rng = np.random.default_rng(3)
     return arrivals.synthetic(arrivals.poisson(5.0, count, rng), (1, 90), (1, 90), rng)
 
@@ -41,8 +41,8 @@ def test_whatever_is_done_to_drawn_requests_is_done_to_each() -> None:
         lambda requests: assign(requests, ["a", "b", "c"], indices),
         lambda requests: arrivals.fitting(assign(requests, ["a", "b", "c"], indices), 60, 100)[5:20],
     ):
-        changed: DrawnRequests | list[WorkloadRequest] = change(workload)
-        assert isinstance(changed, DrawnRequests)
+        changed: WorkloadColumns | list[WorkloadRequest] = change(workload)
+        assert isinstance(changed, WorkloadColumns)
         assert changed == change(spelt_out)
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from lorrery.loadgen.workload.drawn import DrawnRequests
+from lorrery.loadgen.workload.columns import WorkloadColumns
 
 
-def drawn(num_adapters: int | None = None) -> DrawnRequests:
+def drawn(num_adapters: int | None = None) -> WorkloadColumns:
     adapter = None if num_adapters is None else np.zeros(num_adapters, np.int32)
-    return DrawnRequests(
+    return WorkloadColumns(
         np.arange(5, dtype=np.int32), np.arange(5.0), np.arange(5) + 1, np.arange(5) + 1, ["a"], adapter
     )
 

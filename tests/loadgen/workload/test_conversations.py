@@ -1,10 +1,16 @@
+import io
 import json
 
 import numpy as np
 import pytest
 
 from lorrery.loadgen.workload.request import TraceError
-from lorrery.loadgen.workload.sharegpt import conversations, read_sharegpt
+from lorrery.loadgen.workload.traces import Trace
+
+
+def texts_of(text):
+    found = Trace(io.StringIO(text)).conversations()
+    return [found.texts(row) for row in range(len(found))]
 
 
 def entry(*values):
@@ -21,24 +27,24 @@ def encode(text):
 
 
 def played(entries, max_turns=1, seed=0):
-    messages = read_sharegpt(json.dumps(entries))
-    return list(conversations(messages, encode, max_turns, np.random.default_rng(seed)))
+    found = Trace(io.StringIO(json.dumps(entries))).conversations()
+    return list(found.played(encode, max_turns, np.random.default_rng(seed)))
 
 
 def test_a_list_and_lines_read_alike():
     entries = [entry("a", "b"), entry("c", "d", "e")]
-    assert read_sharegpt(json.dumps(entries)) == [["a", "b"], ["c", "d", "e"]]
-    assert read_sharegpt("\ufeff" + "\n".join(map(json.dumps, entries)) + "\n\n") == [["a", "b"], ["c", "d", "e"]]
+    assert texts_of(json.dumps(entries)) == [["a", "b"], ["c", "d", "e"]]
+    assert texts_of("\ufeff" + "\n".join(map(json.dumps, entries)) + "\n\n") == [["a", "b"], ["c", "d", "e"]]
 
 
 def test_half_a_surrogate_pair_is_replaced():
     text = json.dumps([entry("\ud83d\ude00 \ud800", "b")])
     assert "\\ud800" in text
-    assert read_sharegpt(text) == [["\U0001f600 \ufffd", "b"]]
+    assert texts_of(text) == [["\U0001f600 \ufffd", "b"]]
 
 
 def test_conversations_of_one_message_are_left_out():
-    assert read_sharegpt(json.dumps([entry("a"), entry(), entry("a", "b")])) == [["a", "b"]]
+    assert texts_of(json.dumps([entry("a"), entry(), entry("a", "b")])) == [["a", "b"]]
 
 
 @pytest.mark.parametrize(
@@ -71,13 +77,13 @@ def test_the_order_is_the_seeds():
     ("text", "why"),
     [
         ("[", "not JSON"),
-        ("nonsense", "line 1"),
-        ("", "no conversation"),
+        ('{"conversations": [', "line 1: not JSON"),
+        ('[{"conversations": []} 1]', "after entry 1 a comma is missing"),
         (" []\n", "no conversation"),
-        ('{"a": 1}', "entry 1: expected an object"),
+        ('{"conversations": []}\n{"a": 1}', "line 2: expected an object with a list `conversations`"),
         ('[{"conversations": [{"from": "human"}]}]', "entry 1: each message"),
     ],
 )
 def test_what_is_not_of_the_format_is_refused(text, why):
     with pytest.raises(TraceError, match=why):
-        read_sharegpt(text)
+        texts_of(text)
