@@ -47,6 +47,17 @@ LENIENT = ConfigDict(extra="ignore", protected_namespaces=())
 """Unknown fields are ignored."""
 
 _SIDES = {"left": router_pb2.TRUNCATION_SIDE_LEFT, "right": router_pb2.TRUNCATION_SIDE_RIGHT}
+
+
+def _checked_budget(given: object) -> object:
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < -1):
+        raise InvalidRequest(
+            f"thinking_token_budget is {quoted(str(given))}; it must be an integer of at least -1",
+            field="thinking_token_budget",
+        )
+    return given
+
+
 _REFUSED = {
     "suffix": "output follows its prompt, and is followed by nothing",
     "prompt_embeds": "a prompt is text or tokens",
@@ -167,7 +178,7 @@ class GeneratingRequest(BaseModel):
     ec_transfer_params: dict[str, Any] | None = Field(default=None, description="without effect")
     vllm_xargs: Arguments | None = Field(default=None, description="without effect")
     repetition_detection: RepetitionDetection | None = Field(default=None, description="without effect")
-    thinking_token_budget: Any = None
+    thinking_token_budget: Annotated[int | None, BeforeValidator(_checked_budget)] = None
     stream_interval: Annotated[int, Field(ge=1)] | None = Field(default=None, description="without effect")
     mock_output: str | None = Field(default=None, description="what the mock model says, word for word")
 

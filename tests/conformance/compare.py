@@ -59,7 +59,7 @@ def _masked(value: Any, forced: bool, name: str = "", within: str = "") -> Any:
             return [None if one is None else _kinds(one) for one in value]
         if (name in _TOKENS and within) or name in ("token_ids", "prompt_token_ids"):
             return len(value) > 0
-        if name == "content" and within == "logprobs":
+        if name == "logprobs" or (name == "content" and within == "logprobs"):
             value = value[:1]  # into which tokens a text is cut is the engine's choice
         return [_masked(one, forced, name, within) for one in value]
     if value is None:

@@ -54,7 +54,7 @@ WANTED = (
     ),
     Wanted("grammar", r"^status: 200 -> 400", "the mock model follows schemas, patterns and choices, and no grammar"),
     Wanted("structural_tag", r"^(status|body)", "the same"),
-    Wanted('structured_outputs="x"', r"^status: 500 -> 400", "the fault is the client's, and vLLM means to say so"),
+    Wanted("structured_outputs", r"^status: 500 -> 400", "the fault is the client's, and vLLM means to say so"),
     Wanted(
         "vllm_xargs", r"^status: 400 -> 200", "no engine reads these arguments, so they cannot be too large for one"
     ),
