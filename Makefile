@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint docs screenshots dashboards rules protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc fuzz-flags chaos clean
+.PHONY: help setup setup-dev tools demo test lint docs screenshots dashboards rules protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc fuzz-flags chaos clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,6 +36,7 @@ setup-dev: $(VENV)/.stamp-dev ## the same, and what checks the tree
 $(VENV)/.stamp-base: requirements/uv.txt
 	@set -e; found=; \
 	if ! $(BIN)/python -c '' 2>/dev/null; then \
+	  PYTHON='$(PYTHON)' sh .ci/need python || true; \
 	  for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
 	    if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
 	  done; \
@@ -75,6 +76,11 @@ demo: setup ## a real trace through a cluster on this machine, about a minute
 	$(BIN)/lorrery demo
 
 PYTEST := $(BIN)/python -m pytest
+# What tests of TLS and of pages need beyond Python. CI sets LORRERY_NO_SKIPS, and fails without.
+tools:
+	@sh .ci/need openssl || echo 'no openssl, and it cannot be installed here (apt-get, as root): tests of TLS are skipped' >&2
+	@sh .ci/need chromium || echo 'no Chromium, and it cannot be installed here (apt-get, as root): tests of pages are skipped' >&2
+
 # More than the two cores of a small machine: tests of clusters mostly wait.
 PROCESSES := -n 3 --dist worksteal
 ALONE := timing
@@ -82,7 +88,7 @@ ALONE := timing
 # Several processes. Then, alone, the tests that watch real time: another process would stretch it.
 # PYTEST_ARGS may select none of one part (pytest's exit status 5), and no -m of its own. What is not a failed test, such
 # as Ctrl-C or a path that is not there, ends both.
-test: setup-dev ## every test
+test: setup-dev tools ## every test
 	@$(PYTEST) $(PROCESSES) $(PYTEST_ARGS) -m 'not ($(ALONE))'; many=$$?; \
 	case $$many in 0|1|5) ;; *) exit $$many;; esac; \
 	$(PYTEST) $(PYTEST_ARGS) -n 0 -m '$(ALONE)'; alone=$$?; \

@@ -6,9 +6,10 @@ it, and downloads none.
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import cache
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -22,11 +23,21 @@ def chromium() -> str:
         FileNotFoundError: there is none.
     """
     named = os.environ.get("LORRERY_CHROMIUM")
-    found = named or next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None or not Path(found).exists():
-        looked = named or ", ".join(NAMES)
-        raise FileNotFoundError(f"no Chromium (looked for {looked}): apt-get install chromium, or set LORRERY_CHROMIUM")
-    return found
+    for name in (named,) if named else NAMES:
+        if (path := shutil.which(name)) and _runs(path):
+            return path
+    looked = named or ", ".join(NAMES)
+    raise FileNotFoundError(f"no Chromium (looked for {looked}): apt-get install chromium, or set LORRERY_CHROMIUM")
+
+
+@cache
+def _runs(path: str) -> bool:
+    """Return whether a browser starts: Ubuntu's package only says that it is a snap."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, timeout=60, check=False)  # noqa: S603  a browser
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 @contextmanager

@@ -1,4 +1,3 @@
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,13 +10,12 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
 from tests.chassis.services import ECHO, EchoService
+from tests.needs import OPENSSL, needs_openssl
 
-OPENSSL = shutil.which("openssl")
-pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+pytestmark = needs_openssl
 
 
 def openssl(*arguments: str, folder: Path) -> None:
-    assert OPENSSL is not None
     subprocess.run([OPENSSL, *arguments], cwd=folder, check=True, capture_output=True)
 
 

@@ -11,8 +11,11 @@ from playwright.sync_api import Browser, Page
 
 from docs.screenshots.browser import browser, page_of
 from tests.browser import expect
+from tests.needs import needs_chromium
 from tests.orrery.fake import HOSTILE, FakeFeed, serve
 from tests.orrery.prepared import ADAPTERS, prepared_record
+
+pytestmark = needs_chromium
 
 
 @contextmanager

@@ -5,7 +5,10 @@ import pytest
 from docs.screenshots.browser import browser, page_of
 from lorrery.reports.report import report
 from tests.browser import expect
+from tests.needs import needs_chromium
 from tests.reports.runs import failed, poisson, row, write
+
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from lorrery.loadgen.http.routes import Chat, Completions, Slora
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.workload.prompts import prompt_token_ids
 from lorrery.loadgen.workload.request import Turn, WorkloadRequest
-from tests.chassis.test_tls import OPENSSL, certificates
+from tests.chassis.test_tls import certificates
 from tests.loadgen.http.fake_server import DONE, HEAD, FakeServer, chunk, error
+from tests.needs import needs_openssl
 
 PLAIN = TlsSettings()
 __all__ = ["certificates"]  # a fixture
@@ -224,7 +225,7 @@ async def test_a_server_without_a_list_needs_the_models_name(server):
         assert (await client.cluster(60.0)).model == ""
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+@needs_openssl
 async def test_over_tls_the_server_is_checked(certificates):
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
