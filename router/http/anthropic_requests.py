@@ -163,7 +163,7 @@ class Message(BaseModel):
                 yield from _results(block, at, passed_over)
             elif block.type == "tool_result":
                 said.append(f"Tool result: {block.content or ''}")
-        turn: dict[str, Any] = {"role": self.role, "content": said}
+        turn: dict[str, Any] = {"role": self.role, "content": said[0] if len(said) == 1 else said or ""}
         if self.role == "assistant":
             if thought:
                 turn |= dict.fromkeys(("reasoning", "reasoning_content"), "".join(thought))
