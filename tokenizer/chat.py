@@ -82,7 +82,7 @@ class ChatTemplate:
         """Render the conversation as one text; see `Tokenizer.chat_prompt`.
 
         Args:
-            messages: at least one; each has a text as its content, or a list of texts, its parts.
+            messages: at least one; each has a text as its content, or a list of texts, its parts, or of other parts.
             most_characters: of the text.
             variables: of the template.
             to_be_continued: end with the content of the last message.
@@ -103,8 +103,8 @@ class ChatTemplate:
 
     def _in_one_part(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         content = message["content"]
-        if isinstance(content, str):
-            return message
+        if isinstance(content, str) or not all(isinstance(part, str) for part in content):
+            return message  # parts that are no texts are the template's to read
         between = "\n" if message["role"] == "tool" else self._between_parts
         return {**message, "content": between.join(filter(None, content))}
 

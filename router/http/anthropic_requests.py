@@ -163,7 +163,7 @@ class Message(BaseModel):
                 yield from _results(block, at, passed_over)
             elif block.type == "tool_result":
                 said.append(f"Tool result: {block.content or ''}")
-        turn: dict[str, Any] = {"role": self.role, "content": said}
+        turn: dict[str, Any] = {"role": self.role, "content": said[0] if len(said) == 1 else said or ""}
         if self.role == "assistant":
             if thought:
                 turn |= dict.fromkeys(("reasoning", "reasoning_content"), "".join(thought))
@@ -173,12 +173,12 @@ class Message(BaseModel):
 
 
 def _results(block: Block, where: str, passed_over: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield what a tool returned: its text, and then, empty for templates, the tools that it has found."""
+    """Yield what a tool returned: its text, and then the tools that it has found, which a template may describe."""
     turn = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
     if not isinstance(block.content, list):
         yield {**turn, "content": block.content or ""}
         return
-    texts, has_found = list[str](), False
+    texts, found = list[str](), list[dict[str, Any]]()
     for number, one in enumerate(block.content):
         at, kind = f"{where}.content[{number}]", one.get("type")
         if kind == "image":
@@ -190,11 +190,11 @@ def _results(block: Block, where: str, passed_over: list[str]) -> Iterator[dict[
             if not isinstance(text, str):
                 raise InvalidRequest(f"{at}.text is no text; give one")
             texts.append(text)
-        else:
-            has_found = has_found or bool(one.get("tool_name") or one.get("name"))
+        elif name := one.get("tool_name") or one.get("name"):
+            found.append({"type": "tool_reference", "name": str(name)})
     yield {**turn, "content": "\n".join(texts)}
-    if has_found:
-        yield {**turn, "content": ""}
+    if found:
+        yield {**turn, "content": found}
 
 
 def _system_text(content: Content) -> str:

@@ -238,7 +238,7 @@ def _turn(item: InputItem, where: str) -> Turn:
     if isinstance(item, CustomCall):
         return _called(item.call_id, item.name, {"input": item.input})
     if isinstance(item, FunctionOutput | CustomOutput):
-        said = _text(item.output, f"{where}.output", "\n")
+        said = _text(item.output, f"{where}.output")
         return {"role": "tool", "content": said, "tool_call_id": item.call_id or ""}
     if isinstance(item, Reasoning):
         thought = _thought(item, where)
@@ -247,10 +247,13 @@ def _turn(item: InputItem, where: str) -> Turn:
         part = item.content[0] if item.content else None
         return {"role": "assistant", "content": part.text if isinstance(part, OutputText) else ""}
     if isinstance(item, InputMessage):
-        said = _text(item.content[:1] if item.role == "assistant" else item.content, f"{where}.content")
-        if isinstance(item.content, str):
-            said = item.content
-        return {"role": item.role, "content": without_billing_header(said) if item.role == "system" else said}
+        content = _text(item.content, f"{where}.content")
+        if item.role == "assistant" and not isinstance(content, str):
+            content = content[0] if content else ""
+        if item.role == "system":
+            texts = [content] if isinstance(content, str) else content
+            content = [without_billing_header(text) for text in texts]
+        return {"role": item.role, "content": content}
     raise InvalidRequest(
         f"{where} is of type {quoted(str(item.type))}, which models do not read; leave it out", field="input"
     )
@@ -268,13 +271,14 @@ def _thought(item: Reasoning, where: str) -> str:
     return thoughts[0].text if thoughts else ""
 
 
-def _text(content: str | Sequence[InputText | InputMedia], where: str, between: str = "") -> str:
+def _text(content: str | Sequence[InputText | InputMedia], where: str) -> str | list[str]:
+    """Return a text, or those of its parts."""
     if isinstance(content, str):
         return content
     for number, part in enumerate(content):
         if isinstance(part, InputMedia):
             raise not_text(part.type, f"{where}[{number}]", "type" if part.type == "input_file" else None)
-    return between.join(part.text for part in content if isinstance(part, InputText))
+    return [part.text for part in content if isinstance(part, InputText)]
 
 
 def is_to_be_continued(items: Sequence[InputItem]) -> bool:

@@ -1,4 +1,4 @@
-"""Keys and errors on Anthropic's routes, wherever in the edge an answer comes from."""
+"""Errors on Anthropic's routes, wherever in the edge an answer comes from, and their headers."""
 
 import hashlib
 import json
@@ -9,54 +9,62 @@ import pytest
 from tests.router.http.conftest import HttpRouter, StartHttp
 
 
-async def answered(router: HttpRouter, *headers: str, method: str = "POST", path: str = "/v1/messages") -> bytes:
-    """Return the answer to a body that is no JSON."""
+async def answered(
+    router: HttpRouter, *headers: str, method: str = "POST", path: str = "/v1/messages", content: bytes = b"{"
+) -> tuple[int, object]:
+    """Return the status of an answer to a body, and its own."""
     lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close", "content-type: application/json", *headers]
     if not any(line.startswith("content-length") for line in headers):
-        lines.append("content-length: 1")
-    return await router.exchange("\r\n".join([*lines, "", "{"]).encode())
-
-
-def told(answer: bytes) -> tuple[int, str]:
-    """Return the status and the type of an error."""
-    head, _, content = answer.partition(b"\r\n\r\n")
+        lines.append(f"content-length: {len(content)}")
+    head, _, body = (await router.exchange("\r\n".join([*lines, "", ""]).encode() + content)).partition(b"\r\n\r\n")
     assert b"\r\nrequest-id: " in head
-    error = json.loads(content)
-    assert (error["type"], set(error)) == ("error", {"type", "error", "request_id"})
-    return int(head.split()[1]), error["error"]["type"]
+    return int(head.split()[1]), json.loads(body)
 
 
-async def test_a_key_is_in_x_api_key_or_where_openais_is(start_http: StartHttp, tmp_path: Path) -> None:
+async def test_a_key_is_where_openais_is(start_http: StartHttp, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[[keys]]\nname = "one"\nsha256 = "{hashlib.sha256(b"abc").hexdigest()}"\ntenant = "acme"\n')
     router = await start_http(router={"keys": str(keys)})
-    assert told(await answered(router)) == (401, "authentication_error")
-    assert told(await answered(router, "x-api-key: other")) == (401, "authentication_error")
-    assert told(await answered(router, "x-api-key: abc")) == (400, "invalid_request_error")
-    assert told(await answered(router, "authorization: Bearer abc")) == (400, "invalid_request_error")
-    elsewhere = await answered(router, "x-api-key: abc", path="/v1/responses")
-    assert elsewhere.startswith(b"HTTP/1.1 401 ")
+    unauthorized = (401, {"error": "Unauthorized"})
+    assert await answered(router) == unauthorized
+    assert await answered(router, "x-api-key: abc") == unauthorized  # as in vLLM
+    status, body = await answered(router, "authorization: Bearer abc")
+    assert (status, "error" in str(body)) == (400, True)
+
+
+async def test_what_a_route_refuses_has_anthropics_shape_and_what_comes_before_it_has_not(
+    start_http: StartHttp,
+) -> None:
+    router = await start_http()
+    body = {"model": "no such model", "max_tokens": 1, "messages": []}
+    status, told = await answered(router, content=json.dumps(body).encode())
+    assert isinstance(told, dict)
+    assert (status, told["type"], set(told), set(told["error"])) in (
+        (404, "error", {"type", "error"}, {"type", "message"}),
+        (503, "error", {"type", "error"}, {"type", "message"}),  # no scheduler knows it here
+    )
+    status, told = await answered(router)
+    assert isinstance(told, dict)
+    assert (status, set(told), told["error"]["type"], told["error"]["code"]) == (400, {"error"}, "Bad Request", 400)
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "headers", "error"),
+    ("method", "path", "error"),
     [
-        ("POST", "/v1/messages", ("content-length: 999999999",), (413, "request_too_large")),
-        ("GET", "/v1/messages", (), (405, "invalid_request_error")),
-        ("POST", "/v1/messages/batches", (), (404, "not_found_error")),
+        ("GET", "/v1/messages", (405, {"detail": "Method Not Allowed"})),
+        ("POST", "/v1/messages/batches", (404, {"detail": "Not Found"})),
     ],
 )
-async def test_errors_before_a_route_have_anthropics_shape_too(
-    start_http: StartHttp, method: str, path: str, headers: tuple[str, ...], error: tuple[int, str]
+async def test_a_route_that_there_is_not_is_told_as_anywhere(
+    start_http: StartHttp, method: str, path: str, error: tuple[int, object]
 ) -> None:
-    router = await start_http()
-    assert told(await answered(router, *headers, method=method, path=path)) == error
+    assert await answered(await start_http(), method=method, path=path) == error
 
 
 async def test_a_browser_hears_in_plain_text_that_its_origin_is_not_allowed(start_http: StartHttp) -> None:
     router = await start_http(router={"http_allowed_origins": ["https://a.example"]})
-    asked = ("origin: https://b.example", "access-control-request-method: POST")
-    answer = await answered(router, *asked, method="OPTIONS")
+    lines = ("OPTIONS /v1/messages HTTP/1.1", "host: x", "connection: close", "origin: https://b.example")
+    answer = await router.exchange("\r\n".join([*lines, "access-control-request-method: POST", "", ""]).encode())
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"content-type: text/plain" in answer
     assert answer.endswith(b"Disallowed CORS origin")

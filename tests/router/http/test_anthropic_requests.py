@@ -35,7 +35,7 @@ def text(said: str) -> dict[str, Any]:
 def test_what_a_tool_returned_precedes_what_its_message_says() -> None:
     returned = {"role": "tool", "tool_call_id": "1", "content": "sun\nmoon"}
     message = user(text("a"), result(text("sun"), text("moon")), text("b"))
-    assert read(message) == [returned, {"role": "user", "content": "ab"}]
+    assert read(message) == [returned, {"role": "user", "content": ["a", "b"]}]
 
 
 def test_tools_that_a_tool_found_are_another_message_for_the_template() -> None:

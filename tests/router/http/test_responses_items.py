@@ -36,7 +36,7 @@ def test_what_an_assistant_thought_said_and_called_is_one_turn() -> None:
             "content": "I look.",
             "tool_calls": [CALLED, again],
         },
-        {"role": "tool", "content": "sun", "tool_call_id": "1"},
+        {"role": "tool", "content": ["sun"], "tool_call_id": "1"},
         {"role": "assistant", "content": "Sun."},
     ]
 
@@ -56,7 +56,7 @@ def test_text_given_to_a_custom_tool_is_its_input() -> None:
 
 def test_a_line_on_billing_is_left_out_of_what_a_system_says() -> None:
     system = {"role": "system", "content": "x-anthropic-billing-header: 5\nbe brief"}
-    assert read(system) == [{"role": "system", "content": "be brief"}]
+    assert read(system) == [{"role": "system", "content": ["be brief"]}]
     assert read({**system, "role": "user"})[0]["content"].startswith("x-anthropic")
 
 
