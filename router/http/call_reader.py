@@ -1,8 +1,8 @@
 """Reads the calls of tools out of an output's text, as it grows.
 
 An output that may call any of several tools is what vLLM lets a model write where a call is required: a JSON array of
-objects with `name` and `parameters`, itself an object. One whose tool is given is the arguments alone. What begins
-otherwise is text; what follows the last call is left out.
+objects with `name` and `parameters`, itself an object. One whose tool is given is the arguments alone. What can no
+longer become such an array is text. What ends before it is one is left out, and so is what follows the last call.
 """
 
 import json
@@ -11,11 +11,26 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import NamedTuple
 
-_STRING = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
-_HEAD = re.compile(r'(?:\s*\}\s*,|\s*\[)\s*\{\s*"name"\s*:\s*(' + _STRING + r')\s*,\s*"parameters"\s*:\s*(?=\{)')
-_ARRAY = '[{"name":'
+_LETTERS = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
+_HEAD = re.compile(r'(?:\s*\}\s*,|\s*\[)\s*\{\s*"name"\s*:\s*("' + _LETTERS + r'")\s*,\s*"parameters"\s*:\s*(?=\{)')
 _MOST_HEAD_CHARACTERS = 4096
 _BLANKS = " \t\r\n"
+
+
+def _beginning() -> re.Pattern[str]:
+    """Return a pattern for the beginnings of an array's first head: of its parts, each follows a whole one."""
+    pattern = ""
+    for part in reversed(("[", "{", '"name"', ":", "string", ",", '"parameters"', ":", "{")):
+        if part == "string":
+            pattern = rf'"{_LETTERS}(?:\\(?:u[0-9a-fA-F]{{0,3}})?|"{pattern})?'
+        else:
+            for letter in reversed(part):
+                pattern = f"{re.escape(letter)}(?:{pattern})?"
+        pattern = rf"\s*(?:{pattern})?"
+    return re.compile(pattern)
+
+
+_BEGINNING = _beginning()
 
 
 class CallPiece(NamedTuple):
@@ -97,8 +112,7 @@ class CallReader:
         """Return whether the held text may be the beginning of an array of calls, or of another call."""
         if len(self._held) > _MOST_HEAD_CHARACTERS:
             return False
-        packed = re.sub(r"\s+", "", self._held)
-        return self.num_calls > 0 or packed.startswith(_ARRAY) or _ARRAY.startswith(packed)
+        return self.num_calls > 0 or _BEGINNING.fullmatch(self._held) is not None
 
     def _take_arguments(self) -> str:
         """Take the held text up to the end of the call's arguments, an object."""
