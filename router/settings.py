@@ -123,6 +123,10 @@ class RouterSettings(Section):
         default=None,
         description="TOML file of clients' API keys, reread when it changes; unset: no keys, every call is allowed",
     )
+    model_root: str = Field(
+        default="",
+        description="`root` of the base model in /v1/models, by which clients find its tokenizer; empty: model",
+    )
     served_model_names: tuple[str, ...] = Field(
         default=(),
         description="names by which clients may call the base model; responses carry the one asked for; unset: model",

@@ -118,7 +118,7 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
     _without_effect(flags)
     values = dict(_OWN)
     named = _model(model, flags.pop("model", None))
-    values["router.served_model_names"] = [named]
+    values |= {"router.served_model_names": [named], "router.model_root": named}
     values |= {flag.sets: flags.pop(flag.key) for flag in FLAGS if flag.plain and flag.key in flags}
     _formats(flags, values)
     _ways(flags, values, overrides)

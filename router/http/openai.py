@@ -119,7 +119,9 @@ def routes(edge: Edge) -> APIRouter:
         }
 
     def base_card(name: str) -> dict[str, Any]:
-        return card(name, edge.handler.settings.model, None, edge.max_model_len)
+        return card(
+            name, edge.handler.settings.router.model_root or edge.handler.settings.model, None, edge.max_model_len
+        )
 
     def adapter_card(name: str) -> dict[str, Any]:
         return card(name, edge.handler.adapter_path(name) or name, edge.model, None)
