@@ -82,7 +82,7 @@ class Handler:
     def __init__(self, settings: Settings, metrics: RouterMetrics, tracer: Tracer | None = None) -> None:
         self.settings = settings
         self.traces = CallTraces(tracer)
-        self.tokenizer = open_tokenizer(settings.router.tokenizer)
+        self.tokenizer = open_tokenizer(settings.router.tokenizer, settings.router.vocab_size)
         self.logprobs = LogprobModel(settings.worker.output.mode, self.tokenizer)
         self._access = Access(settings)
         self._metrics = metrics

@@ -131,6 +131,11 @@ class RouterSettings(Section):
         default=(),
         description="names by which clients may call the base model; responses carry the one asked for; unset: model",
     )
+    vocab_size: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="tokens of the model's vocabulary: ids in requests must be below it; unset: those of the tokenizer,"
+        " or with the shipped one 1,048,576",
+    )
     seed: Seed | None = Field(
         default=None,
         description="seed from which requests without a seed get theirs, in order of arrival; unset: different at each"

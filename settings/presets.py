@@ -166,7 +166,7 @@ def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[s
     try:
         catalogue = Catalogue(read_tables(PACKAGE, served.catalogue)) if served.catalogue else shipped_catalogue()
         found = chosen.tables(catalogue.gpu(served.gpu))
-        if any(key not in scheduler for key in _LENGTHS):
+        if any(key not in scheduler for key in _LENGTHS) or "vocab_size" not in later.get("router", {}):
             model = catalogue.model(served.model)
     except CatalogueError as error:
         raise SettingsError(f"worker.gpu, model: {error}") from None
@@ -176,6 +176,9 @@ def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[s
             (rank for rank in MAX_LORA_RANKS if rank >= served.adapter_rank), MAX_LORA_RANKS[-1]
         )
     if model is None:
+        return found
+    merge(found, {"router": {"vocab_size": model.vocabulary}})
+    if all(key in scheduler for key in _LENGTHS):
         return found
     if model.max_model_len is None:
         missing = " and ".join(f"scheduler.{key}" for key in _LENGTHS if key not in scheduler)

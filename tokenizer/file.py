@@ -23,19 +23,23 @@ MAX_VOCABULARY = 1 << 20
 """More tokens than any model has.
 
 Prompts of token ids come from the clients' own tokenizers, which the shipped vocabulary does not know, so with it any
-such id is accepted.
+such id is accepted where the model's vocabulary is unknown.
 """
 # From here on, the milliseconds of an encoding outweigh the 20 us that releasing Python's lock costs.
 _LONG_CHARACTERS = 4096
 
 
-def open_tokenizer(path: Path | None) -> Tokenizer:
+def open_tokenizer(path: Path | None, vocab_size: int | None = None) -> Tokenizer:
     """Open the tokenizer of a tokenizer.json, or of the folder that holds one; None: the shipped one.
+
+    Args:
+        path: of the file or folder.
+        vocab_size: of the model that the shipped tokenizer stands in for; None: unknown.
 
     Raises:
         SettingsError: the file cannot be read or is not a tokenizer.
     """
-    return BuiltinTokenizer() if path is None else FileTokenizer(path)
+    return BuiltinTokenizer(vocab_size or MAX_VOCABULARY) if path is None else FileTokenizer(path)
 
 
 class FileTokenizer:
@@ -148,13 +152,17 @@ class FileTokenizer:
 
 
 class BuiltinTokenizer(FileTokenizer):
-    """The shipped tokenizer; `build` has its table of ids."""
+    """The shipped tokenizer; `build` has its table of ids.
 
-    def __init__(self) -> None:
+    Args:
+        vocab_size: token ids in prompts must be below it.
+    """
+
+    def __init__(self, vocab_size: int = MAX_VOCABULARY) -> None:
         super().__init__(SHIPPED)
         assert self._pieces is not None
         self.longest_token_bytes = self._pieces.longest_bytes
-        self.vocab_size = MAX_VOCABULARY
+        self.vocab_size = vocab_size
 
     @cached_property
     def word_ids(self) -> Sequence[int]:
