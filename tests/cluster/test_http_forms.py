@@ -64,7 +64,10 @@ async def test_every_route_parses_what_a_class_describes(openai: AsyncOpenAI) ->
     response = await openai.responses.parse(model="lora-1", input="hello", text_format=Solution)
     assert isinstance(response.output_parsed, Solution)
     completion = await openai.completions.create(
-        model=MODEL, prompt="x", max_tokens=2000, extra_body={"guided_json": Solution.model_json_schema()}
+        model=MODEL,
+        prompt="x",
+        max_tokens=2000,
+        extra_body={"structured_outputs": {"json": Solution.model_json_schema()}},
     )
     Solution.model_validate_json(completion.choices[0].text)
 
@@ -199,7 +202,7 @@ async def test_what_a_client_says_is_the_call_that_it_requires(openai: AsyncOpen
         (call,) = chat.choices[0].message.tool_calls or ()
         assert call.type == "function"
         assert call.function.arguments == ('{"city": 3' if choice == NAMED else '{"a": 1}')
-    theirs = {"messages": HELLO, "max_tokens": 99, "tools": THEIR_TOOLS, "tool_choice": {"type": "any"}}
+    theirs = {"model": MODEL, "messages": HELLO, "max_tokens": 99, "tools": THEIR_TOOLS, "tool_choice": {"type": "any"}}
     said = '[{"name": "now", "parameters": {"a": 1}}]'
     whole = json_of(await exchange(cluster, "POST", "/v1/messages", {**theirs, "mock_output": said}))
     assert [(block["name"], block["input"]) for block in whole["content"]] == [("now", {"a": 1})]
@@ -228,15 +231,6 @@ async def test_tools_that_cannot_be_drawn_are_passed_over(openai: AsyncOpenAI) -
 
 
 async def test_a_client_can_restrict_the_tools(openai: AsyncOpenAI) -> None:
-    only = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
-    chat = await openai.chat.completions.create(
-        model=MODEL,
-        messages=HELLO,
-        tools=TOOLS,
-        n=20,
-        extra_body={"tool_choice": {"type": "allowed_tools", "allowed_tools": only}},
-    )
-    assert {call.function.name for one in chat.choices for call in one.message.tool_calls or ()} == {"now"}  # type: ignore[union-attr]
     flat = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
     response = await openai.responses.create(model=MODEL, input="x", tools=FLAT_TOOLS, extra_body={"tool_choice": flat})
     assert {item.name for item in response.output if item.type == "function_call"} == {"now"}
@@ -293,7 +287,8 @@ async def test_a_response_without_a_call_is_a_message(openai: AsyncOpenAI) -> No
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 async def test_a_message_of_anthropics_calls_tools(cluster: LocalCluster, choice: dict[str, str]) -> None:
     for seed in range(4):
-        asked = {"messages": HELLO, "max_tokens": 500, "tools": THEIR_TOOLS, "tool_choice": choice, "seed": seed}
+        asked = {"model": MODEL, "messages": HELLO, "max_tokens": 500, "seed": seed}
+        asked |= {"tools": THEIR_TOOLS, "tool_choice": choice}
         whole = json_of(await exchange(cluster, "POST", "/v1/messages", asked))
         assert whole["stop_reason"] == "tool_use"
         assert {block["type"] for block in whole["content"]} == {"tool_use"}
@@ -316,7 +311,7 @@ async def test_a_message_of_anthropics_calls_tools(cluster: LocalCluster, choice
 
 
 async def test_anthropics_other_ways_to_ask(cluster: LocalCluster) -> None:
-    asked = {"messages": HELLO, "max_tokens": 500}
+    asked = {"model": MODEL, "messages": HELLO, "max_tokens": 500}
     form = {"output_config": {"format": {"type": "json_schema", "schema": CITY}}}
     (block,) = json_of(await exchange(cluster, "POST", "/v1/messages", asked | form))["content"]
     assert block["type"] == "text"

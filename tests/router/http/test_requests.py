@@ -26,9 +26,6 @@ MANY: list[Any] = [None] * 1000
         (ChatRequest, {"messages": MANY}),
         (ChatRequest, {"messages": [{"role": "user", "content": MANY}]}),
         (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "modalities": MANY}),
-        (ResponsesRequest, {"input": MANY}),
-        (ResponsesRequest, {"input": [{"role": "user", "content": MANY}]}),
-        (ResponsesRequest, {"input": "x", "tools": MANY}),
         (MessagesRequest, {"max_tokens": 1, "messages": MANY}),
         (MessagesRequest, {"max_tokens": 1, "messages": [{"role": "user", "content": MANY}]}),
         (MessagesRequest, {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "system": MANY}),
@@ -41,6 +38,21 @@ def test_the_first_wrong_element_ends_the_reading_of_a_list(kind: type[BaseModel
     with pytest.raises(ValidationError) as caught:
         kind.model_validate(body)
     assert caught.value.error_count() <= 5
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        ({"input": MANY}, 9),  # one for each kind of item, and one for text
+        ({"input": [{"role": "user", "content": MANY}]}, 32),
+        ({"input": "x", "tools": MANY}, 4),
+        ({"input": "x", "include": MANY}, 1),
+    ],
+)
+def test_the_first_wrong_item_of_a_response_ends_the_reading_too(body: dict[str, Any], most: int) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ResponsesRequest.model_validate(body)
+    assert caught.value.error_count() <= most
 
 
 GIVEN = {
@@ -79,13 +91,12 @@ def test_numbers_and_booleans_are_read_as_vllm_reads_them(
         (ResponsesRequest, {"input": "x"}),
     ],
 )
-@pytest.mark.parametrize(
-    ("given", "read"), [({}, 0), ({"priority": None}, 0), ({"priority": -5}, -5), ({"priority": "3"}, 3)]
-)
+@pytest.mark.parametrize(("given", "read"), [({}, 0), ({"priority": -5}, -5), ({"priority": "3"}, 3)])
 def test_a_priority_is_in_the_message_and_0_if_none_is_given(
-    kind: type[GeneratingRequest], prompt: dict[str, Any], given: dict[str, Any], read: int
+    kind: type[GeneratingRequest | ResponsesRequest], prompt: dict[str, Any], given: dict[str, Any], read: int
 ) -> None:
-    request = kind.model_validate({**prompt, **given})
+    asked = kind.model_validate({**prompt, **given})
+    request = asked.chat() if isinstance(asked, ResponsesRequest) else asked
     request.check()
     (message,) = request.messages(["x"], "r", "t")
     assert message.priority == read
@@ -116,9 +127,8 @@ PARTS = [
 def test_every_kind_of_text_in_a_message_is_read(role: str) -> None:
     chat = ChatRequest.model_validate({"messages": [{"role": role, "content": [*PARTS, "f", ""]}]})
     tokenize = TokenizeRequest.model_validate({"messages": [{"role": role, "content": PARTS}]})
-    responses = ResponsesRequest.model_validate({"input": [{"role": role, "content": PARTS}]})
     assert chat.turns == [{"role": role, "content": "abcdef"}]
-    assert turns(tokenize.messages or ()) == responses.turns() == [{"role": role, "content": "abcde"}]
+    assert turns(tokenize.messages or ()) == [{"role": role, "content": "abcde"}]
 
 
 @pytest.mark.parametrize("part", [{"type": "refusal", "text": "no"}, {"type": "thinking", "thinking": None}])
@@ -126,9 +136,6 @@ def test_a_part_without_its_text_is_refused(part: dict[str, Any]) -> None:
     chat = ChatRequest.model_validate({"messages": [{"role": "assistant", "content": [part]}]})
     with pytest.raises(InvalidRequest, match=rf"^messages\[0\]\.content\[0\]\.{part['type']}: Field required$"):
         _ = chat.turns
-    responses = ResponsesRequest.model_validate({"input": [{"role": "assistant", "content": [part]}]})
-    with pytest.raises(InvalidRequest, match=rf"^input\[0\]\.content\[0\]\.{part['type']} is missing"):
-        responses.turns()
 
 
 @pytest.mark.parametrize("given", [{}, {"parameters": None}, {"parameters": {}}])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lorrery.settings import Settings
 from lorrery.tokenizer.file import SHIPPED
 from tests.router.http.conftest import StartHttp, refusal
 
@@ -86,7 +87,7 @@ async def test_blocks_of_messages_have_theirs_as_they_come(
     start_http: StartHttp, tmp_path: Path, given: object
 ) -> None:
     block = {"type": "tool_use", "id": "c1", "name": "look", "input": given}
-    body = chat({"role": "assistant", "content": [block]})
+    body = {"model": Settings().model, **chat({"role": "assistant", "content": [block]})}
     messages = await seen(start_http, tmp_path, "/v1/messages/count_tokens", body)
     assert messages[1]["tool_calls"][0]["function"] == {"name": "look", "arguments": given or {}}
 
