@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import quoted
+from lorrery.chassis.names import cut, quoted
 from lorrery.router.http.forms import Form, openai_choice, openai_functions, with_tools
 from lorrery.router.http.generating import LENIENT, GeneratingRequest, NullIsZero, refused
 from lorrery.router.http.tool_calls import read_arguments
@@ -313,7 +313,7 @@ class ChatRequest(GeneratingRequest):
     def _check_logprobs(cls, given: object) -> object:
         if isinstance(given, dict) and given.get("top_logprobs") and not given.get("logprobs"):
             raise InvalidRequest(
-                f"top_logprobs is {given['top_logprobs']}; it needs logprobs: true; set that, or leave it out",
+                f"top_logprobs is {cut(str(given['top_logprobs']))}; it needs logprobs: true; set that, or leave it out",
                 field="top_logprobs",
             )
         return given
