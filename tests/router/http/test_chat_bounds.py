@@ -31,6 +31,9 @@ def nested(levels: int) -> Any:
     return value
 
 
+FUNCTION = {"name": "look", "parameters": {"a": nested(50)}}
+
+
 def indenting(folder: Path) -> str:
     """Return a tokenizer's folder whose template indents tools, as Llama 3.1's does."""
     shutil.copytree(SHIPPED, folder)
@@ -47,7 +50,8 @@ async def test_tools_that_would_become_too_long_a_text_are_refused(
         router={"tokenizer": indenting(tmp_path / "tokenizer")},
         scheduler={"max_req_input_len": 1000, "max_req_total_len": 1200},
     )
-    tools = [{"name": "look", "parameters": nested(50)}] * 10  # less than 1,000 tokens as the client sends them
+    tool = {"type": "function", **FUNCTION, "function": FUNCTION, "input_schema": FUNCTION["parameters"]}
+    tools = [tool] * 10  # less than 1,000 tokens as the client sends them
     async with router.connection() as connection:
         status, error = await refusal(connection, path, {**ROUTES[path], "tools": tools})
     longest = open_tokenizer(SHIPPED).longest_token_bytes
@@ -77,7 +81,7 @@ async def test_arguments_nested_deeper_than_any_are_refused(start_http: StartHtt
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": deep}}
     for path, field, turn in (
         ("/v1/chat/completions", "messages", {"role": "assistant", "content": "", "tool_calls": [call]}),
-        ("/v1/responses", "input", {"type": "function_call", "name": "look", "arguments": deep}),
+        ("/v1/responses", "input", {"type": "function_call", "call_id": "c1", "name": "look", "arguments": deep}),
     ):
         async with router.connection() as connection:
             status, error = await refusal(connection, path, {field: [turn]})
@@ -89,7 +93,7 @@ async def test_arguments_nested_deeper_than_any_are_refused(start_http: StartHtt
 async def test_no_variable_of_a_client_lifts_the_bound(start_http: StartHttp, tmp_path: Path) -> None:
     router = await start_http(router={"tokenizer": indenting(tmp_path / "tokenizer")})
     variables = {"most characters": 10**9, "most_characters": 10**9}
-    body = {"messages": ASKED, "tools": [nested(50)] * 1000, "chat_template_kwargs": variables}
+    body = {"messages": ASKED, "tools": [{"type": "function", "function": FUNCTION}] * 1000, "chat_template_kwargs": variables}
     async with router.connection() as connection:
         status, error = await refusal(connection, "/v1/chat/completions", body)
     assert status == 400
@@ -110,7 +114,7 @@ async def test_a_conversation_of_long_tools_is_rendered_in_a_thread(
     router = await start_http()
     long = "x" * LONG_TEXT_CHARACTERS
     async with router.connection() as (reader, writer):
-        for further in ({}, {"tools": [{"name": "look", "description": long}]}):
+        for further in ({}, {"tools": [{"name": "look", "description": long, "input_schema": {}}]}):
             body = {"model": MODEL, "messages": ASKED, **further}
             await counted(reader, writer, body)
     assert rendering[0] is threading.main_thread()
