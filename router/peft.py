@@ -224,7 +224,8 @@ def _checked(config: dict[str, Any], max_lora_rank: int, *, quirks: bool) -> Con
 def _refused(config: dict[str, Any], max_lora_rank: int) -> Iterator[tuple[str, object, str, str]]:
     """Yield each field that vLLM refuses, with its value and the reason, in our words and in vLLM's."""
     if (kind := config.get("peft_type")) not in (None, "LORA"):
-        yield "peft_type", kind, "vLLM loads adapters of the type LORA only", ""
+        why = "vLLM loads adapters of the type LORA only"
+        yield "peft_type", kind, why, f"{why}, and this has peft_type {cut(json.dumps(kind))}"
     ranks = config.get("rank_pattern") or {}
     if not isinstance(ranks, dict):
         yield "rank_pattern", ranks, "it must be an object of ranks by module", "'list' object has no attribute 'items'"
@@ -251,7 +252,12 @@ def _refused(config: dict[str, Any], max_lora_rank: int) -> Iterator[tuple[str, 
     init = config.get("init_lora_weights")
     if isinstance(init, str) and init.lower() not in _INITS:
         why = "it changes the base model's weights; give a regular LoRA adapter"
-        yield "init_lora_weights", init, why, f"vLLM does not support init_lora_weights={init!r}. {_OTHER_INITS}"
+        yield (
+            "init_lora_weights",
+            init,
+            why,
+            f"vLLM does not support init_lora_weights={cut(repr(init))}. {_OTHER_INITS}",
+        )
     if (bias := config.get("bias", "none")) != "none":
         why = 'vLLM supports "none" only; give an adapter without biases'
         yield "bias", bias, why, "Adapter bias is not supported."

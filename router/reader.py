@@ -75,7 +75,8 @@ class RequestReader:
         if message.HasField("true_output_tokens") and message.true_output_tokens < 1:
             raise InvalidRequest("true_output_tokens must be at least 1, got 0", field="true_output_tokens", value=0)
         tenant_id = self._access.tenant(caller, message.tenant_id)
-        check_use(caller, adapter_id, 1 if message.fill_context else sampling.max_new_tokens, 0)
+        fills_context = message.fill_context and not message.sampling.HasField("max_new_tokens")
+        check_use(caller, adapter_id, 1 if fills_context else sampling.max_new_tokens, 0)
         scheduler = self._settings.scheduler
         prompt = await prompt_token_ids(message, self._tokenizer, sampling.max_new_tokens, scheduler.max_req_input_len)
         if message.fill_context:

@@ -107,10 +107,12 @@ def _add_process_routes(app: FastAPI, edge: Edge, registry: CollectorRegistry) -
 
 
 def _got(error: dict[str, Any]) -> str:
-    """Describe the value of a wrong field; empty if it is missing."""
+    """Describe the value of a wrong field, or what is wrong with a body; empty if it is missing."""
     value = error["input"]
     if error["type"] == "missing":
         return ""
+    if error["type"] == "json_invalid":
+        return f": {error['ctx']['error']}"
     if isinstance(value, dict | list):
         return f", got {'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
     return f", got {quoted(value) if isinstance(value, str) else cut(dumps(value))}"
@@ -122,7 +124,7 @@ def _field(error: dict[str, Any]) -> str:
     pydantic's paths also name the alternatives of a union that it tried; of those, vLLM leaves classes in.
     """
     return ".".join(
-        str(part) for part in error["loc"] if str(part) not in _ALTERNATIVES and not _NO_FIELD & {*str(part)}
+        cut(str(part)) for part in error["loc"] if str(part) not in _ALTERNATIVES and not _NO_FIELD & {*str(part)}
     )
 
 

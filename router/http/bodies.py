@@ -54,7 +54,8 @@ class JsonRequest(Request):
             ValueError: it cannot be parsed, of which FastAPI makes the response.
         """
         body = await self.body()
-        if (why := too_deep(body)) is not None:
+        text = body.decode(json.detect_encoding(body), "surrogatepass")
+        if (why := too_deep(text.encode(errors="surrogatepass"))) is not None:
             raise HTTPException(HTTPStatus.BAD_REQUEST, f"the body {why}")
-        found: object = json.loads(body)
+        found: object = json.loads(text)
         return found

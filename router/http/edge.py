@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from lorrery.chassis.errors import InvalidRequest, Unauthenticated
 from lorrery.chassis.turns import Turns
+from lorrery.router.access import check_use
 from lorrery.router.checks import check_length
 from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.faults import METADATA_KEY
@@ -193,14 +194,17 @@ class Edge:
         """Check that a request names no model, the base model, or an adapter that the caller may see.
 
         Raises:
+            PermissionDenied: the caller may not use the adapter, whether or not there is one.
             RequestError: it names another model, or the check is impossible now.
             grpc.aio.AioRpcError: a scheduler's error.
         """
         if not model or model in (self.handler.settings.model, *self.models):
             return
         check_length("model", model)
-        if await self.handler.find_adapter(self.caller(http), model) is None:
-            with named(COMPLETION):
+        caller = self.caller(http)
+        with named(COMPLETION):
+            check_use(caller, model, 0, 0)
+            if await self.handler.find_adapter(caller, model) is None:
                 raise self.handler.unknown_model(model)
 
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import quoted
+from lorrery.chassis.names import cut, quoted
 from lorrery.router.http.forms import (
     Form,
     StructuredOutputs,
@@ -242,7 +242,9 @@ class GeneratingRequest(BaseModel):
             if count is not None and not isinstance(count, int | float):
                 raise InvalidRequest(f"{name} is no integer; give one", field=name)
             if count is not None and count < 0 and count != -1:
-                raise InvalidRequest(f"{name} is {count}; it must be at least 0, or -1", field=name, value=count)
+                raise InvalidRequest(
+                    f"{name} is {cut(str(count))}; it must be at least 0, or -1", field=name, value=count
+                )
             if name == "prompt_logprobs" and count and given.get("stream"):
                 raise refused(name, count, "streams have none; leave out one of the two")
         return given
@@ -438,7 +440,7 @@ def check_vocabulary(request: GeneratingRequest, prompts: Sequence[str | list[in
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
             raise InvalidRequest(
-                f"{field} has token {wrong}; the vocabulary has {vocab_size} tokens, so at most {vocab_size - 1} is"
+                f"{field} has token {cut(str(wrong))}; the vocabulary has {vocab_size} tokens, so at most {vocab_size - 1} is"
                 " allowed",
                 field=field,
                 value=wrong,
@@ -456,7 +458,7 @@ def check_room(request: GeneratingRequest, max_model_len: int) -> None:
     for name, count in asked.items():
         if count is not None and count > max_model_len:
             raise InvalidRequest(
-                f"{name}={count} cannot be greater than max_model_len={max_model_len}; ask for fewer",
+                f"{name}={cut(str(count))} cannot be greater than max_model_len={max_model_len}; ask for fewer",
                 field=name,
                 value=count,
                 limit=max_model_len,
@@ -520,4 +522,4 @@ def refused(name: str, value: object, why: str) -> InvalidRequest:
 
 
 def _bad(name: str, value: object, rule: str, limit: float) -> InvalidRequest:
-    return InvalidRequest(f"{name} is {value}; it {rule}", field=name, value=value, limit=limit)
+    return InvalidRequest(f"{name} is {cut(str(value))}; it {rule}", field=name, value=value, limit=limit)

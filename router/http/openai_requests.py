@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import quoted
+from lorrery.chassis.names import cut, quoted
 from lorrery.router.http.forms import Form, openai_choice, openai_functions, with_tools
 from lorrery.router.http.generating import LENIENT, GeneratingRequest, NullIsZero, refused
 from lorrery.router.http.tool_calls import read_arguments
@@ -14,7 +14,7 @@ from lorrery.router.http.tool_calls import read_arguments
 _MOST_PROMPTS = 1024
 _OWN_VARIABLES = ("self", "messages", "add_generation_prompt", "continue_final_message")
 """Variables of the chat template that have fields of their own, which take precedence."""
-_TEXTS = {"text": "text", "refusal": "refusal", "thinking": "thinking"}
+_TEXTS = dict.fromkeys(("text", "input_text", "output_text"), "text") | {"refusal": "refusal", "thinking": "thinking"}
 """Types of parts with text, and the field of each with it."""
 _UNREAD = "tool_reference"
 """Type of a part that templates do not read."""
@@ -108,6 +108,8 @@ def _part(part: object, field: str) -> str:
     Raises:
         InvalidRequest: it is not text.
     """
+    if isinstance(part, str):
+        return part
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == _UNREAD:
         return ""
@@ -152,7 +154,7 @@ class ChatMessage(BaseModel):
     role: str
     content: str | list[Any] | dict[Any, Any] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] = []
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -313,7 +315,7 @@ class ChatRequest(GeneratingRequest):
     def _check_logprobs(cls, given: object) -> object:
         if isinstance(given, dict) and given.get("top_logprobs") and not given.get("logprobs"):
             raise InvalidRequest(
-                f"top_logprobs is {given['top_logprobs']}; it needs logprobs: true; set that, or leave it out",
+                f"top_logprobs is {cut(str(given['top_logprobs']))}; it needs logprobs: true; set that, or leave it out",
                 field="top_logprobs",
             )
         return given

@@ -12,8 +12,9 @@ from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
 from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
-from lorrery.chassis.names import quoted
+from lorrery.chassis.names import cut, quoted
 from lorrery.chassis.status import reason_of
+from lorrery.router.access import check_load
 from lorrery.router.field_names import named
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
@@ -133,6 +134,8 @@ def routes(edge: Edge) -> APIRouter:
                 raise InvalidRequest(_BOTH)
             if name in handler.settings.model_names:
                 raise InvalidRequest(f"The lora adapter '{name}' conflicts with a served base model.")
+            with named(LORA):
+                check_load(caller, name)
             if not request.load_inplace and await handler.find_adapter(caller, name) is not None:
                 raise InvalidRequest(_KNOWN.format(quoted(name)))
             return await load(caller, request)
@@ -228,7 +231,10 @@ def routes(edge: Edge) -> APIRouter:
         await edge.check_model(http, request.model)
         if (largest := max(request.tokens, default=0)) >= 2**32:
             raise InvalidRequest(
-                f"tokens has {largest}; a token id has 32 bits", field="tokens", value=largest, limit=2**32 - 1
+                f"tokens has {cut(str(largest))}; a token id has 32 bits",
+                field="tokens",
+                value=largest,
+                limit=2**32 - 1,
             )
         return json_response({"prompt": handler.detokenize(request.tokens)})
 

@@ -17,6 +17,7 @@ from lorrery.router.handler import Handler
 from lorrery.router.http.server import make_server
 from lorrery.router.metrics import RouterMetrics
 from lorrery.settings import Settings
+from lorrery.v1 import types_pb2
 
 TIMEOUT_SECONDS = 60.0
 
@@ -63,7 +64,7 @@ async def one_answer(reader: asyncio.StreamReader) -> bytes:
 async def refusal(
     connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: str, body: object, **headers: str
 ) -> tuple[int, dict[str, Any]]:
-    """Post a body, as JSON where it is not bytes; return the status and the error of the answer."""
+    """Post a body, as JSON where it is not bytes; return the status, and the answer or the error in it."""
     reader, writer = connection
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     fields = {"host": "x", "content-type": "application/json", "content-length": len(content)} | {
@@ -72,7 +73,8 @@ async def refusal(
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
     writer.write("\r\n".join(lines).encode() + content)
     answer, _, rest = (await one_answer(reader)).partition(b"\r\n\r\n")
-    return int(answer.split()[1]), json.loads(rest)["error"]
+    content = json.loads(rest)
+    return int(answer.split()[1]), content.get("error", content)
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -81,6 +83,16 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 
 
 StartHttp = Callable[..., Any]
+
+
+@pytest.fixture
+def known_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the router know, without a scheduler, that there is an adapter `mine-1` and no other."""
+
+    async def find_adapter(self: Handler, caller: object, adapter_id: str) -> types_pb2.Adapter | None:
+        return types_pb2.Adapter(adapter_id=adapter_id, rank=8) if adapter_id == "mine-1" else None
+
+    monkeypatch.setattr(Handler, "find_adapter", find_adapter)
 
 
 @pytest.fixture

@@ -105,10 +105,11 @@ async def chunks(shape):
 async def test_each_choice_of_a_chat_has_its_role_once_and_all_its_text(with_logprobs):
     details = Details(JSON, NUM_CHOICES, top_logprobs=0) if with_logprobs else None
     for index, own in enumerate(await chunks(ChatShape("id", "model", NUM_CHOICES, False, details))):
-        assert [one["delta"].get("role") for one in own] == ["assistant"] + [None] * (NUM_TOKENS - 1)
+        assert [one["delta"].get("role") for one in own] == ["assistant"] + [None] * NUM_TOKENS
+        assert own[0]["delta"]["content"] == ""
         whole = "".join(f"<{index * 100 + at}>" for at in range(NUM_TOKENS))
         assert "".join(one["delta"]["content"] for one in own) == whole
-        assert [one["finish_reason"] for one in own] == [None] * (NUM_TOKENS - 1) + ["length"]
+        assert [one["finish_reason"] for one in own] == [None] * NUM_TOKENS + ["length"]
 
 
 async def test_text_offsets_of_each_choice_follow_its_own_text():

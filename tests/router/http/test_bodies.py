@@ -1,4 +1,4 @@
-"""Bodies that are JSON to some readers only, or cost too much to read."""
+"""Bodies that are no JSON, that some readers take for JSON only, or that cost too much to read."""
 
 import json
 import random
@@ -7,40 +7,77 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
-from lorrery.router.http.bodies import parse
+from lorrery.router.http.bodies import JsonRequest
 from lorrery.router.http.nesting import MAX_LEVELS, too_deep
+from tests.router.http.conftest import StartHttp, refusal
+
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
+BEHIND_QUOTES = '{"\u2222": ' + "[" * 65 + "]" * 65 + ', "\u2222": 1}'
+"""In UTF-16 the bytes of its keys are quotation marks, between which there are no brackets to count."""
+
+
+async def parse(body: bytes) -> object:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    return await JsonRequest({"type": "http", "headers": []}, receive).json()
 
 
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON: Expecting property name"),
-        (b'{"a": 1} x', "Extra data, at character 9"),
-        (b'{"a": "\xff"}', "no UTF-8 text: byte 0xff at 7"),
-        (b"\xef\xbb\xbf{}", "no JSON"),
-        (b'{"a": NaN}', "NaN is no number"),
-        (b"[-Infinity]", "-Infinity is no number"),
-        (b'{"a": {"b": 1, "c": 2, "b": 3}}', "'b' twice"),
-        (b"[" * 100_000, "the body is nested 100000 levels deep; at most 64 are read; send fewer levels"),
-        (b'{"a":' * 65 + b"1" + b"}" * 65, "nested 65 levels deep"),
-        (b"[[], " + b'[{"a": ' * 33, "nested 67 levels deep"),
-        (b"[" + b"9" * 5000 + b"]", "too many digits"),
+        (b"", "Expecting value"),
+        (b"{", "Expecting property name"),
+        (b'{"a": 1} x', "Extra data"),
+        (b'{"a": "\xff"}', "can't decode byte 0xff"),
+        (b"[" + b"9" * 5000 + b"]", "Exceeds the limit"),
     ],
 )
-def test_what_is_no_plain_json_is_refused_with_the_reason(body: bytes, why: str) -> None:
-    with pytest.raises(HTTPException, match=why) as caught:
-        parse(body)
-    assert caught.value.status_code == 400
-    assert len(caught.value.detail) < 200
+async def test_what_is_no_json_is_refused_with_the_reason(body: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        await parse(body)
 
 
-def test_what_is_json_is_read() -> None:
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        ("[" * 100_000, 100_000),
+        ('{"a":' * 65 + "1" + "}" * 65, 65),
+        ("[[], " + '[{"a": ' * 33, 67),
+        (BEHIND_QUOTES, 66),
+    ],
+)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_what_is_nested_too_deeply_is_refused_in_every_encoding(text: str, levels: int, encoding: str) -> None:
+    with pytest.raises(HTTPException, match=f"^400: the body is nested {levels} levels deep; at most 64 are read"):
+        await parse(text.encode(encoding))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_what_is_json_is_read_as_vllm_reads_it(encoding: str) -> None:
     content = {"a": [1, 2.5, -1e300, None, True, {"b": "\u00e9\U0001f600"}], "": {}}
-    assert parse(b"[" * 64 + b"]" * 64) == json.loads("[" * 64 + "]" * 64)
+    for ensure_ascii in (True, False):
+        assert await parse(json.dumps(content, ensure_ascii=ensure_ascii).encode(encoding)) == content
     brackets = {'["\\': ["[" * 100, "\\" + "{" * 100, '"[' * 100], "{": {}}
-    assert parse(json.dumps(brackets).encode()) == brackets
-    assert parse(json.dumps(content).encode()) == parse(json.dumps(content, ensure_ascii=False).encode()) == content
+    assert await parse(json.dumps(brackets).encode(encoding)) == brackets
+    assert await parse(("[" * 64 + "]" * 64).encode(encoding)) == json.loads("[" * 64 + "]" * 64)
+    assert await parse('{"a": 1, "a": 2}'.encode(encoding)) == {"a": 2}
+    assert str(await parse("[NaN, -Infinity]".encode(encoding))) == "[nan, -inf]"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"tokens": [}', "body.12: JSON decode error: Expecting value"),
+        (b'{"tokens": "\xff"}', "There was an error parsing the body"),
+        (b'{"tokens": ' + b"9" * 5000 + b"}", "There was an error parsing the body"),
+    ],
+)
+async def test_a_client_hears_why(start_http: StartHttp, body: bytes, message: str) -> None:
+    router = await start_http()
+    async with router.connection() as connection:
+        status, error = await refusal(connection, "/detokenize", body)
+    assert (status, error.get("message", error.get("detail"))) == (400, message)
 
 
 def test_levels_are_counted_outside_strings_only() -> None:

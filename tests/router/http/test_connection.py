@@ -1,6 +1,7 @@
 """What a connection may cost: time, bytes, and their number."""
 
 import asyncio
+import gzip
 import json
 import logging
 import re
@@ -17,8 +18,12 @@ BODY = b'{"prompt": "hello"}'
 WHOLE = POST + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
 
-def code_of(answer: bytes) -> tuple[int, str]:
-    return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
+def refused(answer: bytes) -> int:
+    """Return the status of an answer, which has a reason."""
+    status, content = int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
+    error = content.get("error", {"message": content.get("detail"), "code": status})
+    assert (error["code"], bool(error["message"])) == (status, True)
+    return status
 
 
 async def test_a_request_that_comes_too_slowly_is_told_so_and_cut(start_http: StartHttp) -> None:
@@ -39,7 +44,7 @@ async def test_a_request_that_comes_too_slowly_is_told_so_and_cut(start_http: St
             assert time.monotonic() - begun >= 0.2
             if dripping is not None:
                 dripping.cancel()
-            assert code_of(answer) == (408, "request_too_slow")
+            assert refused(answer) == 408
 
 
 async def test_a_second_request_has_its_time_from_its_first_byte(start_http: StartHttp) -> None:
@@ -54,7 +59,7 @@ async def test_a_second_request_has_its_time_from_its_first_byte(start_http: Sta
         writer.write(WHOLE)
         assert b"200 OK" in await one_answer(reader)
         writer.write(WHOLE[:-1])
-        assert code_of(await rest_of(reader)) == (408, "request_too_slow")
+        assert refused(await rest_of(reader)) == 408
 
 
 async def test_a_silent_connection_is_closed_without_a_word(start_http: StartHttp) -> None:
@@ -72,7 +77,7 @@ async def test_connections_over_the_limit_hear_why_they_are_closed(start_http: S
         for one, its_writer in ((reader, writer), (other, other_writer)):
             its_writer.write(GET)
             assert b"200 OK" in await one_answer(one)
-        assert code_of(await router.exchange(GET)) == (503, "too_many_connections")
+        assert refused(await router.exchange(GET)) == 503
     closing = GET.replace(b"host: x", b"host: x\r\nconnection: close")
 
     async def is_room() -> bool:
@@ -88,7 +93,7 @@ async def test_a_head_without_end_is_refused(start_http: StartHttp) -> None:
         b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000,
         b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 20_000,
     ):
-        assert code_of(await router.exchange(head)) == (431, "head_too_long")
+        assert refused(await router.exchange(head)) == 431
 
 
 async def test_a_head_that_is_whole_has_the_same_limit(start_http: StartHttp) -> None:
@@ -97,13 +102,13 @@ async def test_a_head_that_is_whole_has_the_same_limit(start_http: StartHttp) ->
     long_header = GET.replace(b"host: x", b"host: x\r\ny: " + b"y" * 66_000)
     many_headers = GET.replace(b"host: x", b"host: x" + b"\r\nabc: de" * 8_000)
     for head in (long_target, long_header, many_headers):
-        assert code_of(await router.exchange(head)) == (431, "head_too_long")
+        assert refused(await router.exchange(head)) == 431
     async with router.connection() as (reader, writer):
         for part in (GET, long_header[:16_000], long_header[16_000:32_000], long_header[32_000:]):
             writer.write(part)
             await writer.drain()
         assert b"200 OK" in await one_answer(reader)
-        assert code_of(await rest_of(reader)) == (431, "head_too_long")
+        assert refused(await rest_of(reader)) == 431
     closing = GET.replace(b"host: x", b"host: x\r\nconnection: close\r\ny: " + b"y" * 60_000)
     assert (await router.exchange(closing)).startswith(b"HTTP/1.1 200 OK")
 
@@ -130,13 +135,13 @@ async def test_a_target_that_is_no_url_is_told_so(start_http: StartHttp, caplog:
     router = await start_http()
     for target in (b"http://", b"http://[::1", b"http://a:99999999/"):
         sent = b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n"
-        assert code_of(await router.exchange(sent)) == (400, "bad_request"), target
-    assert code_of(await router.exchange(b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n")) == (400, "bad_request")
+        assert refused(await router.exchange(sent)) == 400, target
+    assert refused(await router.exchange(b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n")) == 400
     async with router.connection() as (reader, writer):
         writer.write(GET)
         assert b"200 OK" in await one_answer(reader)
         writer.write(b"GET http:// HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert code_of(await rest_of(reader)) == (400, "bad_request")
+        assert refused(await rest_of(reader)) == 400
     assert not [record for record in caplog.records if record.exc_info or record.levelno > logging.WARNING]
 
 
@@ -149,18 +154,18 @@ async def test_what_is_refused_behind_requests_leaves_them_their_answers(start_h
                 writer.write(WHOLE * num_before + behind + GET)
                 for _ in range(num_before):
                     assert b"200 OK" in await one_answer(reader)
-                assert code_of(await rest_of(reader)) == (400, "bad_request")
+                assert refused(await rest_of(reader)) == 400
     async with router.connection() as (reader, writer):
         writer.write(POST + b"content-length: %d\r\n\r\n" % (len(BODY) - 3) + BODY)
-        assert code_of(await one_answer(reader))[0] == 400
-        assert code_of(await rest_of(reader)) == (400, "bad_request")
+        assert refused(await one_answer(reader)) == 400
+        assert refused(await rest_of(reader)) == 400
 
 
 async def test_what_is_no_http_is_told_so(start_http: StartHttp) -> None:
     router = await start_http()
-    assert code_of(await router.exchange(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")) == (400, "bad_request")
+    assert refused(await router.exchange(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")) == 400
     twice = POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello"
-    assert code_of(await router.exchange(twice)) == (400, "bad_request")
+    assert refused(await router.exchange(twice)) == 400
 
 
 @pytest.mark.parametrize(
@@ -242,28 +247,31 @@ async def test_a_client_may_wait_for_leave_to_send_its_body(start_http: StartHtt
         assert b"200 OK" in await one_answer(reader)
     async with router.connection() as (reader, writer):
         writer.write(head + b"content-length: 10000000000\r\n\r\n")
-        assert code_of(await rest_of(reader)) == (413, "body_too_long")
+        assert refused(await rest_of(reader)) == 413
 
 
 async def test_only_json_is_read(start_http: StartHttp) -> None:
     router = await start_http()
     closing = b"connection: close\r\ncontent-length: %d\r\n" % len(BODY)
-    for kind in (b"", b"content-type: text/plain\r\n", b"content-type: application/x-www-form-urlencoded\r\n"):
+    for kind in (
+        b"",
+        b"content-type: text/plain\r\n",
+        b"content-type: application/x-www-form-urlencoded\r\n",
+        b"content-type: application/vnd.api+json\r\n",
+    ):
         sent = b"POST /tokenize HTTP/1.1\r\nhost: x\r\n" + kind + closing + b"\r\n" + BODY
-        assert code_of(await router.exchange(sent)) == (415, "unsupported_media_type")
-    for kind in (b"application/json; charset=utf-8", b"Application/JSON", b"application/vnd.api+json"):
+        assert refused(await router.exchange(sent)) == 400
+    for kind in (b"application/json; charset=utf-8", b"Application/JSON"):
         sent = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: " + kind + b"\r\n" + closing + b"\r\n" + BODY
         assert b"200 OK" in await router.exchange(sent)
 
 
-async def test_a_compressed_body_is_refused_by_its_header(start_http: StartHttp) -> None:
+async def test_a_body_is_never_unpacked(start_http: StartHttp) -> None:
     router = await start_http()
-    sent = WHOLE.replace(b"host: x", b"host: x\r\nconnection: close\r\ncontent-encoding: gzip")
-    answer = await router.exchange(sent)
-    assert code_of(answer) == (415, "unsupported_media_type")
-    assert b"content-encoding is 'gzip'; " in answer
-    assert b"\r\naccept-encoding: identity\r\n" in answer
-    assert b"200 OK" in await router.exchange(sent.replace(b"gzip", b"identity"))
+    head = POST + b"connection: close\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n"
+    packed = gzip.compress(BODY)
+    assert refused(await router.exchange(head % len(packed) + packed)) == 400
+    assert b"200 OK" in await router.exchange(head % len(BODY) + BODY)
 
 
 async def test_a_slash_behind_a_route_is_redirected(start_http: StartHttp) -> None:
@@ -283,7 +291,7 @@ async def test_every_answer_has_an_id_the_client_s_own_if_there_is_one(start_htt
         assert b"x-request-id: mine\r\n" in await one_answer(reader)
         writer.write(b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n")
         answer = await one_answer(reader)
-        assert code_of(answer) == (404, "not_found")
+        assert refused(answer) == 404
         assert b"x-request-id: " in answer
 
 

@@ -19,7 +19,7 @@ PROMPT_TOO_LONG = re.compile(
 
 
 def told(**facts: int) -> NeverFits:
-    return as_vllm_tells(NeverFits("in our words", field="prompt", **facts), 1200, "messages", "max_tokens")
+    return as_vllm_tells(NeverFits("in our words", field="prompt", **facts), 1200, "max_tokens")
 
 
 def test_an_output_that_the_prompt_leaves_no_room_for_is_vllm_s_other_sentence() -> None:
@@ -37,7 +37,7 @@ def test_a_prompt_that_leaves_no_room_is_vllm_s_sentence(prompt_tokens: int, *, 
     assert PROMPT_TOO_LONG.match(str(error))
     assert f"contains {prompt_tokens} input tokens, for a total of {prompt_tokens + 7} tokens" in str(error)
     assert str(error).endswith("in our words") == own
-    assert error.facts["field"] == "messages"
+    assert error.facts["field"] == "input_tokens"
 
 
 def test_a_limit_that_is_not_the_context_s_is_told_too() -> None:
@@ -51,13 +51,13 @@ async def test_openai_s_routes_tell_so_and_s_lora_s_keep_their_own(start_http: S
     router = await start_http(scheduler=LIMITS)
     async with router.connection() as connection:
         for text in ("word " * 1000, "word " * 10_000):  # by its tokens, and by its size alone
-            for path, body, param in (
-                ("/v1/completions", {"prompt": text, "max_tokens": 5}, "prompt"),
-                ("/v1/completions", {"prompt": ["x", text], "max_tokens": 5}, "prompt[1]"),
-                ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
+            for path, body in (
+                ("/v1/completions", {"prompt": text, "max_tokens": 5}),
+                ("/v1/completions", {"prompt": ["x", text], "max_tokens": 5}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
             ):
                 status, error = await refusal(connection, path, body)
-                assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+                assert (status, error["code"], error["param"]) == (400, 400, "input_tokens")
                 assert PROMPT_TOO_LONG.match(error["message"]), error
             status, error = await refusal(connection, "/generate_stream", {"inputs": text})
             assert (status, error["param"]) == (400, "inputs")

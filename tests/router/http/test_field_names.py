@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.router.http.conftest import StartHttp, refusal
 from tests.router.test_access import entry
 
@@ -27,23 +29,27 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"prompt": ""}, "prompt", "prompt is empty; give text or tokens"),
     (COMPLETIONS, {"prompt": []}, "prompt", "prompt is empty; give text or tokens"),
     (COMPLETIONS, {"prompt": [[]]}, "prompt[0]", "prompt[0] is empty; give text or tokens"),
-    (COMPLETIONS, {"prompt": ["x", "y", ""]}, "prompt[2]", "prompt[2] is empty; give text or tokens"),
     (LLM_MOCK, {"prompt": ""}, "prompt", "prompt is empty; give text or tokens"),
     (SLORA, {"inputs": ""}, "inputs", "inputs is empty; give a text"),
-    (COMPLETIONS, {"prompt": [2**31]}, "prompt[0]", "prompt[0] is 2147483648"),
-    (COMPLETIONS, {"prompt": [[5], [5, 2**31]]}, "prompt[1][1]", "prompt[1][1] is 2147483648"),
-    (COMPLETIONS, {"prompt": [[2**31]], "n": 2, "logprobs": 1}, "prompt[0][0]", "prompt[0][0] is 2147483648"),
-    (COMPLETIONS, {"prompt": [[5], [5, 2**31]], "echo": True}, "prompt[1][1]", "prompt[1][1] is 2147483648"),
-    (COMPLETIONS, {"prompt": ["x", MUCH]}, "prompt[1]", "prompt[1] has 50000 bytes"),
-    (COMPLETIONS, {"prompt": ["x", WORDS]}, "prompt[1]", "give a shorter prompt"),
-    (COMPLETIONS, {"prompt": MUCH}, "prompt", "prompt has 50000 bytes"),
-    (CHAT, {"messages": says(MUCH)}, "messages", "messages has 500"),
+    (COMPLETIONS, {"prompt": [2**31]}, "prompt", "prompt has token 2147483648"),
+    (COMPLETIONS, {"prompt": [[5], [5, 2**31]]}, "prompt", "prompt has token 2147483648"),
+    (COMPLETIONS, {"prompt": [[2**31]], "n": 2, "logprobs": 1}, "prompt", "prompt has token 2147483648"),
+    (COMPLETIONS, {"prompt": [[5], [5, 2**31]], "echo": True}, "prompt", "prompt has token 2147483648"),
+    (COMPLETIONS, {"prompt": ["x", MUCH]}, "input_tokens", "prompt[1] has 50000 bytes"),
+    (COMPLETIONS, {"prompt": ["x", WORDS]}, "input_tokens", "give a shorter prompt"),
+    (COMPLETIONS, {"prompt": MUCH}, "input_tokens", "prompt has 50000 bytes"),
+    (CHAT, {"messages": says(MUCH)}, "input_tokens", "messages has 500"),
     (SLORA, {"inputs": MUCH}, "inputs", "inputs has 50000 bytes"),
-    (COMPLETIONS, {"prompt": WORDS}, "prompt", "give a shorter prompt"),
-    (CHAT, {"messages": says(WORDS)}, "messages", "give a shorter prompt"),
+    (COMPLETIONS, {"prompt": WORDS}, "input_tokens", "give a shorter prompt"),
+    (CHAT, {"messages": says(WORDS)}, "input_tokens", "give a shorter prompt"),
     (SLORA, {"inputs": WORDS}, "inputs", "give a shorter prompt"),
-    (COMPLETIONS, {"prompt": "x", "min_tokens": 17}, "min_tokens", "min_tokens is 17; max_tokens is 16"),
-    (CHAT, {"messages": says(), "stop": ["x", ""]}, "stop[1]", "stop[1] is empty"),
+    (
+        COMPLETIONS,
+        {"prompt": "x", "min_tokens": 17},
+        "min_tokens",
+        "min_tokens is 17; it must be at most max_tokens, 16",
+    ),
+    (CHAT, {"messages": says(), "stop": ["x", ""]}, "stop", "stop is empty"),
     (SLORA, {"inputs": "x", "req_id": LONG}, "req_id", "req_id has 600 characters"),
     (SLORA, {"inputs": "x", "lora_dir": "a b"}, "lora_dir", "lora_dir is 'a b'"),
     (SLORA, {"inputs": "x", "parameters": {"adapter_id": "a b"}}, "parameters.adapter_id", "adapter_id is 'a b'"),
@@ -72,13 +78,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         CHAT,
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
         "messages[0].content[0].text",
-        "Field required",
+        "is missing, or no text",
     ),
     (COMPLETIONS, {"prompt": ["x"] * 5, "n": 2}, "n", "prompts times n are 5 x 2 outputs; http_max_outputs is 8"),
     (COMPLETIONS, {"prompt": ["x"] * 9, "n": 2}, "prompt", "9 x 2 outputs"),
     (LLM_MOCK, {"prompt": "x", "n": 9}, "n", "1 x 9 outputs"),
     (UNLOAD, {"lora_name": "a b"}, "lora_name", "lora_name is 'a b'"),
-    ("/detokenize", {"tokens": [2**31]}, "tokens[0]", "tokens[0] is 2147483648"),
+    ("/detokenize", {"tokens": [2**32]}, "tokens", "tokens has 4294967296"),
 ]
 DENIED: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"prompt": "x"}, "model", "may not use the base model; GET /v1/models lists"),
@@ -96,6 +102,7 @@ DENIED: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.usefixtures("known_adapters")
 async def test_a_refusal_names_fields_as_its_route_does(start_http: StartHttp) -> None:
     router = await start_http(
         scheduler={"max_req_input_len": 900, "max_req_total_len": 1200},
@@ -109,6 +116,7 @@ async def test_a_refusal_names_fields_as_its_route_does(start_http: StartHttp) -
             assert path == SLORA or not GRPC_WORDS.search(error["message"])
 
 
+@pytest.mark.usefixtures("known_adapters")
 async def test_what_a_key_may_not_do_is_said_in_its_routes_words(start_http: StartHttp, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(KEY)

@@ -40,7 +40,7 @@ async def test_a_list_of_prompts_lets_others_on_the_event_loop_run_between_two_o
     other.cancel()
     with suppress(asyncio.CancelledError):
         await other
-    assert (status, error["param"]) == (400, "prompt[50]")
+    assert (status, error["param"]) == (400, "input_tokens")
     assert len(begun_at) == 51
     assert len(set(begun_at)) == 51
 
@@ -62,5 +62,6 @@ async def test_a_prompt_is_encoded_once_however_many_outputs_it_has(
         for path, prompt in (("/v1/completions", ["a", "b", TOO_LONG]), ("/generate", TOO_LONG)):
             encoded.clear()
             status, error = await refusal(connection, path, {"prompt": prompt, "n": 8, **further})
-            assert (status, error["code"]) == (400, "context_length_exceeded")
+            assert status == 400
+            assert "give a shorter prompt" in error["message"]
             assert encoded == (prompt if isinstance(prompt, list) else [prompt])
