@@ -1,4 +1,4 @@
-"""What `make test` installs on a bare machine, and what it leaves: `.ci/need`, with the programs of a made-up machine."""
+"""What `make test` installs on a bare machine, and what it leaves: `.ci/need`, of a made-up machine."""
 
 import os
 import subprocess

@@ -15,8 +15,8 @@ from difflib import get_close_matches
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import cut
 from lorrery.cli.serve.flag import Flag
-from lorrery.cli.serve.flags import FLAGS, NOTHING
-from lorrery.cli.serve.other_flags import Taken, instead_of, refused, taken
+from lorrery.cli.serve.flags import FLAGS, NOT_VLLMS, NOTHING
+from lorrery.cli.serve.other_flags import Taken, instead_of, others, refused, taken
 
 _OWN = ("--set", "--print-config", "--dry-run", "--version", "--help", "-h")
 _SHORT = {
@@ -43,6 +43,7 @@ _ADAPTERS = "; adapters are --lora-modules NAME=RANK or NAME=PATH"
 _ATTACHED = re.compile(r"(-[A-Za-z])(\d+)")
 _NEGATIVE = re.compile(r"-\d+")
 _BY_NAME = {part: flag for flag in FLAGS for name in flag.names for part in name.split("/")}
+_NOT_VLLMS = {*NOT_VLLMS, *others(), *_OWN}
 _SWITCHES = (
     *(name for name, flag in _BY_NAME.items() if flag.kind is bool and name.startswith("--")),
     *(name for name, flag in taken().items() if flag.values == "switches"),
@@ -151,15 +152,16 @@ def _completed(name: str) -> str:
     """
     if not name.startswith("--") or name == "--":
         return name
-    others = [flag for _, flags in refused() for flag in flags]
-    if {name, f"--{name.removeprefix('--no-')}"} & {*others}:
+    explained = [flag for _, flags in refused() for flag in flags]
+    if {name, f"--{name.removeprefix('--no-')}"} & {*explained}:
         return name
     found: dict[str, str] = {}  # by the flag's own name
-    negated = [f"--no-{flag.removeprefix('--')}" for flag in (*_SWITCHES, *others)] if name.startswith("--no-") else []
-    for whole in (*_BY_NAME, *taken(), *others, *_OWN, *negated):
-        if whole.startswith(name):
-            own = _BY_NAME[whole].key if whole in _BY_NAME else whole
-            found.setdefault(own, whole)
+    negatable = (*_SWITCHES, *explained) if name.startswith("--no-") else ()
+    negated = [f"--no-{flag.removeprefix('--')}" for flag in negatable]
+    begun = [whole for whole in (*_BY_NAME, *taken(), *explained, *_OWN, *negated) if whole.startswith(name)]
+    for whole in [whole for whole in begun if whole not in _NOT_VLLMS] or begun:
+        own = _BY_NAME[whole].key if whole in _BY_NAME else whole
+        found.setdefault(own, whole)
     if len(found) > 1:
         cure = _ADAPTERS if "--lora-modules".startswith(name) else ""
         raise SettingsError(f"{name}: several flags begin so: {', '.join(sorted(found.values()))}{cure}")

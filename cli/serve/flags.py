@@ -13,6 +13,17 @@ _SERVER, _TIME, _AS_IT_IS = "Server", "Output, time and faults", "Accepted witho
 
 NOTHING = "nothing: always so"
 
+NOT_VLLMS = (
+    *("--model-path", "--gpu", "--disable-cuda-graph", "--num-workers", "--preemption-mode", "--kv-cache-size"),
+    *("--max-waiting-queue-length", "--enable-kvcache", "--zmq-endpoint", "--kv-events-replay-endpoint"),
+    *("--kv-events-replay-queue-size", "--use-vllm-map-event-format", "--model-name", "--startup-duration"),
+    *("--startup-time", "--mode", "--speedup-ratio", "--time-to-first-token", "--inter-token-latency"),
+    *("--prefill-overhead", "--prefill-time-per-token", "--failure-injection-rate", "--failure-types"),
+    *("--disable-log-requests", "--engine-type", "--swap-space", "--monokernel", "--max-seq-len-to-capture"),
+    *("--lora-extra-vocab-size", "--log-http"),
+)
+"""Names of other programs' flags, or of our own: the beginning of a name means vLLM's, whose parser alone takes one."""
+
 
 def _flag(names: str, kind: type[Any], panel: str, sets: str, text: str, **more: Any) -> Flag:  # noqa: ANN401
     return Flag(tuple(names.split()), kind, panel, text, sets, **more)

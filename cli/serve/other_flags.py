@@ -30,7 +30,16 @@ def _tables() -> dict[str, Any]:
 @cache
 def refused() -> list[tuple[str, list[str]]]:
     """Return (what to do instead, flags) for each group."""
-    return [(" ".join(one["instead"].split()), one["flags"].split()) for one in _tables()["refused"]]
+    return [
+        (" ".join(one["instead"].split()), [*one.get("flags", "").split(), *one.get("others", "").split()])
+        for one in _tables()["refused"]
+    ]
+
+
+@cache
+def others() -> list[str]:
+    """Return the refused flags that are not vLLM's."""
+    return [flag for one in _tables()["refused"] for flag in one.get("others", "").split()]
 
 
 @cache

@@ -327,6 +327,27 @@ def test_the_beginning_of_a_name_will_do_if_it_is_of_one_flag() -> None:
     assert "no such flag" in refused("Llama-3-8B", "--frobnicate")
 
 
+def test_every_beginning_that_is_of_one_flag_of_vllms_is_taken_for_it() -> None:
+    own = PEERS.read_text(encoding="utf-8").partition("# llm-d-inference-sim")[0].splitlines()
+    flags = sorted(line for line in own if line.startswith("--"))
+
+    def outcome(argument: str) -> tuple[str, ...]:
+        try:
+            return tuple(arranged([argument]))
+        except SettingsError as error:
+            return (str(error),)
+
+    wrong = [
+        begin
+        for flag in flags
+        for length in range(len("--x"), len(flag))
+        if sum(one.startswith(begin := flag[:length]) for one in flags) == 1
+        and begin not in ("--gpu", "--no")  # a flag of our own; the beginning of every switch's negation
+        and outcome(begin) != outcome(flag)
+    ]
+    assert wrong == []
+
+
 def test_settings_are_checked_together_with_those_of_set() -> None:
     settings = printed("Llama-3-8B", "--lora-modules", "a=64", "--set", "adapters.max_lora_rank=64")
     assert list(settings.adapters.expand()) == [("a", 64)]

@@ -20,6 +20,7 @@ from tests.browser import expect_async as expect
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.harness import running_cluster
 from tests.cluster.test_shards import _add_shard
+from tests.needs import needs_chromium
 from tests.orrery.top.terminal import Terminal
 from tests.router.test_access import ROOT, entry
 
@@ -71,6 +72,7 @@ async def watched(address: str, api_key: str = "") -> AsyncIterator[Watch]:
         yield Watch(frames)
 
 
+@needs_chromium
 async def test_requests_workers_and_schedulers_are_seen_as_they_come_and_go(tmp_path: Path):
     async with (
         running_cluster(tmp_path, num_workers=2) as cluster,
