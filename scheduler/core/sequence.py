@@ -89,6 +89,7 @@ class Content:
         self.num_tokens = num_tokens
 
 
+@mypyc_attr(acyclic=True)
 class Withdrawal:
     """The cancel of a sequence.
 

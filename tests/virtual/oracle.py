@@ -10,6 +10,7 @@ from grpc_status import rpc_status
 
 from lorrery.router.session import Session
 from lorrery.scheduler.core.cluster_events import Placed
+from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import Dispatcher
@@ -60,6 +61,7 @@ def _counts(scheduler: Process) -> list[str]:
     """Each request that has come in has ended once, and no worker was given up for what it said."""
     metrics, come = scheduler.metrics(), scheduler.service._cluster.requests._num_handles
     ended = metrics.get("lorrery_scheduler_requests_total", 0.0) + metrics["lorrery_scheduler_orphaned_requests_total"]
+    ended += scheduler.service._cluster.requests.metrics.cancels.labels("moved").value  # they end elsewhere
     wrong = [] if ended == come else [f"{scheduler.name} has taken in {come} requests and counted {ended:g} ends"]
     for reason in (Loss.PROTOCOL, Loss.ERROR):
         name = "lorrery_scheduler_workers_given_up_total"
@@ -182,8 +184,8 @@ class Cancelled:
         before(patch, Dispatcher, "withdrawn", self._withdrawn)
         before(patch, Dispatcher, "placed", self._placed)
 
-    def _withdrawn(self, worker: Dispatcher, handle: int, _at_ps: int) -> None:
-        live = worker._cluster.requests.lives[handle]
+    def _withdrawn(self, worker: Dispatcher, sequence: Sequence, _at_ps: int) -> None:
+        live = worker._cluster.requests.lives[sequence.handle]
         self._requests[id(live)] = live
 
     def _placed(self, worker: Dispatcher, event: Placed, _at_ps: int) -> None:
