@@ -116,6 +116,7 @@ class ResponseShape:
         self._output: list[dict[str, Any]] = []  # items that are complete
         self._call: dict[str, Any] | None = None  # the call that goes on
         self._text: StringIO | None = None  # of the message that goes on
+        self._text_logprobs: list[dict[str, Any]] = []  # of its tokens, if they are wanted
         self._reason = FinishReason.UNSPECIFIED
 
     def echo(self, index: int) -> Iterator[bytes]:
@@ -133,7 +134,7 @@ class ResponseShape:
             pieces = self._reader.push(message.text)
             if is_last:
                 pieces += self._reader.end()
-        shown = "[]"
+        shown: list[dict[str, Any]] = []
         if self._num_top is not None and logprobs is not None:
             shown = self._listed(logprobs, message.token_ids)
         events = b"".join(self._pieces(pieces, shown))
@@ -143,7 +144,7 @@ class ResponseShape:
             self._shown.token_ids.extend(message.token_ids)
         return events
 
-    def _pieces(self, pieces: Sequence[CallPiece], logprobs: str) -> Iterator[bytes]:
+    def _pieces(self, pieces: Sequence[CallPiece], logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
         for piece in pieces:
             if piece.call is None:
                 if self._text is None:
@@ -164,20 +165,23 @@ class ResponseShape:
         yield self._item_event("added", self._message([], "in_progress"))
         yield self._part_event("content_part.added", {"part": _part("", [])})
 
-    def _text_delta(self, text: str, logprobs: str) -> bytes:
+    def _text_delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
         assert self._text is not None
         self._text.write(text)
+        self._text_logprobs += logprobs
+        shown = json.dumps([_without_bytes(one) for one in logprobs]) if logprobs else "[]"
         return (
-            f'{self._delta}"delta": {quoted(text)}, "logprobs": {logprobs}, "sequence_number": {self._number()}}}\n\n'
+            f'{self._delta}"delta": {quoted(text)}, "logprobs": {shown}, "sequence_number": {self._number()}}}\n\n'
         ).encode()
 
     def _end_item(self) -> Iterator[bytes]:
         """Yield the events that end the item that goes on, if any does."""
         if self._text is not None:
             text, self._text = self._text.getvalue(), None
-            item = self._message([_part(text)])
+            part = _part(text, self._text_logprobs or None)
+            item = self._message([part])
             yield self._part_event("output_text.done", {"text": text, "logprobs": []})
-            yield self._part_event("content_part.done", {"part": _part(text)})
+            yield self._part_event("content_part.done", {"part": part})
         elif self._call is not None:
             item = self._shown_call(self._call, "completed")
             if item["type"] == "function_call":
@@ -239,7 +243,7 @@ class ResponseShape:
             text, calls = read_whole(self._reader, text)
         logprobs: list[Any] | None = None
         if self._num_top is not None and choice.logprobs is not None and choice.token_ids:
-            logprobs = json.loads(self._listed(choice.logprobs, choice.token_ids))
+            logprobs = self._listed(choice.logprobs, choice.token_ids)
         output: list[dict[str, Any]] = []
         if text or not (calls or self._reads_calls):
             output.append(self._message([_part(text, logprobs)] if text else []))
@@ -248,11 +252,12 @@ class ResponseShape:
             output.append(self._shown_call(call, "completed"))
         yield json.dumps(self._ended(output, choice, FinishReason.of(choice.finish.reason), choice.usage))
 
-    def _listed(self, logprobs: OutputLogprobs, token_ids: Sequence[int]) -> str:
-        """Return the log-probabilities of the next tokens as a list in JSON."""
+    def _listed(self, logprobs: OutputLogprobs, token_ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the log-probabilities of the next tokens."""
         run = Run(logprobs, self._num_tokens, token_ids)
         content = "".join(self._logprobs.chat([run], self._num_top or 0, self._reading))
-        return json.dumps(json.loads(content)["content"])
+        listed: list[dict[str, Any]] = json.loads(content)["content"]
+        return listed
 
     def _message(self, content: list[dict[str, Any]], status: str = "completed") -> dict[str, Any]:
         said = {"role": "assistant", "content": content, "status": status, "phase": None}
@@ -327,6 +332,15 @@ def _shown(value: object) -> object:
 
 def _part(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _without_bytes(logprob: dict[str, Any]) -> dict[str, Any]:
+    """Return a token's log-probability as the parts of a stream have it."""
+    kept = {name: logprob[name] for name in ("token", "logprob")}
+    return {
+        **kept,
+        "top_logprobs": [{"token": one["token"], "logprob": one["logprob"]} for one in logprob["top_logprobs"]],
+    }
 
 
 def _raw(text: str, token_ids: Sequence[int]) -> dict[str, Any]:

@@ -107,6 +107,9 @@ async def test_log_probabilities_are_shown_where_they_are_wanted(openai: AsyncOp
     events = [event async for event in await openai.responses.create(**asked, **wanted, stream=True)]
     streamed = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
     assert [(one.token, one.logprob) for one in streamed] == [(one.token, one.logprob) for one in shown]
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output[0].content == message.content  # type: ignore[union-attr]
     plain = await openai.responses.create(**asked, top_logprobs=2)
     assert plain.top_logprobs is None
 
