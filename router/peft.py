@@ -252,7 +252,12 @@ def _refused(config: dict[str, Any], max_lora_rank: int) -> Iterator[tuple[str, 
     init = config.get("init_lora_weights")
     if isinstance(init, str) and init.lower() not in _INITS:
         why = "it changes the base model's weights; give a regular LoRA adapter"
-        yield "init_lora_weights", init, why, f"vLLM does not support init_lora_weights={cut(repr(init))}. {_OTHER_INITS}"
+        yield (
+            "init_lora_weights",
+            init,
+            why,
+            f"vLLM does not support init_lora_weights={cut(repr(init))}. {_OTHER_INITS}",
+        )
     if (bias := config.get("bias", "none")) != "none":
         why = 'vLLM supports "none" only; give an adapter without biases'
         yield "bias", bias, why, "Adapter bias is not supported."

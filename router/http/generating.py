@@ -242,7 +242,9 @@ class GeneratingRequest(BaseModel):
             if count is not None and not isinstance(count, int | float):
                 raise InvalidRequest(f"{name} is no integer; give one", field=name)
             if count is not None and count < 0 and count != -1:
-                raise InvalidRequest(f"{name} is {cut(str(count))}; it must be at least 0, or -1", field=name, value=count)
+                raise InvalidRequest(
+                    f"{name} is {cut(str(count))}; it must be at least 0, or -1", field=name, value=count
+                )
             if name == "prompt_logprobs" and count and given.get("stream"):
                 raise refused(name, count, "streams have none; leave out one of the two")
         return given
@@ -452,7 +454,11 @@ def check_room(request: GeneratingRequest, max_model_len: int) -> None:
     Raises:
         InvalidRequest: one is not.
     """
-    asked = {request.most_tokens_name: request.most_tokens, "truncate_prompt_tokens": request.truncate_prompt_tokens}
+    asked = {
+        request.most_tokens_name: request.most_tokens,
+        "min_tokens": request.min_tokens,
+        "truncate_prompt_tokens": request.truncate_prompt_tokens,
+    }
     for name, count in asked.items():
         if count is not None and count > max_model_len:
             raise InvalidRequest(

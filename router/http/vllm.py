@@ -231,7 +231,10 @@ def routes(edge: Edge) -> APIRouter:
         await edge.check_model(http, request.model)
         if (largest := max(request.tokens, default=0)) >= 2**32:
             raise InvalidRequest(
-                f"tokens has {cut(str(largest))}; a token id has 32 bits", field="tokens", value=largest, limit=2**32 - 1
+                f"tokens has {cut(str(largest))}; a token id has 32 bits",
+                field="tokens",
+                value=largest,
+                limit=2**32 - 1,
             )
         return json_response({"prompt": handler.detokenize(request.tokens)})
 
@@ -272,6 +275,8 @@ def _as_vllm(error: RequestError | grpc.aio.AioRpcError, request: LoadLora) -> R
     if isinstance(error, UnknownName):
         status, kind = HTTPStatus.NOT_FOUND, _NOT_FOUND
         message = f"Loading lora {request.lora_name} failed: No adapter found for {request.lora_path}"
+    elif request.rank is not None and isinstance(error, RankOverLimit):
+        pass  # vLLM has no such field
     elif (theirs := _words_of_worker(error)) is not None:
         status, kind = HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError"
         message = f"Call to add_lora method failed: Worker failed with error '{theirs}', please check the stack trace"

@@ -72,7 +72,10 @@ async def test_tools_nested_deeper_than_any_are_refused(start_http: StartHttp, p
     async with router.connection() as connection:
         status, error = await refusal(connection, path, body)
     assert status == 400
-    assert error.get("detail", error.get("message")) == "the body is nested 903 levels deep; at most 64 are read; send fewer levels"
+    assert (
+        error.get("detail", error.get("message"))
+        == "the body is nested 903 levels deep; at most 64 are read; send fewer levels"
+    )
 
 
 async def test_arguments_nested_deeper_than_any_are_refused(start_http: StartHttp) -> None:
@@ -93,7 +96,11 @@ async def test_arguments_nested_deeper_than_any_are_refused(start_http: StartHtt
 async def test_no_variable_of_a_client_lifts_the_bound(start_http: StartHttp, tmp_path: Path) -> None:
     router = await start_http(router={"tokenizer": indenting(tmp_path / "tokenizer")})
     variables = {"most characters": 10**9, "most_characters": 10**9}
-    body = {"messages": ASKED, "tools": [{"type": "function", "function": FUNCTION}] * 1000, "chat_template_kwargs": variables}
+    body = {
+        "messages": ASKED,
+        "tools": [{"type": "function", "function": FUNCTION}] * 1000,
+        "chat_template_kwargs": variables,
+    }
     async with router.connection() as connection:
         status, error = await refusal(connection, "/v1/chat/completions", body)
     assert status == 400

@@ -43,7 +43,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"prompt": WORDS}, "input_tokens", "give a shorter prompt"),
     (CHAT, {"messages": says(WORDS)}, "input_tokens", "give a shorter prompt"),
     (SLORA, {"inputs": WORDS}, "inputs", "give a shorter prompt"),
-    (COMPLETIONS, {"prompt": "x", "min_tokens": 17}, "min_tokens", "min_tokens is 17; it must be at most max_tokens, 16"),
+    (
+        COMPLETIONS,
+        {"prompt": "x", "min_tokens": 17},
+        "min_tokens",
+        "min_tokens is 17; it must be at most max_tokens, 16",
+    ),
     (CHAT, {"messages": says(), "stop": ["x", ""]}, "stop", "stop is empty"),
     (SLORA, {"inputs": "x", "req_id": LONG}, "req_id", "req_id has 600 characters"),
     (SLORA, {"inputs": "x", "lora_dir": "a b"}, "lora_dir", "lora_dir is 'a b'"),

@@ -162,7 +162,9 @@ def test_every_kind_of_text_in_a_message_is_read(role: str) -> None:
 @pytest.mark.parametrize("part", [{"type": "refusal", "text": "no"}, {"type": "thinking", "thinking": None}])
 def test_a_part_without_its_text_is_refused(part: dict[str, Any]) -> None:
     chat = ChatRequest.model_validate({"messages": [{"role": "assistant", "content": [part]}]})
-    with pytest.raises(InvalidRequest, match=rf"^messages\[0\]\.content\[0\]\.{part['type']} is missing, or no text; give one$"):
+    with pytest.raises(
+        InvalidRequest, match=rf"^messages\[0\]\.content\[0\]\.{part['type']} is missing, or no text; give one$"
+    ):
         _ = chat.turns
 
 
