@@ -83,7 +83,7 @@ class RequestReader:
             room = self._room(len(prompt), caller)
             if message.sampling.HasField("max_new_tokens"):
                 room = min(room, sampling.max_new_tokens)
-            sampling = replace(sampling, max_new_tokens=room, min_new_tokens=min(sampling.min_new_tokens, room))
+            sampling = replace(sampling, max_new_tokens=room)
         check_use(caller, adapter_id, sampling.max_new_tokens, len(prompt))
         check_least(sampling)
         prompt_u32 = u32.pack(prompt)

@@ -454,7 +454,11 @@ def check_room(request: GeneratingRequest, max_model_len: int) -> None:
     Raises:
         InvalidRequest: one is not.
     """
-    asked = {request.most_tokens_name: request.most_tokens, "truncate_prompt_tokens": request.truncate_prompt_tokens}
+    asked = {
+        request.most_tokens_name: request.most_tokens,
+        "min_tokens": request.min_tokens,
+        "truncate_prompt_tokens": request.truncate_prompt_tokens,
+    }
     for name, count in asked.items():
         if count is not None and count > max_model_len:
             raise InvalidRequest(

@@ -144,15 +144,15 @@ class CompletionShape:
         for index, choice in enumerate(choices):
             assert choice.finish is not None
             yield f'{", " if index else ""}{{"index": {index}, '
-            text, ending = choice.text.getvalue(), self._ending(index, choice.finish, choice.token_ids)
-            if details is None:
-                yield f'{self._whole_text(index, text)}, "logprobs": null, {ending}, "token_ids": null'
-            else:
+            text = choice.text.getvalue()
+            if details is not None:
                 last = details.take(index, text, choice.token_ids, choice.logprobs)
-                yield f'{self._whole_text(index, last.text)}, "logprobs": '
-                yield from self._logprobs(details, last)
-                yield f', {ending}, "token_ids": '
-                yield from array_of(last.token_ids) if details.token_ids else ("null",)
+                text = last.text
+            yield f'{self._whole_text(index, text)}, "logprobs": '
+            yield from ("null",) if details is None or last is None else self._logprobs(details, last)
+            yield f', {self._ending(index, choice.finish, choice.token_ids)}, "token_ids": '
+            shows = details is not None and details.token_ids and last is not None
+            yield from array_of(last.token_ids) if shows and last is not None else ("null",)
             yield from self._in_choice(last)
             yield ', "routed_experts": null}'
         usage = self._usage([choice.usage for choice in choices], whole=True)

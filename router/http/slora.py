@@ -19,7 +19,7 @@ from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.field_names import COMPLETION, SLORA, TGI
-from lorrery.router.http.generating import LENIENT, Texts, outputs
+from lorrery.router.http.generating import LENIENT, Texts, check_room, check_vocabulary, outputs
 from lorrery.router.http.llm_mock import LlmMockRequest, LlmMockShape
 from lorrery.router.http.pieces import array_of
 from lorrery.router.logprobs import OutputLogprobs
@@ -207,6 +207,8 @@ def routes(edge: Edge) -> APIRouter:
             return answer(request, http, stream=False)
         request.check()
         request.check_outputs(1, edge.handler.settings.router.http_max_outputs)
+        check_vocabulary(request, (), edge.handler.tokenizer.vocab_size)
+        check_room(request, edge.max_model_len)
         form = request.form(edge.tool_call_probability)
         (message,) = request.messages(
             [request.prompt], edge.request_id(http, request.request_id), edge.tenant(request.user)

@@ -275,6 +275,8 @@ def _as_vllm(error: RequestError | grpc.aio.AioRpcError, request: LoadLora) -> R
     if isinstance(error, UnknownName):
         status, kind = HTTPStatus.NOT_FOUND, _NOT_FOUND
         message = f"Loading lora {request.lora_name} failed: No adapter found for {request.lora_path}"
+    elif request.rank is not None and isinstance(error, RankOverLimit):
+        pass  # vLLM has no such field
     elif (theirs := _words_of_worker(error)) is not None:
         status, kind = HTTPStatus.INTERNAL_SERVER_ERROR, "InternalServerError"
         message = f"Call to add_lora method failed: Worker failed with error '{theirs}', please check the stack trace"

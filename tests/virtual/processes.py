@@ -39,7 +39,7 @@ def _shipped() -> tuple[BuiltinTokenizer, Devices, Catalogue]:
 def read_disk_once(patch: pytest.MonkeyPatch) -> None:
     """Let services share what each reads from its disk as it starts and never changes."""
     vocabulary, devices, catalogue = _shipped()
-    patch.setattr("lorrery.router.handler.open_tokenizer", lambda path: vocabulary)
+    patch.setattr("lorrery.router.handler.open_tokenizer", lambda path, vocab_size: vocabulary)
     patch.setattr("lorrery.scheduler.replicas.read_tables", lambda package, extra: ())
     patch.setattr("lorrery.scheduler.replicas.Devices", lambda tables: devices)
     patch.setattr("lorrery.worker.build.read_catalogue", lambda extra: catalogue)
