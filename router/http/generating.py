@@ -440,8 +440,8 @@ def check_vocabulary(request: GeneratingRequest, prompts: Sequence[str | list[in
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
             raise InvalidRequest(
-                f"{field} has token {cut(str(wrong))}; the vocabulary has {vocab_size} tokens, so at most {vocab_size - 1} is"
-                " allowed",
+                f"{field} has token {cut(str(wrong))}; the vocabulary has {vocab_size} tokens, so at most"
+                f" {vocab_size - 1} is allowed",
                 field=field,
                 value=wrong,
                 limit=vocab_size - 1,

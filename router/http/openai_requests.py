@@ -315,7 +315,7 @@ class ChatRequest(GeneratingRequest):
     def _check_logprobs(cls, given: object) -> object:
         if isinstance(given, dict) and given.get("top_logprobs") and not given.get("logprobs"):
             raise InvalidRequest(
-                f"top_logprobs is {cut(str(given['top_logprobs']))}; it needs logprobs: true; set that, or leave it out",
+                f"top_logprobs is {cut(str(given['top_logprobs']))}; it needs logprobs: true; set that too",
                 field="top_logprobs",
             )
         return given
