@@ -420,7 +420,9 @@ class ChatRequest(GeneratingRequest):
                 " them",
                 field="continue_final_message",
             )
-        if self.structured_outputs is not None and isinstance(self.tool_choice, ToolChoice):
+        form = self.structured_outputs
+        is_text = form is not None and {"json", "regex", "choice"} & {*form.asked}
+        if is_text and not isinstance(self.tool_choice, str):
             raise InvalidRequest(
                 "structured_outputs and tool_choice are two forms of one output; ask for one", field="tool_choice"
             )
