@@ -89,8 +89,6 @@ async def test_a_stream_parses_too_and_is_the_same_by_seed(openai: AsyncOpenAI) 
         ({"structured_outputs": {"json_object": True}}, lambda text: isinstance(json.loads(text), dict)),
         ({"structured_outputs": {"regex": r"\d{3}-[a-c]+"}}, lambda text: text[:3].isdecimal() and text[3] == "-"),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, lambda text: text in ("yes", "no")),
-        ({"guided_regex": "x{4}"}, lambda text: text == "xxxx"),
-        ({"guided_choice": ["one"], "guided_json": None}, lambda text: text == "one"),
         ({"mock_output": "Grüße 😀\n"}, lambda text: text == "Grüße 😀\n"),
         ({"mock_output": ""}, lambda text: text == ""),
         ({"mock_output": "one two", "ignore_eos": True, "min_tokens": 50}, lambda text: text == "one two"),
@@ -112,7 +110,7 @@ async def test_each_way_to_ask_for_a_form(openai: AsyncOpenAI, asked: dict[str, 
 
 async def test_outputs_of_one_request_differ(openai: AsyncOpenAI) -> None:
     chat = await openai.chat.completions.create(
-        model=MODEL, messages=HELLO, n=8, seed=1, extra_body={"guided_regex": "[a-z]{20}"}
+        model=MODEL, messages=HELLO, n=8, seed=1, extra_body={"structured_outputs": {"regex": "[a-z]{20}"}}
     )
     assert len({choice.message.content for choice in chat.choices}) == 8
 
@@ -120,7 +118,7 @@ async def test_outputs_of_one_request_differ(openai: AsyncOpenAI) -> None:
 async def test_an_output_cut_off_says_so(openai: AsyncOpenAI) -> None:
     for tools in ({}, {"tools": TOOLS, "tool_choice": NAMED}):
         chat = await openai.chat.completions.create(
-            model=MODEL, messages=HELLO, max_tokens=3, extra_body=tools or {"guided_json": CITY}
+            model=MODEL, messages=HELLO, max_tokens=3, extra_body=tools or {"structured_outputs": {"json": CITY}}
         )
         (choice,) = chat.choices
         assert choice.finish_reason == "length"
@@ -231,6 +229,11 @@ async def test_tools_that_cannot_be_drawn_are_passed_over(openai: AsyncOpenAI) -
 
 
 async def test_a_client_can_restrict_the_tools(openai: AsyncOpenAI) -> None:
+    only: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    with pytest.raises(BadRequestError, match="tool_choice.function is missing"):  # as in vLLM
+        await openai.chat.completions.create(
+            model=MODEL, messages=HELLO, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": only}
+        )
     flat = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
     response = await openai.responses.create(model=MODEL, input="x", tools=FLAT_TOOLS, extra_body={"tool_choice": flat})
     assert {item.name for item in response.output if item.type == "function_call"} == {"now"}
@@ -250,7 +253,11 @@ async def test_chunks_without_news_are_left_out(openai: AsyncOpenAI) -> None:
     assert len(chunks) < usage.usage.completion_tokens
     told = [chunk.choices[0].delta.model_dump(exclude_unset=True) for chunk in chunks]
     assert told[0] == {"role": "assistant", "content": ""}
-    assert all("tool_calls" in delta for delta in told[1:-1])
+    assert all(delta.get("tool_calls") or not delta.get("content") for delta in told[1:])
+    begun = [call for delta in told[1:] for call in delta.get("tool_calls") or () if "id" in call]
+    assert begun
+    assert all(call["function"].get("arguments", "") == "" for call in begun)
+    assert all(call["id"].startswith("chatcmpl-tool-") for call in begun)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
@@ -339,16 +346,24 @@ async def test_llm_mocks_route_has_forms_too(cluster: LocalCluster) -> None:
     [
         (
             {"response_format": {"type": "json_schema"}},
-            "response_format.json_schema.schema",
-            "has no json_schema.schema",
+            "response_format",
+            "has no json_schema; its type json_schema needs one",
         ),
-        ({"response_format": {"type": "structural_tag"}}, "response_format.type", "text, json_object or json_schema"),
-        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "no grammar"),
-        ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex", "is no text"),
-        ({"structured_outputs": {"choice": [3]}}, "structured_outputs.choice", "is no list of texts"),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "two forms"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "text, json_object or json_schema"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs", "no grammar"),
+        ({"structured_outputs": {"regex": 3}}, "body.structured_outputs.regex", "Input should be a valid string"),
+        ({"structured_outputs": {"choice": [3]}}, "body.structured_outputs.choice.0", "Input should be a valid string"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            "structured_outputs",
+            "has regex and choice; give one",
+        ),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is no JSON"),
-        ({"guided_json": '{"type": "number", "minimum": 1e999}'}, "guided_json", "beyond the range of numbers"),
+        (
+            {"structured_outputs": {"json": '{"type": "number", "minimum": 1e999}'}},
+            "structured_outputs.json",
+            "beyond the range of numbers",
+        ),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {}}},
             "tool_choice.function.name",
@@ -356,11 +371,11 @@ async def test_llm_mocks_route_has_forms_too(cluster: LocalCluster) -> None:
         ),
         ({"structured_outputs": {"json": '{"minimum": NaN}'}}, "structured_outputs.json", "NaN is no number"),
         ({"structured_outputs": {"json": "[" * 100_000}}, "structured_outputs.json", "nested too deeply"),
-        ({"guided_regex": "a", "mock_output": "a"}, "mock_output", "two forms"),
+        ({"structured_outputs": {"regex": "a"}, "mock_output": "a"}, "mock_output", "two forms"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice", "none, auto, required, or a function"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            "tool_choice.function.name",
+            "tool_choice",
             "not among",
         ),
         (
@@ -379,11 +394,11 @@ async def test_what_is_not_to_be_had_is_refused_with_the_field_and_the_reason(
     with pytest.raises(BadRequestError, match=why) as refused:
         await openai.chat.completions.create(model=MODEL, messages=HELLO, extra_body=asked)
     assert refused.value.param == param
-    assert param.partition(".")[0] in refused.value.message
+    assert param.removeprefix("body.").partition(".")[0] in refused.value.message
 
 
 async def test_a_stream_is_refused_before_it_begins(cluster: LocalCluster) -> None:
-    asked = {"messages": HELLO, "stream": True, "guided_regex": "("}
+    asked = {"messages": HELLO, "stream": True, "structured_outputs": {"regex": "("}}
     assert status_of(await exchange(cluster, "POST", "/v1/chat/completions", asked)) == 400
 
 
