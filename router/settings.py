@@ -85,7 +85,7 @@ class RouterSettings(Section):
     )
     vllm_quirks: bool = Field(
         default=False,
-        description="whether odd behaviours of vLLM 0.32 towards clients are kept: answers to loads of adapters, and"
+        description="whether odd behaviours of vLLM 0.32 are kept: loads of any peft_type, and"
         " vllm:lora_requests_info; engine = 'vllm-0.32' sets it",
     )
     vllm_grpc: AddressOrNone = Field(

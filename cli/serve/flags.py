@@ -412,7 +412,8 @@ FLAGS = (
         bool,
         _TIME,
         "router.tool_calls: auto; tool_call_probability: 0.5",
-        "Every other output calls tools where a request offers some and leaves the choice to the model.",
+        "Every other output calls tools where a request offers some and leaves the choice to the model; needs"
+        " --tool-call-parser.",
         plain=False,
     ),
     _flag(

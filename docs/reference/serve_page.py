@@ -63,17 +63,13 @@ precedence. Only HTTP has a port by default; all else listens on free ports, unl
 
 ## vLLM's quirks
 
-`engine = "vllm-0.32"` sets `router.vllm_quirks`, which keeps what clients see of that version where something else
-would make more sense; `--set router.vllm_quirks=false` has that instead.
+`engine = "vllm-0.32"` sets `router.vllm_quirks`, which keeps what one sees of that version where something else would
+make more sense; `--set router.vllm_quirks=false` has that instead. Answers over HTTP are vLLM's either way
+([clients.md](clients.md)).
 
 | what | with quirks | without |
 | --- | --- | --- |
-| load of an adapter that its worker refuses (rank, `use_dora`, weights, ...) | 500, `InternalServerError` | 400 |
-| load that fails on a worker (`adapter_load_failure`) | the same | 503 |
-| load of a folder without `adapter_config.json` | 404, `NotFoundError` | 404, `model_not_found` |
-| load without name or path, of a known name, or of the base model's | 400, `InvalidUserInput` | 400, with field |
-| unload of an unknown name | 404, `NotFoundError` | 404, `model_not_found` |
-| load of a `peft_type` other than `LORA`, with the fields of one | 200 | 400 |
+| load of a `peft_type` other than `LORA`, with the fields of one | 200 | 500, as of other adapters that are refused |
 | `vllm:lora_requests_info`: both labels | the adapters of running requests | those of running, those of waiting ones |
 | `vllm:lora_requests_info`: names that are no more | samples with an earlier time | none |
 | `vllm:lora_requests_info` before the first request | no sample | one without names |

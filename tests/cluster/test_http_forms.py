@@ -230,7 +230,7 @@ async def test_tools_that_cannot_be_drawn_are_passed_over(openai: AsyncOpenAI) -
 
 async def test_a_client_can_restrict_the_tools(openai: AsyncOpenAI) -> None:
     only: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
-    with pytest.raises(BadRequestError, match="tool_choice.function is missing"):  # as in vLLM
+    with pytest.raises(BadRequestError, match=r"tool_choice\.function is missing"):  # as in vLLM
         await openai.chat.completions.create(
             model=MODEL, messages=HELLO, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": only}
         )

@@ -22,6 +22,7 @@ async def test_the_routes_that_answer_without_a_key_are_those_of_the_page(start_
     routes = [
         ("get", "/openapi.json"),
         ("get", "/docs"),
+        ("get", "/redoc"),
         *((m, path) for path, methods in paths.items() for m in methods),
     ]
     answered = {path for method, path in routes if (await ask(method.upper(), path))[0] != 401}
