@@ -325,18 +325,20 @@ async def test_an_unloaded_adapter_stays_in_memory_until_its_place_is_needed(
     await nothing_held(cluster)
 
 
-async def test_with_vllms_quirks_loads_and_unloads_are_answered_as_by_vllm(start_cluster: StartCluster, tmp_path: Path):
-    cluster = await start_cluster("router.vllm_quirks=true", "scheduler.policy=fcfs", "faults=['adapter_load_failure']")
+async def test_loads_and_unloads_are_answered_as_by_vllm(start_cluster: StartCluster, tmp_path: Path):
+    cluster = await start_cluster("scheduler.policy=fcfs", "faults=['adapter_load_failure']")
     folder = write_adapter(tmp_path)
     failed = "could not be loaded on worker worker-0', please check the stack trace above for the root cause"
     for method, path, body, status, kind, message in (
-        ("POST", "/v1/load_lora_adapter", {"lora_name": "x"}, 400, "InvalidUserInput", "must be provided."),
+        ("POST", "/v1/load_lora_adapter", {"lora_name": "x"}, 400, "Bad Request", "lora_path: Field required"),
+        ("POST", "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": ""}, 400, "InvalidUserInput", "be provided."),
         ("POST", "/adapters", {"name": "lora-0", "src": folder}, 400, "InvalidUserInput", "'load_inplace' to True."),
         ("POST", "/adapters", {"name": "Llama-3-8B", "src": folder}, 400, "InvalidUserInput", "a served base model."),
         ("POST", "/adapters", {"name": "x", "src": folder}, 500, "InternalServerError", failed),
         ("DELETE", "/adapters/x", None, 404, "NotFoundError", "The lora adapter 'x' cannot be found."),
         ("POST", "/v1/unload_lora_adapter", {"lora_name": "x"}, 404, "NotFoundError", "'x' cannot be found."),
-        ("POST", "/v1/unload_lora_adapter", {}, 400, "InvalidUserInput", "to unload a LoRA adapter."),
+        ("POST", "/v1/unload_lora_adapter", {}, 400, "Bad Request", "lora_name: Field required"),
+        ("POST", "/v1/unload_lora_adapter", {"lora_name": ""}, 400, "InvalidUserInput", "to unload a LoRA adapter."),
     ):
         answer = await exchange(cluster, method, path, body)
         error = json_of(answer)["error"]
