@@ -12,6 +12,7 @@ import numpy.typing as npt
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.text_files import DAMAGED, damage, open_text
 from lorrery.loadgen.cluster_view import ClusterView
+from lorrery.loadgen.file_spool import FileSpool
 from lorrery.loadgen.option_texts import expand_adapters
 from lorrery.loadgen.options import ALL_ADAPTERS, GIVEN, TRACE, LoadOptions
 from lorrery.loadgen.specs import parse_bursts, parse_drift
@@ -352,7 +353,7 @@ def _opened(options: LoadOptions) -> Iterator[tuple[LoadOptions, Trace | None]]:
         return
     try:
         with open_text(path) as file:
-            trace = Trace(file)
+            trace = Trace(file, FileSpool())
             yield _as_opened(options, trace), trace
     except DAMAGED as error:
         raise FormatError(damage(path, error)) from None

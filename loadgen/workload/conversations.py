@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from lorrery.loadgen.workload.request import TraceError
-from lorrery.loadgen.workload.spool import Spool
+from lorrery.loadgen.workload.spool import MemorySpool, Spool
 
 __all__ = ["MAX_PROMPT_TOKENS", "MAX_TOTAL_TOKENS", "MIN_TOKENS", "Conversations", "Encode", "Pair", "list_key"]
 
@@ -66,13 +66,14 @@ class Conversations:
     Args:
         entries: place and value of each.
         key: of their messages, as `list_key` returns it.
+        spool: keeps their texts; None: in memory.
 
     Raises:
         TraceError: not of this format, or without an entry.
     """
 
-    def __init__(self, entries: Iterable[tuple[str, Any]], key: str) -> None:
-        self._spool = Spool()
+    def __init__(self, entries: Iterable[tuple[str, Any]], key: str, spool: Spool | None = None) -> None:
+        self._spool = MemorySpool() if spool is None else spool
         self._places, self._sizes = array("q"), array("q")
         self.has_limits = True
         self.num_entries = self.num_other_parts = 0

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lorrery.loadgen.workload.columns import Blocks, Chains, WorkloadColumns
 from lorrery.loadgen.workload.request import BLOCK_TOKENS, MOST_TOKENS, TraceError
-from lorrery.loadgen.workload.spool import Spool
+from lorrery.loadgen.workload.spool import MemorySpool, Spool
 
 __all__ = ["MOST_ROWS", "RecordedRows", "spread", "step_seconds"]
 
@@ -35,6 +35,7 @@ class RecordedRows:
         block_tokens: of a prompt's blocks; None: what the rows say.
         most: rows to take; None: all, at most `MOST_ROWS`.
         usual_block_tokens: the size of blocks that is meant where the rows allow several.
+        spool: keeps their block ids; None: in memory.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class RecordedRows:
         block_tokens: int | None = None,
         most: int | None = None,
         usual_block_tokens: int = BLOCK_TOKENS,
+        spool: Spool | None = None,
     ) -> None:
         self._per_second, self._most = per_second, most
         self._block_tokens, self._usual = block_tokens, usual_block_tokens
@@ -50,7 +52,7 @@ class RecordedRows:
         self._stamps, self._prompts, self._outputs = array("d"), array("i"), array("i")
         # What most traces lack; filled up to the first row that has it.
         self._priorities = array("i")
-        self._spool: Spool | None = None
+        self._spool = MemorySpool() if spool is None else spool
         self._places, self._counts = array("q"), array("i")
         self._firsts, self._numbers, self._thinks = array("i"), array("i"), array("d")
         self._last_of: dict[Hashable, int] = {}
@@ -66,7 +68,7 @@ class RecordedRows:
     @property
     def has_blocks(self) -> bool:
         """Whether a row has ids of blocks."""
-        return self._spool is not None
+        return bool(self._places)
 
     @property
     def num_following(self) -> int:
@@ -120,8 +122,6 @@ class RecordedRows:
             self._priorities.append(priority)
         if block_ids:
             self._fit(where, prompt_tokens, len(block_ids))
-            if self._spool is None:
-                self._spool = Spool()
             _fill(self._places, row, 0)
             _fill(self._counts, row, _UNKNOWN)
             self._places.append(self._spool.add(block_ids.tobytes()))
@@ -185,7 +185,7 @@ class RecordedRows:
         num_rows = len(self)
         stamps = began = np.frombuffer(self._stamps)
         blocks = chains = None
-        if self._spool is not None:
+        if self._places:
             _fill(self._places, num_rows, 0)
             _fill(self._counts, num_rows, _UNKNOWN)
             places, counts = np.frombuffer(self._places, np.int64), np.frombuffer(self._counts, np.int32)

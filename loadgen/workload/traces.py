@@ -15,6 +15,7 @@ from lorrery.loadgen.workload.json_rows import JSON_FORMS, JsonForm
 from lorrery.loadgen.workload.pieces import Pieces
 from lorrery.loadgen.workload.recorded import RecordedRows
 from lorrery.loadgen.workload.request import TraceError
+from lorrery.loadgen.workload.spool import Spool
 
 __all__ = ["Trace", "read_requests"]
 
@@ -32,12 +33,14 @@ class Trace:
 
     Args:
         file: of text.
+        spool: keeps block ids and texts; None: in memory.
 
     Raises:
         TraceError: no known form.
     """
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, spool: Spool | None = None) -> None:
+        self._spool = spool
         pieces = Pieces(file)
         self.attribution, self.has_times = "", True
         self.remarks: list[str] = []
@@ -84,12 +87,14 @@ class Trace:
         """
         if self._table is not None:
             form, header = self._table
-            rows = RecordedRows(1e9 if form.per_second is None else form.per_second, block_tokens, most)
+            rows = RecordedRows(
+                1e9 if form.per_second is None else form.per_second, block_tokens, most, spool=self._spool
+            )
             if num_failed := read_table(form, header, self._lines, rows):
                 self.remarks.append(f"left out: {num_failed:,} with 0 output tokens, which failed when recorded")
         else:
             assert self._form is not None, "conversations have no times"
-            rows = RecordedRows(self._form.per_second, block_tokens, most, self._form.block_tokens)
+            rows = RecordedRows(self._form.per_second, block_tokens, most, self._form.block_tokens, self._spool)
             for where, entry in self._entries:
                 if rows.is_full:
                     break
@@ -114,7 +119,7 @@ class Trace:
             TraceError: an entry of another form.
         """
         assert not self.has_times
-        found = Conversations(self._entries, self._key)
+        found = Conversations(self._entries, self._key, self._spool)
         if found.num_other_parts:
             self.remarks.append(f"left out: {found.num_other_parts:,} parts of messages that are no text")
         return found

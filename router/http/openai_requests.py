@@ -18,6 +18,9 @@ _TEXTS = dict.fromkeys(("text", "input_text", "output_text"), "text") | {"refusa
 """Types of parts with text, and the field of each with it."""
 _UNREAD = "tool_reference"
 """Type of a part that templates do not read."""
+_LATER = ("a text", "input_text", "output_text")
+"""What the first part of a message in one of OpenAI's roles cannot be: vLLM then reads it as its own, looser kind."""
+_ROLES = ("developer", "system", "user", "assistant", "tool")
 _NULL_CONTENT = ("assistant", "function")
 """Roles whose messages may have null in place of content."""
 
@@ -159,9 +162,11 @@ class ChatMessage(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_null(cls, given: object) -> object:
-        is_null = isinstance(given, dict) and given.get("content", "") is None
-        if is_null and isinstance(given, dict) and given.get("role") not in _NULL_CONTENT:
-            raise ValueError("content is null, which only an assistant's may be")
+        if isinstance(given, dict) and given.get("content", "") is None:
+            if given.get("role") not in _NULL_CONTENT:
+                raise ValueError("content is null, which only an assistant's may be")
+            if given.get("tool_calls", ()) is None:
+                raise ValueError("content and tool_calls are null; leave out tool_calls")
         return given
 
     def text(self, field: str) -> str | list[str]:
@@ -172,6 +177,12 @@ class ChatMessage(BaseModel):
         """
         if not isinstance(self.content, list):
             return self.content or "" if isinstance(self.content, str) else ""
+        first = self.content[0] if self.content else {}
+        kind = first.get("type") if isinstance(first, dict) else "a text" if isinstance(first, str) else None
+        if self.role in _ROLES and kind in _LATER and "tool_calls" not in self.model_fields_set:
+            raise InvalidRequest(
+                f"{field}.content[0] is {kind}; the first part is an object of type text", field=f"{field}.content[0]"
+            )
         return [_part(part, f"{field}.content[{number}]") for number, part in enumerate(self.content)]
 
     def turn(self, where: str) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def changed(before: Sequence[Case], after: Sequence[str]) -> list[str]:
         for old, line in zip(before, after, strict=True)
         for new in (json.loads(line),)
         if any(old.get(name) != new[name] for name in ("steps", "left_waiting", "prefix_cache"))
-        or old.get("kv_events", new["kv_events"]) != new["kv_events"]
+        or ("kv_events" in old and old["kv_events"] != new["kv_events"])
     ]
 
 

@@ -11,9 +11,10 @@ import pytest
 
 import lorrery
 from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.loadgen import file_spool
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.source import BuiltWorkload, build_workload
-from lorrery.loadgen.workload import pieces, spool
+from lorrery.loadgen.workload import pieces
 from lorrery.loadgen.workload.request import TraceError
 from lorrery.loadgen.workload.traces import Trace
 
@@ -332,7 +333,7 @@ def test_what_does_not_fit_in_memory_goes_through_a_file(tmp_path: Path, monkeyp
     lines = [json.dumps(row | {"hash_ids": row["hash_ids"].tolist()}) for row in rows]  # type: ignore[attr-defined]
     path = written(tmp_path, "\n".join(lines))
     whole = list(built(path).requests)
-    monkeypatch.setattr(spool, "MEMORY_BYTES", 1_000)
+    monkeypatch.setattr(file_spool, "MEMORY_BYTES", 1_000)
     monkeypatch.setattr(pieces, "_READ", 64)
     assert list(built(path).requests) == whole
     assert list(built(written(tmp_path, "[" + ", ".join(lines) + "]")).requests) == whole
