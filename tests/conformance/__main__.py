@@ -14,7 +14,7 @@ from collections import defaultdict
 from http.client import HTTPConnection
 from pathlib import Path
 
-from tests.conformance.compare import differences, normal
+from tests.conformance.compare import differing
 from tests.conformance.sending import FLAGS, SERVERS, answers, record, recorded
 
 _PORT = 8190
@@ -60,9 +60,7 @@ def _compare(server: str, port: int, pattern: str | None) -> None:
     pairs = [(case, theirs) for case, theirs in recorded(server) if pattern is None or re.search(pattern, case.name)]
     kinds = defaultdict[str, list[str]](list)
     for (case, theirs), ours in zip(pairs, answers(port, [case for case, _ in pairs]), strict=True):
-        found = list(differences(normal(case, theirs), normal(case, ours)))
-        if theirs.status != ours.status:
-            found = [one for one in found if one.startswith("status")]
+        found = differing(case, theirs, ours)
         if pattern and found:
             print(case.name, *found, sep="\n    ")
         for one in found:

@@ -117,6 +117,12 @@ def _texts(content: Any) -> Iterable[str]:
         yield delta.get("text") or ""
 
 
+def differing(case: Case, theirs: Answer, ours: Answer) -> list[str]:
+    """Return where two answers differ: where their status does, nothing else is told."""
+    found = list(differences(normal(case, theirs), normal(case, ours)))
+    return found if theirs.status == ours.status else [one for one in found if one.startswith("status")]
+
+
 def differences(theirs: Any, ours: Any, path: str = "") -> Iterable[str]:
     """Yield where two answers differ, as PATH: THEIRS -> OURS."""
     if isinstance(theirs, dict) and isinstance(ours, dict):

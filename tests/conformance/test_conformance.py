@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.local.processes import start_python
-from tests.conformance.compare import differences, normal
+from tests.conformance.compare import differing
 from tests.conformance.sending import FLAGS, SERVERS, answers, recorded
 from tests.conformance.wanted import WANTED, unwanted
 from tests.router.adapter_folder import write_adapter
@@ -43,7 +43,7 @@ async def test_answers_are_a_real_vllms_but_for_what_is_wanted(server: str, tmp_
         ours = await asyncio.to_thread(lambda: list(answers(port, [case for case, _ in pairs])))
     wrong = {}
     for (case, theirs), own in zip(pairs, ours, strict=True):
-        if found := unwanted(case.name, differences(normal(case, theirs), normal(case, own))):
+        if found := unwanted(case.name, differing(case, theirs, own)):
             wrong[case.name] = found
     assert wrong == {}
 
