@@ -76,7 +76,7 @@ demo: setup ## a real trace through a cluster on this machine, about a minute
 	$(BIN)/lorrery demo
 
 PYTEST := $(BIN)/python -m pytest
-# What tests of TLS and of pages need beyond Python. CI sets LORRERY_NO_SKIPS, and fails without.
+# What tests of TLS and of pages need beyond Python. CI sets TESTS_NO_SKIPS, and fails without.
 tools:
 	@sh .ci/need openssl || echo 'no openssl, and it cannot be installed here (apt-get, as root): tests of TLS are skipped' >&2
 	@sh .ci/need chromium || echo 'no Chromium, and it cannot be installed here (apt-get, as root): tests of pages are skipped' >&2

@@ -1,4 +1,4 @@
-"""Marks of tests that need a program beyond Python: skipped without it, unless LORRERY_NO_SKIPS is set, as in CI.
+"""Marks of tests that need a program beyond Python: skipped without it, unless TESTS_NO_SKIPS is set, as in CI.
 
 `make test` installs what it can, and prints a line for what it cannot.
 """
@@ -22,7 +22,7 @@ def _has_chromium() -> bool:
 
 
 def _needs(*, has: bool, reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not has and not os.environ.get("LORRERY_NO_SKIPS"), reason=reason)
+    return pytest.mark.skipif(not has and not os.environ.get("TESTS_NO_SKIPS"), reason=reason)
 
 
 needs_chromium = _needs(has=_has_chromium(), reason="no Chromium to show pages with")
