@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from lorrery.chassis.errors import InvalidRequest
+from lorrery.chassis.names import cut
 from lorrery.router.http.chat_asked import as_chat
 from lorrery.router.http.forms import Form, Function, StructuredOutputs, openai_choice, with_tools
 from lorrery.router.http.generating import LENIENT, Arguments, Int64, NullIsZero, Stop, Tokens
@@ -155,7 +156,7 @@ class ResponsesRequest(BaseModel):
         count = self.max_output_tokens
         if count is not None and count > max_model_len:
             raise InvalidRequest(
-                f"max_output_tokens={count} cannot be greater than max_model_len={max_model_len}; ask for fewer",
+                f"max_output_tokens={cut(str(count))} cannot be greater than max_model_len={max_model_len}",
                 field="max_output_tokens",
                 value=count,
                 limit=max_model_len,
@@ -265,7 +266,7 @@ def _with_choice(given: dict[str, Any]) -> dict[str, Any]:
     """
     tools, choice = given.get("tools"), given.get("tool_choice", "auto")
     if isinstance(tools, bool | int | float):
-        raise InvalidRequest(f"tools is {tools}; give a list, or leave it out")
+        raise InvalidRequest(f"tools is {cut(str(tools))}; give a list, or leave it out")
     is_named = isinstance(choice, dict) and choice.get("type") in ("function", "custom")
     if not tools:
         if choice in ("auto", "none"):
