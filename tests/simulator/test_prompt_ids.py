@@ -45,7 +45,7 @@ def blocks(tokens: int) -> list[WorkloadRequest]:
         ids = (*range(first, first + count // 2), *range(1000 * index, 1000 * index + count - count // 2))
         turn = Turn(index // 3, index % 3, length, 0.5 * (index % 3), alone=True) if index % 5 else None
         requests.append(
-            WorkloadRequest(index, index // 3, length, 1 + 40 * (index % 3), None, "", ids, turn, 0, tokens)
+            WorkloadRequest(index, index // 3, length, 1 + 40 * (index % 3), None, "", ids, turn, block_tokens=tokens)
         )
     return requests
 
