@@ -151,6 +151,7 @@ class SchedulerMetrics:
 
     def cancelled(self, cause: CancelCause) -> None:
         """Count a cancelled request that has not finished."""
+        self.cancels.labels(cause.word).inc()
         outcome = MEANINGS[cause].outcome
         if outcome:
             self.requests.labels(outcome).inc()

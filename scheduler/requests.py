@@ -213,10 +213,7 @@ class Requests:
         if handle is not None:
             at_ps, sequence = self._clock.now_ps(), self.lives[handle].sequence
             kept = None if kept_tokens is None else min(kept_tokens, sequence.max_new_tokens)
-            events = self._core.cancel(sequence, at_ps, cause, kept)
-            if events:
-                self.metrics.cancels.labels(cause.word).inc()
-            self._carry_out(events, at_ps)
+            self._carry_out(self._core.cancel(sequence, at_ps, cause, kept), at_ps)
 
     def cancel_all(self, router: RouterLink, cancels: Iterable[tuple[int, int | None]], cause: CancelCause) -> None:
         """Withdraw many requests, each by its handle and the tokens that it keeps, in slices."""
@@ -284,7 +281,10 @@ class Requests:
 
     def finished(self, live: LiveRequest, event: Finished) -> None:
         """Count and drop a request that has ended by itself, or that its router had cut, and so knows of."""
+        withdrawal = event.sequence.withdrawal
         self.metrics.finished(event.reason, event.sequence.phases(event.at_ps))
+        if withdrawal is not None and withdrawal.cause.finish is event.reason:  # and not by itself, in the meantime
+            self.metrics.cancels.labels(withdrawal.cause.word).inc()
         if live.trace is not None:
             live.trace.finished(event.reason, event.output_tokens, event.at_ps)
         self.forget(live)

@@ -27,7 +27,7 @@ REQUESTS = Series(
 CANCELS = Series(
     "lorrery_scheduler_cancels_total",
     "requests",
-    "Cancels that took effect, by cause, whatever the request then counts as.",
+    "Requests that a cancel has ended, by its cause, whatever they count as.",
     ("cause",),
     more="[Cancels](failures.md#cancels) says what each cause counts as.",
 )
