@@ -8,7 +8,7 @@ and is refused with a reason. docs/clients.md lists them.
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
@@ -58,13 +58,13 @@ def _checked_budget(given: object) -> object:
     return given
 
 
-_REFUSED = {
-    "suffix": "output follows its prompt, and is followed by nothing",
-    "prompt_embeds": "a prompt is text or tokens",
-    "use_beam_search": "output is sampled; leave it out, or false",
-    "thinking_token_budget": "no thinking of the model's is modelled; leave it out, or -1",
+_REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+    "suffix": ((None,), "output follows its prompt, and is followed by nothing"),
+    "prompt_embeds": ((None, []), "a prompt is text or tokens"),
+    "use_beam_search": ((False,), "output is sampled; leave it out, or false"),
+    "thinking_token_budget": ((None, -1), "no thinking of the model's is modelled; leave it out, or -1"),
 }
-"""Fields that must be left out, null, or without effect (false, -1, empty), and the reason."""
+"""Fields that cannot be honoured: the values without effect, and the reason."""
 
 
 class StreamOptions(BaseModel):
@@ -270,7 +270,9 @@ class GeneratingRequest(BaseModel):
         Raises:
             InvalidRequest: a field cannot be honoured.
         """
-        refuse_given(self, _REFUSED)
+        for name, (harmless, why) in _REFUSED.items():
+            if name in type(self).model_fields and (value := getattr(self, name)) not in harmless:
+                raise refused(name, value, why)
         self._check_sampling()
         if self.most_tokens is not None and self.most_tokens < 1:
             raise _bad(self.most_tokens_name, self.most_tokens, "must be at least 1", 1)
@@ -499,25 +501,6 @@ def outputs(
                 output.seed = (seed + number) % 2**64
             found.append(output)
     return found
-
-
-def refuse_given(request: GeneratingRequest, reasons: Mapping[str, str]) -> None:
-    """Check that fields that cannot be honoured are not set to a value with an effect.
-
-    Args:
-        request: has these fields.
-        reasons: why each is refused, by field.
-
-    Raises:
-        InvalidRequest: the first field that is.
-    """
-    for name, why in reasons.items():
-        value = getattr(request, name, None)
-        harmless: tuple[object, ...] = {"thinking_token_budget": (None, -1), "n": (None, 1), "suffix": (None,)}.get(
-            name, (None, False, "", [])
-        )
-        if value not in harmless:
-            raise refused(name.rstrip("_"), value, why)
 
 
 def refused(name: str, value: object, why: str) -> InvalidRequest:

@@ -16,6 +16,7 @@ from typing import Any
 from lorrery.chassis.errors import RequestError
 from lorrery.chassis.version import VERSION
 from lorrery.router.http.answer import DONE, EVENT_STREAM, Collected, data, finish_word
+from lorrery.router.http.chat_asked import created_cache_tokens
 from lorrery.router.http.chat_calls import ChatCalls
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.forms import Form
@@ -312,8 +313,8 @@ class ChatShape(CompletionShape):
         details = usage["prompt_tokens_details"]
         if self._block_size is None:
             return usage | {"prompt_tokens_details": None}
-        size, prompt = self._block_size, usages[0].prompt_tokens
-        details["created_cache_tokens"] = max(0, prompt // size * size - usages[0].cached_tokens) if size else 0
+        prompt, cached = usages[0].prompt_tokens, usages[0].cached_tokens
+        details["created_cache_tokens"] = created_cache_tokens(prompt, cached, self._block_size)
         return usage
 
     def _calls(self, form: Form, index: int) -> ChatCalls:

@@ -40,7 +40,6 @@ WANTED = (
         "OpenAI's clients ask for one model, which vLLM does not answer",
     ),
     Wanted("(HEAD) /(health|ping)", r"^status: 405 -> 200", "load balancers probe with HEAD"),
-    Wanted("(POST|PUT|DELETE|OPTIONS) /metrics", r"^status: 200 -> 405", "metrics are read, not written"),
     Wanted("(POST|HEAD) /generate", r"^status", "S-LoRA's route"),
     Wanted(
         " /(v1/chat/completions/render|inference/v1/generate)",
