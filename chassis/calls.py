@@ -5,6 +5,7 @@ servicer's exception and sends its text to the client, and leaves a call without
 servicers including health and reflection:
 
     an undecodable message, or none where one is required         INVALID_ARGUMENT, nothing in the log
+    none within `MESSAGE_SECONDS`                                 the same
     a `RequestError` raised by a servicer, alone or in a group    its status
     another exception                                             INTERNAL, logged in full, details withheld
 
@@ -13,6 +14,7 @@ So a servicer may raise at any point of its streams.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from inspect import isasyncgenfunction
 from typing import Any, NoReturn, cast
 
@@ -22,7 +24,11 @@ from google.protobuf.message import DecodeError
 
 from lorrery.chassis import status
 from lorrery.chassis.errors import Internal, InvalidRequest, RequestError
+from lorrery.chassis.floods import Floods
 from lorrery.chassis.log import get_logger
+
+MESSAGE_SECONDS = 30.0
+"""How long a call may take to send its message, where it has one."""
 
 _Method = Callable[..., Any]
 _GONE = (grpc.aio.InternalError, grpc.aio.UsageError)
@@ -34,6 +40,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
     """Interceptor in front of every servicer."""
 
     def __init__(self) -> None:
+        self._floods = Floods()
+        self._watching: asyncio.Task[None] | None = None
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._open: set[asyncio.Task[Any]] = set()
 
@@ -43,30 +51,75 @@ class CallGuard(grpc.aio.ServerInterceptor):
         A stopped server cancels its calls without waiting for them. If the loop then ends, they are cancelled again,
         and gRPC logs a traceback for each.
         """
+        if self._watching is not None:
+            self._watching.cancel()
         if self._open:
             await asyncio.wait(self._open, timeout=seconds)
 
-    def begun(self) -> None:
-        """Register the current task as a call."""
+    def watch(self, port: int) -> None:
+        """End connections to the server's port on which much comes that is no call; until `all_ended`."""
+        self._watching = asyncio.create_task(self._floods.watch(port), name="floods")
+
+    def call(self, context: status.Context) -> "_Call":
+        """Return the bounds of a call, and register the current task as one."""
         if (task := asyncio.current_task()) is not None:
             self._open.add(task)
             task.add_done_callback(self._open.discard)
+        return _Call(self._floods, context.peer())
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """Return the handler of a call; None: no such method."""
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Return the handler of a call."""
         method: str = handler_call_details.method
         guarded = self._guarded.get(method)
-        if guarded is None and (handler := await continuation(handler_call_details)) is not None:
-            guarded = self._guarded[method] = _guard(method, handler, self.begun)
+        if guarded is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:  # there is no such method, and no end of such names
+                return _guard(method, _UNKNOWN, self.call)
+            guarded = self._guarded[method] = _guard(method, handler, self.call)
         return guarded
 
 
+async def _unknown(_messages: object, _context: status.Context) -> NoReturn:
+    raise NotImplementedError
+
+
+_UNKNOWN: "grpc.RpcMethodHandler[Any, Any]" = grpc.stream_stream_rpc_method_handler(_unknown)
+
+
+class _Call:
+    """A call from its begin to its end, as `Floods` counts it."""
+
+    __slots__ = ("_floods", "_has_message", "_peer")
+
+    def __init__(self, floods: Floods, peer: str) -> None:
+        self._floods, self._peer, self._has_message = floods, peer, False
+
+    def __enter__(self) -> None:
+        _current.set(self)
+        self._floods.call_began(self._peer)
+
+    def received(self, num_bytes: int) -> None:
+        if not self._has_message:
+            self._has_message = True
+            self._floods.call_has_message(self._peer)
+        self._floods.received(self._peer, num_bytes)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self._floods.call_served(self._peer)
+        elif kind is asyncio.CancelledError and not self._has_message:
+            self._floods.call_was_empty(self._peer)
+
+
+_current: ContextVar[_Call | None] = ContextVar("call", default=None)
+
+
 def _guard(
-    method: str, handler: "grpc.RpcMethodHandler[Any, Any]", begun: Callable[[], None]
+    method: str, handler: "grpc.RpcMethodHandler[Any, Any]", begin: Callable[[status.Context], "_Call"]
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     """Return a handler that reads its messages itself; gRPC would decode that of a unary request before any hook."""
     behaviours = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
@@ -75,24 +128,28 @@ def _guard(
     async def requested(messages: AsyncIterator[object]) -> object:
         if handler.request_streaming:
             return messages
-        async for message in messages:
-            return message
+        try:
+            async with asyncio.timeout(MESSAGE_SECONDS):
+                async for message in messages:
+                    return message
+        except TimeoutError:
+            pass
         raise InvalidRequest("the call has no message; it takes one", field="message")
 
     async def call(messages: AsyncIterator[object], context: status.Context) -> object:
-        begun()
-        try:
-            return await behaviour(await requested(messages), context)
-        except Exception as error:
-            await _end(method, error, context)
+        with begin(context):
+            try:
+                return await behaviour(await requested(messages), context)
+            except Exception as error:
+                await _end(method, error, context)
 
     async def stream(messages: AsyncIterator[object], context: status.Context) -> AsyncIterator[object]:
-        begun()
-        try:
-            async for response in behaviour(await requested(messages), context):
-                yield response
-        except Exception as error:
-            await _end(method, error, context)
+        with begin(context):
+            try:
+                async for response in behaviour(await requested(messages), context):
+                    yield response
+            except Exception as error:
+                await _end(method, error, context)
 
     make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
     guarded: grpc.RpcMethodHandler[Any, Any] = cast("_Method", make)(
@@ -108,6 +165,8 @@ def _reads(deserialize: _Method | None) -> Callable[[bytes], object] | None:
         return None
 
     def read(data: bytes) -> object:
+        if (call := _current.get()) is not None:
+            call.received(len(data))
         try:
             return deserialize(data)
         except DecodeError as error:

@@ -132,6 +132,7 @@ async def run_service(
             enable_reflection(server, names)
             address = bind(server, listen, settings.server_tls, f"{service.name}.listen")
             await server.start()
+            guard.watch(int(address.rpartition(":")[2]))
             started = True
             addresses = {**await service.listen(), "metrics": at_port(metrics, metrics_server.port)}
             log.info("listening", address=address, **addresses, version=VERSION)

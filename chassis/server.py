@@ -25,10 +25,16 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # default: a minute, regardless of the keepalive options
+    # A connection costs some 15 kB, and 80 kB with TLS.
+    ("grpc.max_allowed_incoming_connections", 4096),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Calls open at once on one connection; a client keeps further ones back. gRPC counts reset ones too until Python
+    # has let go of them.
+    ("grpc.max_concurrent_streams", 2_000),
     # Calls waiting for the event loop: above 1,000 gRPC would cancel random ones silently. Refusals, with a reason, are
     # the service's task.
-    ("grpc.server.max_pending_requests", 100_000),
-    ("grpc.server.max_pending_requests_hard_limit", 100_000),
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 20_000),
 )
 
 _BACKLOG = 2048

@@ -47,6 +47,7 @@ class EngineServer:
         enable_reflection(self._server, self._names)
         address = bind(self._server, self.address, self._tls, f"router.{self.name}")
         await self._server.start()
+        self._guard.watch(int(address.rpartition(":")[2]))
         return address
 
     async def set_ready(self, ready: bool) -> None:

@@ -54,9 +54,14 @@ class Watch:
     def __init__(self, watcher: asyncio.subprocess.Process) -> None:
         self._watcher = watcher
 
-    async def figures(self, within_seconds: float = 0.0) -> Figures:
-        """End the attack's time, and return what it cost; memory may be returned `within_seconds` from now."""
-        answer, _ = await self._watcher.communicate(f"{within_seconds}\n".encode())
+    async def figures(self, within_seconds: float = 0.0, left_bytes: int = 0) -> Figures:
+        """End the attack's time, and return what it cost.
+
+        Args:
+            within_seconds: how long to wait for memory to be given back.
+            left_bytes: with how little of it to be content.
+        """
+        answer, _ = await self._watcher.communicate(f"{within_seconds} {left_bytes}\n".encode())
         return Figures(**json.loads(answer))
 
 
@@ -91,10 +96,10 @@ def _memory(pid: int, name: str) -> int:
 def _main(pid: int, address: str) -> None:
     clock = (~pid << 3) | 2  # CPU time of all threads of a process, clock_getcpuclockid(3)
     ended = threading.Event()
-    within_seconds = [0.0]
+    told: list[float] = []
 
     def until_told() -> None:
-        within_seconds[0] = float(sys.stdin.readline() or 0)
+        told.extend(map(float, sys.stdin.readline().split()))
         ended.set()
 
     with grpc.insecure_channel(address) as channel:
@@ -117,8 +122,9 @@ def _main(pid: int, address: str) -> None:
             gap, silent = max(gap, one_gap), max(silent, one_silent)
         cpu_seconds = time.clock_gettime(clock) - cpu_before
         peak, left = _memory(pid, "VmHWM") - before, _memory(pid, "VmRSS") - before
-        end = time.monotonic() + within_seconds[0]
-        while time.monotonic() < end and left > 10 * MEGABYTE:
+        within_seconds, content = told or (0, 0)
+        end = time.monotonic() + within_seconds
+        while time.monotonic() < end and left > content:
             time.sleep(0.1)
             left = min(left, _memory(pid, "VmRSS") - before)
     print(json.dumps(asdict(Figures(peak, left, cpu_seconds, gap, silent))))
