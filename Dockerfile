@@ -47,6 +47,8 @@ RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/site-packages/* /usr/loca
     /usr/bin/perl* /usr/lib/*/perl-base /usr/share/perl* /usr/share/doc /usr/share/man /usr/share/info /usr/share/locale \
     /usr/lib/*/gconv /usr/share/zoneinfo/right /usr/share/zoneinfo/posix \
     /tmp/* /root/.cache
+# A volume mounted here is its user's (docker-compose.secured.yml).
+RUN mkdir -m 700 /credentials && chown 10001:10001 /credentials
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /src/deploy/healthcheck.py /opt/healthcheck.py
 

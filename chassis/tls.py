@@ -72,14 +72,28 @@ def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
             raise SettingsError("server_tls.ca: needs server_tls.cert and server_tls.key")
         return None
     pems = watched_pems(tls, "server_tls")
+    served = pems.current()
 
-    def configuration() -> grpc.ServerCertificateConfiguration:
-        now = pems.current()
+    def configuration(now: Pems) -> grpc.ServerCertificateConfiguration:
         assert now.key is not None
         assert now.cert is not None
         return grpc.ssl_server_certificate_configuration([(now.key, now.cert)], root_certificates=now.ca)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, tls.ca is not None)
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        # gRPC's core aborts the process if connections replace a configuration while others use it, so they do that
+        # only when files have changed.
+        nonlocal served
+        now = pems.current()
+        if now is served:
+            return None
+        served = now
+        return configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(served),
+        changed,  # type: ignore[arg-type]  # the stubs lack None: nothing has changed
+        tls.ca is not None,
+    )
 
 
 def server_contexts(tls: TlsSettings, section: str) -> Watched[ssl.SSLContext] | None:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from lorrery.chassis.handshakes import REFUSED_SECONDS, Handshake
+from lorrery.chassis.handshakes import REFUSED_SECONDS, Handshakes
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.chassis.lingering import LingeringTransport
 from lorrery.chassis.server import at_port, listening_socket
@@ -208,21 +208,17 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; uvicorn's own does not bound handshakes."""
-        config, tls, loop = self.config, self._tls, asyncio.get_running_loop()
+        config, loop = self.config, asyncio.get_running_loop()
 
         def connection() -> UpgradeBlindProtocol:
             make = cast("type[UpgradeBlindProtocol]", config.http_protocol_class)
             return make(config, self.server_state, self.lifespan.state)
 
-        def handshake() -> asyncio.Protocol:
-            assert tls is not None
+        accept: Callable[[], asyncio.Protocol] = connection
+        if self._tls is not None:
             connections = self.server_state.connections
-            return Handshake(connection, tls(), self._handshake_seconds, connections, self._max_connections)
-
-        self.servers = [
-            await loop.create_server(connection if tls is None else handshake, sock=one, backlog=config.backlog)
-            for one in sockets or ()
-        ]
+            accept = Handshakes(connection, self._tls, self._handshake_seconds, connections, self._max_connections)
+        self.servers = [await loop.create_server(accept, sock=one, backlog=config.backlog) for one in sockets or ()]
         self.started = True
 
     @contextlib.contextmanager

@@ -7,7 +7,6 @@ import typer
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import cut
-from lorrery.chassis.settings import key_of, override_of
 
 _PANEL = "Deployment"
 
@@ -60,6 +59,8 @@ def with_deployment(given: Mapping[str, Any], overrides: Iterable[str] | None) -
     Raises:
         SettingsError: an option and a `--set` set the same key.
     """
+    from lorrery.chassis.settings import key_of, override_of  # while a fork server imports the services
+
     overrides = list(overrides or ())
     found: list[str] = []
     for name, key in _SETTINGS.items():

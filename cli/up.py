@@ -93,11 +93,12 @@ def up(
       lorrery up --fault freeze_worker,at=30,worker=worker-0,for=8
       lorrery up --fault adapter_load_failure,adapter=lora-r8-0,first=2 --fault slow_adapter_load,factor=20,share=0.1
     """
-    overrides = deployment_flags.with_deployment(locals(), overrides)
-    if autoscale:
-        overrides = [*overrides, "autoscaler.enabled=true"]
+    given = locals()
     del version
     with ForkServer() as fork_server:
+        overrides = deployment_flags.with_deployment(given, overrides)
+        if autoscale:
+            overrides = [*overrides, "autoscaler.enabled=true"]
         from lorrery.cli.up_cluster import run  # while the fork server imports the services
 
         code = asyncio.run(

@@ -43,8 +43,10 @@ def main() -> None:
     getproctitle()  # it locates the title's memory now, and could not after the environment changes
     control = socket.socket(fileno=int(sys.argv[1]))
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library would start threads on import
+    gc.disable()  # objects made by imports are permanent
     modules = {service: import_module(f"lorrery.{service}.__main__") for service in SERVICES}
     gc.collect()
+    gc.enable()
     gc.freeze()  # keeps a child's garbage collector from touching the pages that it shares with this process
     control.sendall(READY)
     with selectors.DefaultSelector() as selector:

@@ -34,6 +34,11 @@ def test_the_list_of_commands_imports_neither_settings_nor_numpy() -> None:
     assert imported((*SLOW, "lorrery.settings", "numpy"), ["--help"]) == []
 
 
+def test_a_cluster_s_fork_server_starts_before_settings_are_imported() -> None:
+    code = "import sys, lorrery.cli.up; sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(("flag", "file"), [("--steps", "steps.csv"), ("--perfetto", "trace.json")])
 def test_a_file_for_which_there_is_no_room_is_named_and_half_of_it_is_not_left(tmp_path: Path, flag: str, file: str):
     limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); "

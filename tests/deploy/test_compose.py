@@ -16,6 +16,7 @@ from lorrery.settings import Settings, load
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, Any] = COMPOSE["services"]
+SECURED: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.secured.yml").read_text(encoding="utf-8"))["services"]
 OURS = ("router", "scheduler", "worker")
 RESULTS = "/out"
 HEALTH_PORTS = {"router": 50051, "scheduler": 50052, "worker": 50053}
@@ -30,14 +31,28 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
     return load(ROOT / "deploy" / "cluster.toml")
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", [*SERVICES, "credentials"])
 def test_every_container_is_locked_down(name: str) -> None:
-    service = SERVICES[name]
+    service = SERVICES.get(name) or SECURED[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert not service.get("privileged")
     assert "user" not in service, "the image's own numeric user holds"
+
+
+@pytest.mark.parametrize("name", SECURED.keys() - {"credentials"})
+def test_a_secured_service_waits_for_its_credentials_and_can_only_read_them(name: str) -> None:
+    service = SECURED[name]
+    assert name in SERVICES
+    assert service["depends_on"] == {"credentials": {"condition": "service_completed_successfully"}}
+    assert service["volumes"] == ["credentials:/credentials:ro"]
+    assert not {"ports", "user", "read_only", "cap_drop", "security_opt"} & service.keys()
+
+
+def test_every_service_of_ours_is_secured() -> None:
+    ours = {name for name, service in SERVICES.items() if "lorrery" in service["image"]}
+    assert SECURED.keys() == ours | {"credentials"}
 
 
 @pytest.mark.parametrize("name", SERVICES)

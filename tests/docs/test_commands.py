@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ def commands(page: Path) -> Iterator[Command]:
         script = _HERE_DOCUMENT.sub("", block["text"]).replace("\\\n", " ")
         for line in script.splitlines():
             for words in _split(shlex.shlex(line, posix=True, punctuation_chars="|&;<>")):
-                variables = dict(word.split("=", 1) for word in words if _VARIABLE.fullmatch(word))
+                variables = dict(word.split("=", 1) for word in takewhile(_VARIABLE.fullmatch, words))
                 program, *arguments = words[len(variables) :]
                 yield Command(where, variables, program.removeprefix(".venv/bin/"), arguments, bool(block["reason"]))
 

@@ -6,7 +6,7 @@ async with watched(cluster.processes["router"]) as watch:
     ... the attack, in a further process where it takes CPU ...
 figures = await watch.figures(within_seconds=30)
 
-By hand: `python -m tests.hostile.watch PID HOST:PORT`, which prints the figures at the end of its input.
+By hand: `python -m tests.hostile.watch PID HOST:PORT [CERTS]`, which prints the figures at the end of its input.
 """
 
 import asyncio
@@ -66,14 +66,15 @@ class Watch:
 
 
 @contextlib.asynccontextmanager
-async def watched(victim: ServiceProcess) -> AsyncIterator[Watch]:
-    """Watch a service from now on."""
+async def watched(victim: ServiceProcess, certs: Path | None = None) -> AsyncIterator[Watch]:
+    """Watch a service from now on; `certs` is the folder of `lorrery certs` that it has its certificates from."""
     watcher = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "tests.hostile.watch",
         str(victim.pid),
         victim.grpc,
+        *([] if certs is None else [str(certs)]),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -93,7 +94,14 @@ def _memory(pid: int, name: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
-def _main(pid: int, address: str) -> None:
+def _channel(address: str, certs: str) -> grpc.Channel:
+    if not certs:
+        return grpc.insecure_channel(address)
+    ca, key, cert = (Path(certs, name).read_bytes() for name in ("ca.pem", "operator.key", "operator.pem"))
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert))
+
+
+def _main(pid: int, address: str, certs: str = "") -> None:
     clock = (~pid << 3) | 2  # CPU time of all threads of a process, clock_getcpuclockid(3)
     ended = threading.Event()
     told: list[float] = []
@@ -102,7 +110,7 @@ def _main(pid: int, address: str) -> None:
         told.extend(map(float, sys.stdin.readline().split()))
         ended.set()
 
-    with grpc.insecure_channel(address) as channel:
+    with _channel(address, certs) as channel:
         health = health_pb2_grpc.HealthStub(channel)
 
         def probe() -> tuple[float, float]:
@@ -131,4 +139,4 @@ def _main(pid: int, address: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), sys.argv[2])
+    _main(int(sys.argv[1]), *sys.argv[2:])

@@ -18,6 +18,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.cli.certs import app
 from lorrery.router.http import connection
 from tests.cluster.harness import wait_until
+from tests.hostile.handshakes import hello
 from tests.router.http.conftest import HttpRouter, StartHttp, rest_of
 from tests.router.http.test_stuck_reader import LONG, asks_for_a_megabyte
 
@@ -144,6 +145,37 @@ async def test_a_handshake_that_does_not_end_is_cut(start_http: StartHttp, folde
         assert await router.exchange(begun) == b""
 
 
+@pytest.mark.parametrize("begun", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x40\x00" + bytes(handshakes.HELLO_BYTES)])
+async def test_what_is_no_first_message_of_a_handshake_is_cut_at_once(
+    start_http: StartHttp, folders: tuple[Path, Path], begun: bytes
+) -> None:
+    folder, _ = folders
+    router = await start_http(server_tls={"cert": folder / "router.pem", "key": folder / "router.key"})
+    async with router.connection() as (reader, writer):
+        writer.write(begun)
+        with contextlib.suppress(ConnectionError):
+            assert await rest_of(reader) == b""
+
+
+async def test_the_oldest_handshake_ends_where_too_many_wait_for_their_client(
+    start_http: StartHttp, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshakes, "MAX_UNDER_WAY", 2)
+    folder, _ = folders
+    router = await start_http(server_tls={"cert": folder / "router.pem", "key": folder / "router.key"})
+    async with contextlib.AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(router.connection()) for _ in range(3)]
+        readers = [reader for reader, _ in opened]
+        for reader, writer in opened:
+            writer.write(hello())
+            assert (await reader.read(1))[0] == 22  # its answer
+        with contextlib.suppress(ConnectionError):
+            await rest_of(readers[0])
+        assert readers[0].at_eof() or readers[0].exception()
+        assert not any(reader.at_eof() for reader in readers[1:])
+        assert await served(router, client(folder, None))
+
+
 async def test_handshakes_count_as_connections(start_http: StartHttp, folders: tuple[Path, Path]) -> None:
     folder, _ = folders
     tls = {"cert": folder / "router.pem", "key": folder / "router.key"}
@@ -183,16 +215,18 @@ async def test_a_server_that_stops_ends_handshakes_that_have_not_begun(folders: 
     made: list[handshakes.Handshake] = []
 
     class Stopping(handshakes.Handshake):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
             assert connections == {self}
             made.append(self)
             self.shutdown()
 
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Stopping(Mock(), tls, 30.0, connections, 1), "localhost", 0)
+    begun = handshakes.Handshakes(Mock(), lambda: tls, 30.0, connections, 1)
+    server = await loop.create_server(lambda: Stopping(begun), "localhost", 0)
     async with server:
         reader, writer = await asyncio.open_connection("localhost", server.sockets[0].getsockname()[1])
+        writer.write(hello())
         with contextlib.suppress(ConnectionError):
             assert await rest_of(reader) == b""
         writer.close()
