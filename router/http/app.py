@@ -151,6 +151,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
         field, why = _first_error(error)
+        error.body = error.__traceback__ = None  # FastAPI's frame has the error, and its traceback that frame
         text = why if field is None else f"{field}: {why}"
         status = HTTPStatus.BAD_REQUEST
         return json_response(body(status, text, field, status.phrase), status)

@@ -20,7 +20,7 @@ from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import body, json_response
 from lorrery.router.http.field_names import LORA
-from lorrery.router.http.generating import LENIENT
+from lorrery.router.http.generating import LENIENT, Options
 from lorrery.router.http.openai_requests import ChatMessage, Tool, template_variables, turns
 from lorrery.router.keys import ApiKey
 from lorrery.router.peft import BrokenAdapterError
@@ -96,9 +96,11 @@ class TokenizeRequest(BaseModel):
     continue_final_message: bool = Field(default=False, description="of a conversation; instead of that")
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")
-    tools: list[Tool] | None = Field(default=None, description="for the chat template")
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
+        default=None, description="for the chat template"
+    )
     mm_processor_kwargs: dict[str, Any] | None = Field(default=None, description="without effect")
-    media_io_kwargs: dict[str, dict[str, Any]] | None = Field(default=None, description="without effect")
+    media_io_kwargs: Options | None = Field(default=None, description="without effect")
 
     @model_validator(mode="before")
     @classmethod
@@ -121,7 +123,7 @@ class DetokenizeRequest(BaseModel):
 
 def routes(edge: Edge) -> APIRouter:
     """Return vLLM's routes."""
-    router, handler = APIRouter(tags=["vLLM"], route_class=json_route(edge.admit)), edge.handler
+    router, handler = APIRouter(tags=["vLLM"], route_class=json_route(edge.admit, edge.bodies)), edge.handler
     router_settings = handler.settings.router
 
     @router.post("/v1/load_lora_adapter", response_class=Response)

@@ -7,20 +7,22 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
-from lorrery.router.http.bodies import JsonRequest
-from lorrery.router.http.nesting import MAX_LEVELS, too_deep
+from lorrery.chassis.turns import Turns
+from lorrery.router.http.bodies import BodyReader
+from lorrery.router.http.nesting import MAX_LEVELS, Bounds, too_much
 from tests.router.http.conftest import StartHttp, refusal
 
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
+BOUNDS = Bounds.of(2048, 1024)
 BEHIND_QUOTES = '{"\u2222": ' + "[" * 65 + "]" * 65 + ', "\u2222": 1}'
 """In UTF-16 the bytes of its keys are quotation marks, between which there are no brackets to count."""
 
 
 async def parse(body: bytes) -> object:
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body}
-
-    return await JsonRequest({"type": "http", "headers": []}, receive).json()
+    found = await BodyReader(BOUNDS, Turns()).read(body)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,6 @@ def test_levels_are_counted_outside_strings_only() -> None:
         value = drawn(rng, 4)
         deeper = MAX_LEVELS - levels(value)
         for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, separators=(",", ":"))):
-            assert too_deep(f"{'[' * deeper}{text}{']' * deeper}".encode()) is None
-            why = too_deep(f"{'[' * (deeper + 1)}{text}{']' * (deeper + 1)}".encode())
+            assert [*too_much(f"{'[' * deeper}{text}{']' * deeper}".encode(), BOUNDS)] == [None]
+            (why,) = too_much(f"{'[' * (deeper + 1)}{text}{']' * (deeper + 1)}".encode(), BOUNDS)
             assert why == "is nested 65 levels deep; at most 64 are read; send fewer levels"
