@@ -55,6 +55,28 @@ async def test_what_is_nested_too_deeply_is_refused_in_every_encoding(text: str,
         await parse(text.encode(encoding))
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('["a",' * 11_000, "the body is nested"),
+        ("[" + "{}," * 30_000, "the body has over 20480 texts, objects and arrays"),
+        ("[" + '"a",' * 30_000, "the body has over 20480 texts, objects and arrays"),
+        ("[" + "1," * 300_000, "the body has over 264192 values"),
+        ("[" + "1" * 300_000 + "]", "a number has 300000 digits; at most 400 are read"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_more_than_a_valid_request_can_hold_is_refused(text: str, why: str, encoding: str) -> None:
+    with pytest.raises((HTTPException, ValueError), match=why):
+        await parse(text.encode(encoding))
+
+
+@pytest.mark.parametrize("text", ["\\", '"', '\\"', "x\\", "\\\\x"])
+async def test_escapes_across_pieces_are_counted_right(text: str) -> None:
+    body = [text * 200_000 + "[" * 100_000, [1] * 200_000, "," * 500_000]
+    assert await parse(json.dumps(body).encode()) == body
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 async def test_what_is_json_is_read_as_vllm_reads_it(encoding: str) -> None:
     content = {"a": [1, 2.5, -1e300, None, True, {"b": "\u00e9\U0001f600"}], "": {}}
