@@ -20,6 +20,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.chassis.turns import Turns
 from lorrery.router.http.nesting import PIECE_BYTES, Bounds, too_much
 
@@ -33,9 +34,11 @@ class BodyReader:
     Args:
         bounds: on each.
         turns: of long work.
+        wide_bytes: most characters of a body with some beyond ASCII, of which each may take four bytes, several times.
     """
 
-    def __init__(self, bounds: Bounds, turns: Turns) -> None:
+    def __init__(self, bounds: Bounds, turns: Turns, wide_bytes: int = RECEIVE_BYTES) -> None:
+        self._wide_bytes = wide_bytes
         self._bounds = bounds
         self._turns = turns
         self._one_at_a_time = asyncio.Lock()
@@ -54,6 +57,11 @@ class BodyReader:
             why = next(filter(None, too_much(body, self._bounds)), None)
             return _parsed(body) if why is None else _refused(why)
         async with self._one_at_a_time:
+            num_escapes = body.count(rb"\u")
+            is_wide = num_escapes > 0 or not body.isascii()
+            if is_wide and (num_characters := len(body) - 5 * num_escapes) > self._wide_bytes:
+                most = f"at most {self._wide_bytes} are read where some are beyond ASCII"
+                return _refused(f"has {num_characters} characters; {most}; send fewer")
             turn = self._turns.begin()
             for why in too_much(body, self._bounds):
                 if why is not None:

@@ -50,7 +50,9 @@ class Edge:
         self.handler = handler
         self.turns = Turns()
         scheduler, router = handler.settings.scheduler, handler.settings.router
-        self.bodies = BodyReader(Bounds.of(scheduler.max_req_input_len, router.http_max_outputs), self.turns)
+        self.bodies = BodyReader(
+            Bounds.of(scheduler.max_req_input_len, router.http_max_outputs), self.turns, handler.receive_bytes
+        )
         self.texts = TokenTexts(handler.tokenizer)
         self.models = handler.settings.served_model_names
         self.model = self.models[0]
