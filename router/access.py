@@ -111,6 +111,15 @@ def check_use(caller: ApiKey, adapter_id: str, max_new_tokens: int, prompt_token
             field="adapter_id",
             value=quoted(adapter_id),
         )
+    check_tokens(caller, max_new_tokens, prompt_tokens)
+
+
+def check_tokens(caller: ApiKey, max_new_tokens: int, prompt_tokens: int) -> None:
+    """Check that the lengths of a request are within the permanent limits of its key.
+
+    Raises:
+        PermissionDenied: they are not.
+    """
     for field, value, limit in (
         ("max_new_tokens", max_new_tokens, caller.max_new_tokens),
         ("tokens_per_minute", prompt_tokens + max_new_tokens, caller.tokens_per_minute),

@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
+from uuid import uuid4
 
 from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, Unauthenticated, UnknownName
 from lorrery.chassis.writes import Writes
 from lorrery.router import wire
-from lorrery.router.access import Access, taken_back
+from lorrery.router.access import Access, check_tokens, taken_back
 from lorrery.router.constraint.drawing import SharedConstraint
 from lorrery.router.faults import Injector
 from lorrery.router.keys import ApiKey
@@ -25,7 +26,8 @@ from lorrery.router.open_request import OpenRequest, WriteNow
 from lorrery.router.output import Output
 from lorrery.router.placement import Placement
 from lorrery.router.reader import RequestReader, unknown_model
-from lorrery.router.request import Finish
+from lorrery.router.request import Finish, Request
+from lorrery.router.sampling import SamplingParams
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import OutputTrace
 from lorrery.tokenizer.base import Tokenizer
@@ -45,6 +47,11 @@ class Call(Protocol):
     @property
     def aborted(self) -> bool:
         """Whether its cancellation was requested by the client in another call."""
+        ...
+
+    @property
+    def refused_together(self) -> bool:
+        """Whether its cancellation follows from the refusal of another output of the client's request."""
         ...
 
     @property
@@ -89,6 +96,8 @@ def cause_of(call: Call, error: BaseException | None) -> CancelCause:
     if isinstance(error, asyncio.CancelledError):
         if call.aborted:
             return CancelCause.ABORTED
+        if call.refused_together:
+            return CancelCause.REFUSED_TOGETHER
         return CancelCause.DEADLINE if call.deadline_has_passed else CancelCause.CLIENT_LEFT
     if isinstance(error, InjectedFault):
         return CancelCause.FAULT
@@ -235,6 +244,31 @@ class Generation:
                 timing.left(open_request.finish.usage)
             del self._callers[open_request]
             self._placement.release(open_request, cause_of(call, sys.exception()), output.num_tokens)
+
+    async def count(self, caller: ApiKey, adapter_id: str, tokens: int) -> None:
+        """Count something against the rates of a key as a prompt without output; its scheduler does.
+
+        Args:
+            caller: the key.
+            adapter_id: whose scheduler is asked; empty: any.
+            tokens: of the prompt.
+
+        Raises:
+            RequestError: the key may not have it, at all or now.
+        """
+        if not (self._access.counts and caller.has_rates):
+            return
+        check_tokens(caller, 0, tokens)
+        request_id = uuid4().hex
+        request = Request(
+            request_id, adapter_id, caller.tenant, b"", SamplingParams(), (), 0, key=caller, only_counted_tokens=tokens
+        )
+        open_request = OpenRequest(request, lambda token_ids, finish, *_: (wire.generate_response(token_ids, ""), True))
+        self._placement.submit(open_request)
+        try:
+            await open_request.next_message()
+        finally:
+            self._placement.release(open_request, CancelCause.CLIENT_LEFT, 0)
 
     async def _finish_stopped(
         self, open_request: OpenRequest, output: Output, response: wire.Message, call: Call

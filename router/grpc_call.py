@@ -30,6 +30,7 @@ class GrpcCall:
         write: takes each message, and begins the stream; None: the call's own `write`.
     """
 
+    refused_together = False  # a call has one output
     __slots__ = ("_context", "_deadline_slack", "aborted", "complete", "write")
     write_now = None
 

@@ -364,6 +364,21 @@ class Handler:
             caller()
             return await prompt_token_ids(message, self.tokenizer, 0, self.settings.scheduler.max_req_input_len)
 
+    async def count(self, caller: ApiKey, model: str | None, num_tokens: int) -> None:
+        """Count the use of the tokenizer as a prompt, against the rates of the caller's key.
+
+        Args:
+            caller: whose key.
+            model: the model that it names; None: none.
+            num_tokens: of the text.
+
+        Raises:
+            RequestError: it is over a rate; counted as a refused request.
+        """
+        adapter_id = "" if model is None or model in self.settings.model_names else model
+        with self._refusals_counted():
+            await self._generation.count(caller, adapter_id, num_tokens)
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of a text, which may be longer than a prompt.
 

@@ -55,6 +55,11 @@ class ApiKey(Section):
     max_new_tokens: _Limit | None = Field(default=None, description="most that one request may ask for")
     weight: Weight = Field(default=1.0, description="the tenant's share under a fair policy")
 
+    @property
+    def has_rates(self) -> bool:
+        """Whether its requests count, per minute."""
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
     def may_use(self, adapter_id: str) -> bool:
         """Return whether requests may use this adapter; empty: the base model."""
         if not adapter_id:

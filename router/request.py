@@ -43,7 +43,7 @@ class Request:
     """One request as it is sent to a scheduler.
 
     Attributes:
-        prompt_token_ids_u32: little-endian unsigned 32-bit integers; never empty.
+        prompt_token_ids_u32: little-endian unsigned 32-bit integers; empty only if it is only counted.
         stop_token_sequences: the stop strings in the tokenizer's own tokenisation, for the worker.
         seed: 64 bits; equal seeds give equal tokens.
         true_output_tokens: a trace's true output length, hidden from all scheduling decisions; 0: unknown.
@@ -55,6 +55,7 @@ class Request:
         skips_prefix_cache: whether every position of its prompt has to be computed.
         group: the client's request that it is one of several outputs of; None: it is the only one.
         top_logprobs: number of alternatives to each token in its messages; None: no log-probabilities.
+        only_counted_tokens: what it counts with against its key's quotas, without being generated; None: it is.
     """
 
     request_id: str
@@ -73,6 +74,7 @@ class Request:
     top_logprobs: int | None = None
     skips_prefix_cache: bool = False
     group: OutputGroup | None = None
+    only_counted_tokens: int | None = None
 
     @property
     def prompt_tokens(self) -> int:

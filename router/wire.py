@@ -268,6 +268,7 @@ def submit(
             skips_prefix_cache=request.skips_prefix_cache,
             group=None if group is None else types_pb2.OutputGroup(id=group.group_id, num_outputs=group.num_outputs),
             cache_salt=request.cache_salt,
+            only_counted_tokens=request.only_counted_tokens,
             sampling=scheduler_pb2.Sampling(
                 sampler=_sampler(request.sampling),
                 seed=request.seed,

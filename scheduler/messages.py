@@ -38,6 +38,7 @@ class Submit:
         skips_prefix_cache: whether every position of its prompt has to be computed.
         group: the request of a client that it is one output of; None: it is the only one.
         cache_salt: prompts with different ones share no cached prefix.
+        only_counted_tokens: what it counts with against its quota, without being generated; None: it is.
     """
 
     handle: int
@@ -59,6 +60,7 @@ class Submit:
     skips_prefix_cache: bool = False
     group: OutputGroup | None = None
     cache_salt: str = ""
+    only_counted_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

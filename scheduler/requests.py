@@ -112,6 +112,9 @@ class Requests:
 
     def submit(self, submit: Submit, router: RouterLink) -> None:
         """Accept a request, or refuse it at once."""
+        if submit.only_counted_tokens is not None:
+            self._count(submit, submit.only_counted_tokens, router)
+            return
         counted = self._take_over(submit, router) if submit.resumed else Counted.NOTHING
         at_ps = self._clock.now_ps()
         self._num_handles += 1
@@ -187,6 +190,16 @@ class Requests:
             **log_fields(submit.trace),
         )
         self._carry_out(events, at_ps)
+
+    def _count(self, submit: Submit, tokens: int, router: RouterLink) -> None:
+        """Count a request that is not to be generated, or refuse it; in the journal and the metrics it is none."""
+        at_ps = self._clock.now_ps()
+        refusal = None if submit.quota is None else self._core.charge(tokens, submit.quota, at_ps)
+        if refusal is not None:
+            router.refused(submit.handle, withheld(refusal))
+            return
+        sequence = Sequence(handle=0, prompt_tokens=tokens, max_new_tokens=0, arrived_ps=at_ps)
+        router.finished(wire_routers.finished(submit.handle, sequence, FinishReason.LENGTH, 0, "", at_ps))
 
     def _take_over(self, submit: Submit, router: RouterLink) -> Counted:
         """End what is left of a resumed request on the stream that broke; return how much of it was counted."""

@@ -95,6 +95,7 @@ def read_submit(message: pb.Submit) -> Submit:
         skips_prefix_cache=message.skips_prefix_cache,
         group=OutputGroup(message.group.id, message.group.num_outputs) if message.HasField("group") else None,
         cache_salt=message.cache_salt,
+        only_counted_tokens=message.only_counted_tokens if message.HasField("only_counted_tokens") else None,
     )
 
 

@@ -30,6 +30,7 @@ class CancelCause(IntEnum):
     FAILED = 9
     ROUTER_LEFT = 10
     """Never sent: the router's stream has ended."""
+    REFUSED_TOGETHER = 11
 
     @property
     def word(self) -> str:
@@ -81,6 +82,7 @@ MEANINGS = {
     CancelCause.MOVED: Meaning(None, "", ""),
     CancelCause.FAILED: Meaning(None, "cancelled", "failed"),
     CancelCause.ROUTER_LEFT: Meaning(None, "", ""),
+    CancelCause.REFUSED_TOGETHER: Meaning(None, "cancelled", "cancelled"),
 }
 MEANINGS[CancelCause.UNSPECIFIED] = MEANINGS[CancelCause.CLIENT_LEFT]
 

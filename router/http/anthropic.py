@@ -18,7 +18,7 @@ from lorrery.router.http.openai_requests import ChatRequest
 
 def routes(edge: Edge) -> APIRouter:
     """Return Anthropic's routes."""
-    router = APIRouter(prefix=PREFIX, tags=["Anthropic"], route_class=json_route(edge.admit))
+    router = APIRouter(prefix=PREFIX, tags=["Anthropic"], route_class=json_route(edge.admit, edge.bodies))
     names = MESSAGES._replace(max_model_len=edge.max_model_len)
 
     async def encoded(request: Conversation, chat: ChatRequest, http: Request) -> list[int]:

@@ -17,7 +17,6 @@ from lorrery.router.http.chat_asked import as_chat
 from lorrery.router.http.forms import Form, Function, chosen, with_tools
 from lorrery.router.http.generating import LENIENT, Arguments
 from lorrery.router.http.openai_requests import ChatRequest
-from lorrery.router.http.tool_calls import read_arguments
 
 _GENERATION = (
     *("model", "stream", "temperature", "top_p", "top_k", "cache_salt", "kv_transfer_params", "ec_transfer_params"),
@@ -156,8 +155,7 @@ class Message(BaseModel):
             elif block.type == "thinking" and block.thinking is not None:
                 thought.append(block.thinking)
             elif block.type == "tool_use":
-                given = read_arguments(block.input, f"{at}.input")
-                call = {"name": block.name or "", "arguments": given}
+                call = {"name": block.name or "", "arguments": block.input or {}}
                 calls.append({"id": block.id or "call", "type": "function", "function": call})
             elif block.type == "tool_result" and self.role == "user":
                 yield from _results(block, at, passed_over)

@@ -1,9 +1,15 @@
 """Request bodies, parsed as vLLM's server parses them, but not what is costly to parse.
 
+A large body is counted piece by piece, in turns with everything else on the event loop, and is refused where it holds
+more than a valid one could (nesting.py). Parsing the rest cannot be interrupted, and takes a tenth of a second at most;
+large bodies are parsed one after another, with as much time for others after each.
+
 Another content type is refused: a page of another site could send such a body without a CORS preflight.
 """
 
+import asyncio
 import json
+import time
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
@@ -14,15 +20,127 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from lorrery.router.http.nesting import too_deep
+from lorrery.chassis.server import RECEIVE_BYTES
+from lorrery.chassis.turns import Turns
+from lorrery.router.http.nesting import PIECE_BYTES, Bounds, too_much
+
+_MAX_DIGITS = 400
+"""Of a number in a large body; the largest float has 309. Reading a number takes the square of its length."""
 
 
-def json_route(admit: Callable[[Request], object]) -> type[APIRoute]:
+class BodyReader:
+    """Parses the bodies of all requests.
+
+    Args:
+        bounds: on each.
+        turns: of long work.
+        wide_bytes: most characters of a body with some beyond ASCII, of which each may take four bytes, several times.
+    """
+
+    def __init__(self, bounds: Bounds, turns: Turns, wide_bytes: int = RECEIVE_BYTES) -> None:
+        self._wide_bytes = wide_bytes
+        self._bounds = bounds
+        self._turns = turns
+        self._one_at_a_time = asyncio.Lock()
+
+    async def read(self, body: bytes) -> object:
+        """Return a parsed body, or the error that says why it is none.
+
+        It raises none, because an error's traceback would keep the body until the next garbage collection.
+        """
+        if (encoding := json.detect_encoding(body)) != "utf-8":
+            try:
+                body = body.decode(encoding, "surrogatepass").encode(errors="surrogatepass")
+            except ValueError as error:
+                return _without_body(error)
+        if len(body) <= PIECE_BYTES:
+            why = next(filter(None, too_much(body, self._bounds)), None)
+            return _parsed(body) if why is None else _refused(why)
+        async with self._one_at_a_time:
+            num_escapes = body.count(rb"\u")
+            is_wide = num_escapes > 0 or not body.isascii()
+            if is_wide and (num_characters := len(body) - 5 * num_escapes) > self._wide_bytes:
+                most = f"at most {self._wide_bytes} are read where some are beyond ASCII"
+                return _refused(f"has {num_characters} characters; {most}; send fewer")
+            turn = self._turns.begin()
+            for why in too_much(body, self._bounds):
+                if why is not None:
+                    return _refused(why)
+                if turn.is_over:
+                    await turn.pass_on()
+            began = time.monotonic()
+            found = _parsed(body, _int, _float)
+            await asyncio.sleep(time.monotonic() - began)
+            return found
+
+
+def _refused(why: str) -> HTTPException:
+    return HTTPException(HTTPStatus.BAD_REQUEST, f"the body {why}")
+
+
+def _parsed(
+    body: bytes, read_int: Callable[[str], int] | None = None, read_float: Callable[[str], float] | None = None
+) -> object:
+    try:
+        found: object = json.loads(body.decode(errors="surrogatepass"), parse_int=read_int, parse_float=read_float)
+        return found
+    except ValueError as error:
+        return _without_body(error)
+
+
+def _without_body(error: ValueError) -> ValueError:
+    """Return an error that says the same as a parser's, which has all that it was to parse."""
+    if not isinstance(error, json.JSONDecodeError):
+        return ValueError(str(error))
+    found = json.JSONDecodeError(error.msg, "", 0)
+    found.pos = error.pos
+    return found
+
+
+def _int(digits: str) -> int:
+    return int(_checked(digits))
+
+
+def _float(digits: str) -> float:
+    return float(_checked(digits))
+
+
+def _checked(digits: str) -> str:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits; at most {_MAX_DIGITS} are read")
+    return digits
+
+
+def json_route(admit: Callable[[Request], object], reader: BodyReader) -> type[APIRoute]:
     """Return the class of routes with a JSON body.
 
     Args:
         admit: authenticates the caller before anything is read or parsed; what it raises becomes the response.
+        reader: of the bodies.
     """
+
+    class JsonRequest(Request):
+        """A request with a JSON body."""
+
+        async def body(self) -> bytes:
+            """Read the body; return its first byte, whose presence is all that FastAPI wants of it and keeps."""
+            self._whole = await super().body()
+            del self._body
+            return self._whole[:1]
+
+        async def json(self) -> object:
+            """Return the parsed body.
+
+            Raises:
+                HTTPException: it holds too much.
+                ValueError: it cannot be parsed, of which FastAPI makes the response.
+            """
+            whole = [self._whole]
+            del self._whole
+            found = await reader.read(whole.pop())
+            if isinstance(found, Exception):
+                raise found
+            return found
 
     class JsonRoute(APIRoute):
         """A route with a JSON body."""
@@ -41,21 +159,3 @@ def json_route(admit: Callable[[Request], object]) -> type[APIRoute]:
             return served
 
     return JsonRoute
-
-
-class JsonRequest(Request):
-    """A request with a JSON body."""
-
-    async def json(self) -> object:
-        """Return the parsed body.
-
-        Raises:
-            HTTPException: it is nested too deeply.
-            ValueError: it cannot be parsed, of which FastAPI makes the response.
-        """
-        body = await self.body()
-        text = body.decode(json.detect_encoding(body), "surrogatepass")
-        if (why := too_deep(text.encode(errors="surrogatepass"))) is not None:
-            raise HTTPException(HTTPStatus.BAD_REQUEST, f"the body {why}")
-        found: object = json.loads(text)
-        return found

@@ -17,8 +17,10 @@ from lorrery.router.field_names import Names, named
 from lorrery.router.generate import Call
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import Answer, Shape
+from lorrery.router.http.bodies import BodyReader
 from lorrery.router.http.field_names import COMPLETION
 from lorrery.router.http.forms import Form
+from lorrery.router.http.nesting import Bounds
 from lorrery.router.http.token_json import TokenTexts
 from lorrery.router.keys import ApiKey
 from lorrery.settings import Settings
@@ -47,6 +49,10 @@ class Edge:
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
         self.turns = Turns()
+        scheduler, router = handler.settings.scheduler, handler.settings.router
+        self.bodies = BodyReader(
+            Bounds.of(scheduler.max_req_input_len, router.http_max_outputs), self.turns, handler.receive_bytes
+        )
         self.texts = TokenTexts(handler.tokenizer)
         self.models = handler.settings.served_model_names
         self.model = self.models[0]

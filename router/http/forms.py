@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Annotated, Any, NamedTuple, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -28,7 +28,7 @@ class StructuredOutputs(BaseModel):
 
     json_: str | dict[str, Any] | None = Field(default=None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None

@@ -38,9 +38,13 @@ _NOT_IN_SALT = frozenset("@/\\\0")
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Tokens = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
-"""Validation of a list stops at the first wrong element: the errors of a whole list would be a hundred times as big."""
+"""Validation stops at the first wrong element: the errors of a whole list would be a hundred times as big."""
 Stop = str | Annotated[Texts, Field(max_length=4)] | None
-Arguments = dict[str, str | int | float | list[str | int | float]]
+Arguments = Annotated[
+    dict[str, str | int | float | Annotated[list[str | int | float], Field(fail_fast=True)]], Field(fail_fast=True)
+]
+Options = Annotated[dict[str, dict[str, Any]], Field(fail_fast=True)]
+Bias = Annotated[dict[str, float], Field(fail_fast=True)]
 NullIsZero = Annotated[int, BeforeValidator(lambda value: 0 if value is None else value)]
 
 LENIENT = ConfigDict(extra="ignore", protected_namespaces=())
@@ -126,7 +130,7 @@ class GeneratingRequest(BaseModel):
     model: str | None = Field(default=None, description="the base model, or an adapter; unset: the base model")
     n: int | None = 1
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = Field(default=None, description="without effect")
+    logit_bias: Bias | None = Field(default=None, description="without effect")
     presence_penalty: float | None = None
     seed: Int64 | None = None
     stop: Stop = []

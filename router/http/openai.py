@@ -32,7 +32,7 @@ _SAGEMAKER_ADAPTER = "x-amzn-sagemaker-adapter-identifier"
 
 def routes(edge: Edge) -> APIRouter:
     """Return OpenAI's routes."""
-    router = APIRouter(tags=["OpenAI"], route_class=json_route(edge.admit))
+    router = APIRouter(tags=["OpenAI"], route_class=json_route(edge.admit, edge.bodies))
     began = unix_seconds()
 
     @router.post("/v1/completions", responses=EITHER)

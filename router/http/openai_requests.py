@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import cut, quoted
 from lorrery.router.http.forms import Form, openai_choice, openai_functions, with_tools
-from lorrery.router.http.generating import LENIENT, GeneratingRequest, NullIsZero, refused
-from lorrery.router.http.tool_calls import read_arguments
+from lorrery.router.http.generating import LENIENT, GeneratingRequest, NullIsZero, Options, refused
+from lorrery.router.http.tool_calls import ArgumentsReader
 
 _MOST_PROMPTS = 1024
 _OWN_VARIABLES = ("self", "messages", "add_generation_prompt", "continue_final_message")
@@ -40,7 +40,7 @@ class CompletionRequest(GeneratingRequest):
     echo: bool | None = Field(default=False, description="the text begins with the prompt")
     logprobs: int | None = Field(default=None, description="how likely each token was, with so many alternatives")
     suffix: str | None = None
-    prompt_embeds: bytes | list[bytes] | None = None
+    prompt_embeds: bytes | Annotated[list[bytes], Field(fail_fast=True)] | None = None
     add_special_tokens: bool = Field(default=True, description="whether a text begins with the token for that")
 
     @model_validator(mode="before")
@@ -185,8 +185,12 @@ class ChatMessage(BaseModel):
             )
         return [_part(part, f"{field}.content[{number}]") for number, part in enumerate(self.content)]
 
-    def turn(self, where: str) -> dict[str, Any]:
-        """Return the turn as a message for chat templates, without fields that are null; `where`: for errors.
+    def turn(self, where: str, arguments: ArgumentsReader) -> dict[str, Any]:
+        """Return the turn as a message for chat templates, without fields that are null.
+
+        Args:
+            where: its path in the request, for errors.
+            arguments: reads those of its calls.
 
         Raises:
             InvalidRequest: it has more than text and tool calls.
@@ -197,14 +201,16 @@ class ChatMessage(BaseModel):
             return turn
         return {
             **turn,
-            "tool_calls": [_read(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(self.tool_calls)],
+            "tool_calls": [
+                _read(call, f"{where}.tool_calls[{n}]", arguments) for n, call in enumerate(self.tool_calls)
+            ],
         }
 
 
-def _read(call: ToolCall, where: str) -> dict[str, Any]:
+def _read(call: ToolCall, where: str, arguments: ArgumentsReader) -> dict[str, Any]:
     """Return a call with its arguments as an object."""
-    arguments = read_arguments(call.function.arguments, f"{where}.function.arguments")
-    return {**call.model_dump(), "function": {**call.function.model_dump(), "arguments": arguments}}
+    found = arguments.read(call.function.arguments, f"{where}.function.arguments")
+    return {**call.model_dump(), "function": {**call.function.model_dump(), "arguments": found}}
 
 
 def turns(messages: Sequence[ChatMessage], *, to_be_continued: bool = False) -> list[dict[str, Any]]:
@@ -220,7 +226,8 @@ def turns(messages: Sequence[ChatMessage], *, to_be_continued: bool = False) -> 
     if to_be_continued and messages and (messages[-1].content is None or messages[-1].content == []):
         field = f"messages[{len(messages) - 1}].content"
         raise InvalidRequest(f"{field} has no text, and continue_final_message is set; give one", field=field)
-    return [message.turn(f"messages[{number}]") for number, message in enumerate(messages)]
+    arguments = ArgumentsReader()
+    return [message.turn(f"messages[{number}]", arguments) for number, message in enumerate(messages)]
 
 
 class FunctionDefinition(BaseModel):
@@ -307,7 +314,9 @@ class ChatRequest(GeneratingRequest):
     include_reasoning: bool = Field(default=True, description="without effect")
     parallel_tool_calls: bool | None = Field(default=True, description="false: one call at most")
     echo: bool = Field(default=False, description="the text begins with the assistant's last message")
-    documents: list[dict[str, str]] | None = Field(default=None, description="for the chat template")
+    documents: Annotated[list[Annotated[dict[str, str], Field(fail_fast=True)]], Field(fail_fast=True)] | None = Field(
+        default=None, description="for the chat template"
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")
     add_generation_prompt: bool = Field(
         default=True, description="whether the prompt ends with what begins the assistant's turn"
@@ -315,7 +324,7 @@ class ChatRequest(GeneratingRequest):
     continue_final_message: bool = Field(default=False, description="the prompt ends within the last message")
     add_special_tokens: bool = Field(default=False, description="whether a token for that begins the rendered text")
     chat_template: str | None = None
-    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    media_io_kwargs: Options | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     return_prompt_text: bool | None = Field(default=None, description="the answer has the rendered prompt")
 

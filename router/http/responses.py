@@ -19,7 +19,7 @@ from lorrery.router.http.token_json import LogprobsJson
 
 def routes(edge: Edge) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=json_route(edge.admit))
+    router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=json_route(edge.admit, edge.bodies))
     names = RESPONSES._replace(max_model_len=edge.max_model_len)
     router_settings = edge.handler.settings.router
 

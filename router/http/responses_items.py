@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
 from lorrery.router.http.blocks import not_text, without_billing_header
-from lorrery.router.http.tool_calls import read_arguments
+from lorrery.router.http.tool_calls import ArgumentsReader
 
 _CONFIG = ConfigDict(extra="allow", protected_namespaces=())
 _Status = Literal["in_progress", "completed", "incomplete"]
@@ -209,8 +209,9 @@ def turns(items: Sequence[InputItem]) -> list[Turn]:
         InvalidRequest: one cannot be read.
     """
     found: list[Turn] = []
+    arguments = ArgumentsReader()
     for number, item in enumerate(items):
-        turn = _turn(item, f"input[{number}]")
+        turn = _turn(item, f"input[{number}]", arguments)
         if turn["role"] != "assistant" or not _joined(found, turn):
             found.append(turn)
     return [{"content": "", **turn} for turn in found]
@@ -231,10 +232,10 @@ def _joined(found: Sequence[Turn], turn: Turn) -> bool:
     return True
 
 
-def _turn(item: InputItem, where: str) -> Turn:
+def _turn(item: InputItem, where: str, arguments: ArgumentsReader) -> Turn:
     if isinstance(item, FunctionCall):
         name = f"{item.namespace}__{item.name}" if item.namespace else item.name
-        return _called(item.call_id, name, read_arguments(item.arguments, f"{where}.arguments"))
+        return _called(item.call_id, name, arguments.read(item.arguments, f"{where}.arguments"))
     if isinstance(item, CustomCall):
         return _called(item.call_id, item.name, {"input": item.input})
     if isinstance(item, FunctionOutput | CustomOutput):

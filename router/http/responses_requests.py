@@ -12,7 +12,7 @@ from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import cut
 from lorrery.router.http.chat_asked import as_chat
 from lorrery.router.http.forms import Form, Function, StructuredOutputs, openai_choice, with_tools
-from lorrery.router.http.generating import LENIENT, Arguments, Int64, NullIsZero, Stop, Tokens
+from lorrery.router.http.generating import LENIENT, Arguments, Bias, Int64, NullIsZero, Options, Stop, Tokens
 from lorrery.router.http.openai_requests import ChatRequest
 from lorrery.router.http.responses_items import InputItem, is_to_be_continued, turns
 from lorrery.router.http.responses_tools import (
@@ -75,9 +75,9 @@ class ResponsesRequest(BaseModel):
     instructions: str | None = Field(default=None, description="what the conversation begins with")
     max_output_tokens: int | None = Field(default=None, description="unset: what the prompt leaves of the context")
     max_tool_calls: int | None = Field(default=None, description="without effect")
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Field(fail_fast=True)] | None = None
     model: str | None = Field(default=None, description="the base model, or an adapter; unset: the base model")
-    logit_bias: dict[str, float] | None = Field(default=None, description="without effect")
+    logit_bias: Bias | None = Field(default=None, description="without effect")
     parallel_tool_calls: bool | None = Field(default=True, description="false: one call at most")
     previous_response_id: str | None = Field(default=None, description="responses are not kept")
     reasoning: ReasoningConfig | None = None
@@ -105,7 +105,7 @@ class ResponsesRequest(BaseModel):
     watermarking: bool | None = Field(default=None, description="without effect")
     request_id: str = Field(default="", description="the response's id; unset: of the server's making")
     session_id: str | None = Field(default=None, description="without effect")
-    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    media_io_kwargs: Options | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     priority: Int64 = Field(default=0, description="a lower one is earlier, if scheduler.policy is priority")
     mm_payload: Literal["tensors", "none"] = Field(default="tensors", description="without effect")
@@ -114,7 +114,9 @@ class ResponsesRequest(BaseModel):
     enable_response_messages: bool = Field(
         default=False, description="the response has its prompt and output as tokens"
     )
-    previous_input_messages: list[dict[str, Any]] | None = Field(default=None, description="without effect")
+    previous_input_messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = Field(
+        default=None, description="without effect"
+    )
     structured_outputs: StructuredOutputs | None = Field(
         default=None, description="json (a schema), json_object, regex or choice: the form of the output"
     )

@@ -15,6 +15,7 @@ from lorrery.chassis.names import quoted
 from lorrery.router.http.forms import Function
 
 _CONFIG = ConfigDict(extra="allow", protected_namespaces=())
+Callers = Annotated[list[Literal["direct", "programmatic"]], Field(fail_fast=True)]
 _CUSTOM_INPUT = "input"
 _CUSTOM_SCHEMA = {"type": "object", "properties": {_CUSTOM_INPUT: {"type": "string"}}, "required": [_CUSTOM_INPUT]}
 """How a model is shown a tool that takes text: as a function of one text."""
@@ -29,7 +30,7 @@ class FunctionTool(BaseModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     type: Literal["function"]
-    allowed_callers: list[Literal["direct", "programmatic"]] | None = None
+    allowed_callers: Callers | None = None
     async_: bool | None = Field(default=None, alias="async")
     defer_loading: bool | None = None
     description: str | None = None
@@ -43,7 +44,7 @@ class CustomTool(BaseModel):
 
     name: str
     type: Literal["custom"]
-    allowed_callers: list[Literal["direct", "programmatic"]] | None = None
+    allowed_callers: Callers | None = None
     async_: bool | None = Field(default=None, alias="async")
     defer_loading: bool | None = None
     description: str | None = None
@@ -129,7 +130,7 @@ class ChosenAmong(BaseModel):
     model_config = _CONFIG
 
     mode: Literal["auto", "required"]
-    tools: list[dict[str, Any]]
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)]
     type: Literal["allowed_tools"]
 
 

@@ -181,7 +181,7 @@ AnyGenerateRequest = Annotated[
 
 def routes(edge: Edge) -> APIRouter:
     """Return S-LoRA's routes, and llm-mock's."""
-    router = APIRouter(tags=["S-LoRA"], route_class=json_route(edge.admit))
+    router = APIRouter(tags=["S-LoRA"], route_class=json_route(edge.admit, edge.bodies))
 
     def answer(request: SloraRequest, http: Request, *, stream: bool) -> Response:
         adapter_id, names = request.adapter()

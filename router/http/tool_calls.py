@@ -9,24 +9,39 @@ import json
 from typing import Any
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.router.http.nesting import too_deep
+from lorrery.router.http.nesting import Bounds, too_much
+
+_MAX_CHARACTERS = 1 << 20
+"""Arguments of all calls of a conversation, which the template writes into its prompt."""
+_BOUNDS = Bounds(parts=1 << 15, values=1 << 17)
+"""Of one call."""
 
 
-def read_arguments(given: object, where: str) -> dict[str, Any]:
-    """Return a call's arguments, given as JSON or as an object; without any, an empty object.
+class ArgumentsReader:
+    """Reads the arguments of the calls of one conversation."""
 
-    Args:
-        given: as clients send them.
-        where: their path in the request, for errors.
+    def __init__(self) -> None:
+        self._num_characters = 0
 
-    Raises:
-        InvalidRequest: they are nested too deeply.
-    """
-    if isinstance(given, str):
-        if (why := too_deep(given.encode(errors="replace"))) is not None:
+    def read(self, given: object, where: str) -> dict[str, Any]:
+        """Return a call's arguments, given as JSON or as an object; without any, an empty object.
+
+        Args:
+            given: as clients send them.
+            where: their path in the request, for errors.
+
+        Raises:
+            InvalidRequest: they are nested too deeply, or too much.
+        """
+        if not isinstance(given, str):
+            return given if isinstance(given, dict) else {}
+        self._num_characters += len(given)
+        why = f"brings the arguments of all calls to over {_MAX_CHARACTERS} characters; send fewer"
+        if self._num_characters <= _MAX_CHARACTERS:
+            why = next(filter(None, too_much(given.encode(errors="replace"), _BOUNDS)), "")
+        if why:
             raise InvalidRequest(f"{where} {why}", field=where)
         return as_object(given)
-    return given if isinstance(given, dict) else {}
 
 
 def as_object(text: str) -> dict[str, Any]:

@@ -1,7 +1,10 @@
 """vLLM's routes beside OpenAI's: adapters at run time, and the tokenizer."""
 
+import asyncio
+import json
 import re
 from http import HTTPStatus
+from itertools import chain
 from typing import Annotated, Any
 
 import grpc
@@ -20,8 +23,9 @@ from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import body, json_response
 from lorrery.router.http.field_names import LORA
-from lorrery.router.http.generating import LENIENT
+from lorrery.router.http.generating import LENIENT, Options
 from lorrery.router.http.openai_requests import ChatMessage, Tool, template_variables, turns
+from lorrery.router.http.pieces import JsonParts, array_of
 from lorrery.router.keys import ApiKey
 from lorrery.router.peft import BrokenAdapterError
 from lorrery.v1 import scheduler_pb2, types_pb2
@@ -96,9 +100,11 @@ class TokenizeRequest(BaseModel):
     continue_final_message: bool = Field(default=False, description="of a conversation; instead of that")
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")
-    tools: list[Tool] | None = Field(default=None, description="for the chat template")
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = Field(
+        default=None, description="for the chat template"
+    )
     mm_processor_kwargs: dict[str, Any] | None = Field(default=None, description="without effect")
-    media_io_kwargs: dict[str, dict[str, Any]] | None = Field(default=None, description="without effect")
+    media_io_kwargs: Options | None = Field(default=None, description="without effect")
 
     @model_validator(mode="before")
     @classmethod
@@ -121,7 +127,7 @@ class DetokenizeRequest(BaseModel):
 
 def routes(edge: Edge) -> APIRouter:
     """Return vLLM's routes."""
-    router, handler = APIRouter(tags=["vLLM"], route_class=json_route(edge.admit)), edge.handler
+    router, handler = APIRouter(tags=["vLLM"], route_class=json_route(edge.admit, edge.bodies)), edge.handler
     router_settings = handler.settings.router
 
     @router.post("/v1/load_lora_adapter", response_class=Response)
@@ -220,14 +226,22 @@ def routes(edge: Edge) -> APIRouter:
             tokens = await handler.tokenize(request.prompt, add_special_tokens=framed)
         else:
             raise InvalidRequest("neither prompt nor messages is given; give one", field="prompt")
-        names = [handler.tokenizer.name(token_id) for token_id in tokens] if request.return_token_strs else None
-        content = {"count": len(tokens), "max_model_len": edge.max_model_len, "tokens": tokens, "token_strs": names}
-        return json_response(content)
+        await handler.count(caller, request.model, len(tokens))
+        names = map(handler.tokenizer.name, tokens)
+        head = json.dumps({"count": len(tokens), "max_model_len": edge.max_model_len})[:-1]
+        parts = (
+            (f'{head}, "tokens": ',),
+            array_of(tokens),
+            (', "token_strs": ',),
+            array_of(names) if request.return_token_strs else ("null",),
+            ("}",),
+        )
+        return JsonParts(chain(*parts), edge.turns)
 
     @router.post("/detokenize")
     async def detokenize(request: DetokenizeRequest, http: Request) -> Response:
         """Return the text of tokens."""
-        edge.caller(http)
+        caller = edge.caller(http)
         await edge.check_model(http, request.model)
         if (largest := max(request.tokens, default=0)) >= 2**32:
             raise InvalidRequest(
@@ -236,7 +250,8 @@ def routes(edge: Edge) -> APIRouter:
                 value=largest,
                 limit=2**32 - 1,
             )
-        return json_response({"prompt": handler.detokenize(request.tokens)})
+        await handler.count(caller, request.model, len(request.tokens))
+        return json_response({"prompt": await asyncio.to_thread(handler.detokenize, request.tokens)})
 
     @router.get("/kv_event_sources")
     async def kv_event_sources(http: Request) -> Response:

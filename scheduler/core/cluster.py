@@ -200,6 +200,10 @@ class ClusterCore:
             self._enter(sequence)
         return [event]
 
+    def charge(self, tokens: int, quota: Quota, at_ps: int) -> Refusal | None:
+        """Count something that needs no worker against a key's rates; see `Quotas.charge`."""
+        return self._quotas.charge(tokens, quota, at_ps)
+
     def cancel(
         self,
         sequence: Sequence,

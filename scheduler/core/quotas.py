@@ -3,7 +3,8 @@
 A rate is a token bucket (a key that was quiet for a minute may spend the minute's share at once, after which it fills
 evenly) in whole numbers, so that every driver decides alike: a level counts tokens x picoseconds, fills by
 `per_minute` each picosecond, and one token costs a minute of picoseconds. A request is charged its prompt and maximum
-output on arrival; what it did not produce is given back when it ends.
+output on arrival; what it did not produce is given back when it ends, and everything if it is withdrawn because another
+output of its client's request was refused.
 
 Over `max_running` a sequence is held before it is placed, so that it takes no place in a worker's queue.
 """
@@ -14,6 +15,7 @@ from fractions import Fraction
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MINUTE_PS = 60 * PS_PER_SECOND
@@ -116,6 +118,13 @@ class _Use:
             self.tokens = _changed(self.tokens, quota.tokens_per_minute, at_ps)
         self.quota = quota
 
+    def pay(self, requests: int, tokens: int, at_ps: int) -> None:
+        """Take from both rates; negative numbers are given back."""
+        if requests and self.requests is not None:
+            self.requests.take(requests, at_ps)
+        if tokens and self.tokens is not None:
+            self.tokens.take(tokens, at_ps)
+
     def has_room(self) -> bool:
         """Return whether one more sequence may go to a worker."""
         most = self.quota.max_running
@@ -151,7 +160,25 @@ class Quotas:
             num_waiting = sum([one.admitted_ps is None for one in use.open.values()])
             if num_waiting >= quota.max_waiting:
                 return refusals.too_many_waiting(num_waiting, quota.max_waiting)
-        tokens = _charge(sequence)
+        return self._over_rate(use, _charge(sequence), at_ps)
+
+    def charge(self, tokens: int, quota: Quota, at_ps: int) -> Refusal | None:
+        """Count something that is a request but for its output; return why the key may not have it now, None: it may.
+
+        Args:
+            tokens: of its prompt.
+            quota: of its key.
+            at_ps: now.
+        """
+        use = self._use(quota, at_ps)
+        refusal = self._over_rate(use, tokens, at_ps)
+        if refusal is None:
+            use.pay(1, tokens, at_ps)
+        return refusal
+
+    @staticmethod
+    def _over_rate(use: _Use, tokens: int, at_ps: int) -> Refusal | None:
+        quota = use.quota
         wait_ps = 0 if use.requests is None else use.requests.wait_ps(1, at_ps)
         if wait_ps:
             return refusals.over_rate("requests_per_minute", 1, quota.requests_per_minute, wait_ps)
@@ -174,11 +201,9 @@ class Quotas:
         goes = not charge or use.has_room()
         use.open[handle] = sequence
         self._by_handle[handle] = use
-        if charge and use.requests is not None:
-            use.requests.take(1, at_ps)
-        if charge and use.tokens is not None:
+        if charge:
             use.charged[handle] = _charge(sequence)
-            use.tokens.take(use.charged[handle], at_ps)
+            use.pay(1, use.charged[handle], at_ps)
         if not goes:
             use.held[handle] = sequence
         return goes
@@ -201,9 +226,12 @@ class Quotas:
             return
         del use.open[sequence.handle]
         use.held.pop(sequence.handle, None)
-        charged = use.charged.pop(sequence.handle, 0)
-        if charged and use.tokens is not None:
-            use.tokens.take(min(0, sequence.prompt_tokens + output_tokens - charged), at_ps)
+        charged = use.charged.pop(sequence.handle, None)
+        if charged is not None:
+            if sequence.withdrawal is not None and sequence.withdrawal.cause is CancelCause.REFUSED_TOGETHER:
+                use.pay(-1, -charged, at_ps)
+            else:
+                use.pay(0, min(0, sequence.prompt_tokens + output_tokens - charged), at_ps)
         if use.held and use.has_room():
             self._may_release[use.quota.key] = use
 

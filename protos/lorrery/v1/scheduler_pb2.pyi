@@ -52,6 +52,10 @@ class _CancelCauseEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_CancelCaus
     """The router gives it to another scheduler."""
     CANCEL_CAUSE_FAILED: _CancelCause.ValueType  # 9
     """An error in the router."""
+    CANCEL_CAUSE_REFUSED_TOGETHER: _CancelCause.ValueType  # 11
+    """Another output of its client's request was refused, and nothing of it has
+    been sent: its quota gets everything back.
+    """
 
 class CancelCause(_CancelCause, metaclass=_CancelCauseEnumTypeWrapper):
     """CancelCause is why a router cancels requests. A cause that a scheduler does
@@ -78,6 +82,10 @@ CANCEL_CAUSE_MOVED: CancelCause.ValueType  # 8
 """The router gives it to another scheduler."""
 CANCEL_CAUSE_FAILED: CancelCause.ValueType  # 9
 """An error in the router."""
+CANCEL_CAUSE_REFUSED_TOGETHER: CancelCause.ValueType  # 11
+"""Another output of its client's request was refused, and nothing of it has
+been sent: its quota gets everything back.
+"""
 
 class _RefusalReason:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -389,6 +397,7 @@ class Submit(message.Message):
     SKIPS_PREFIX_CACHE_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
     CACHE_SALT_FIELD_NUMBER: builtins.int
+    ONLY_COUNTED_TOKENS_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """Chosen by the router, never reused on this stream."""
     request_id: builtins.str
@@ -423,6 +432,10 @@ class Submit(message.Message):
     """As in GenerateRequest."""
     cache_salt: builtins.str
     """As in GenerateRequest."""
+    only_counted_tokens: builtins.int
+    """Nothing is to be generated: the request only counts against its quota, with
+    so many tokens, and is refused or finished at once. Unset: an ordinary one.
+    """
     @builtins.property
     def sampling(self) -> Sampling:
         """What the worker needs to produce its tokens."""
@@ -462,12 +475,15 @@ class Submit(message.Message):
         skips_prefix_cache: builtins.bool = ...,
         group: types_pb2.OutputGroup | None = ...,
         cache_salt: builtins.str = ...,
+        only_counted_tokens: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "group", b"group", "quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_only_counted_tokens", b"_only_counted_tokens", "adapter", b"adapter", "group", b"group", "only_counted_tokens", b"only_counted_tokens", "quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "group", b"group", "handle", b"handle", "priority", b"priority", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_only_counted_tokens", b"_only_counted_tokens", "adapter", b"adapter", "adapter_id", b"adapter_id", "cache_salt", b"cache_salt", "group", b"group", "handle", b"handle", "only_counted_tokens", b"only_counted_tokens", "priority", b"priority", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "skips_prefix_cache", b"skips_prefix_cache", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__only_counted_tokens: _TypeAlias = typing.Literal["only_counted_tokens"]  # noqa: Y015
+    _WhichOneofArgType__only_counted_tokens: _TypeAlias = typing.Literal["_only_counted_tokens", b"_only_counted_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__only_counted_tokens) -> _WhichOneofReturnType__only_counted_tokens | None: ...
 
 @typing.final
 class Quota(message.Message):

@@ -7,20 +7,22 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
-from lorrery.router.http.bodies import JsonRequest
-from lorrery.router.http.nesting import MAX_LEVELS, too_deep
+from lorrery.chassis.turns import Turns
+from lorrery.router.http.bodies import BodyReader
+from lorrery.router.http.nesting import MAX_LEVELS, Bounds, too_much
 from tests.router.http.conftest import StartHttp, refusal
 
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
+BOUNDS = Bounds.of(2048, 1024)
 BEHIND_QUOTES = '{"\u2222": ' + "[" * 65 + "]" * 65 + ', "\u2222": 1}'
 """In UTF-16 the bytes of its keys are quotation marks, between which there are no brackets to count."""
 
 
 async def parse(body: bytes) -> object:
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body}
-
-    return await JsonRequest({"type": "http", "headers": []}, receive).json()
+    found = await BodyReader(BOUNDS, Turns()).read(body)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,28 @@ async def test_what_is_no_json_is_refused_with_the_reason(body: bytes, why: str)
 async def test_what_is_nested_too_deeply_is_refused_in_every_encoding(text: str, levels: int, encoding: str) -> None:
     with pytest.raises(HTTPException, match=f"^400: the body is nested {levels} levels deep; at most 64 are read"):
         await parse(text.encode(encoding))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('["a",' * 11_000, "the body is nested"),
+        ("[" + "{}," * 30_000, "the body has over 20480 texts, objects and arrays"),
+        ("[" + '"a",' * 30_000, "the body has over 20480 texts, objects and arrays"),
+        ("[" + "1," * 300_000, "the body has over 264192 values"),
+        ("[" + "1" * 300_000 + "]", "a number has 300000 digits; at most 400 are read"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_more_than_a_valid_request_can_hold_is_refused(text: str, why: str, encoding: str) -> None:
+    with pytest.raises((HTTPException, ValueError), match=why):
+        await parse(text.encode(encoding))
+
+
+@pytest.mark.parametrize("text", ["\\", '"', '\\"', "x\\", "\\\\x"])
+async def test_escapes_across_pieces_are_counted_right(text: str) -> None:
+    body = [text * 200_000 + "[" * 100_000, [1] * 200_000, "," * 500_000]
+    assert await parse(json.dumps(body).encode()) == body
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -96,6 +120,6 @@ def test_levels_are_counted_outside_strings_only() -> None:
         value = drawn(rng, 4)
         deeper = MAX_LEVELS - levels(value)
         for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, separators=(",", ":"))):
-            assert too_deep(f"{'[' * deeper}{text}{']' * deeper}".encode()) is None
-            why = too_deep(f"{'[' * (deeper + 1)}{text}{']' * (deeper + 1)}".encode())
+            assert [*too_much(f"{'[' * deeper}{text}{']' * deeper}".encode(), BOUNDS)] == [None]
+            (why,) = too_much(f"{'[' * (deeper + 1)}{text}{']' * (deeper + 1)}".encode(), BOUNDS)
             assert why == "is nested 65 levels deep; at most 64 are read; send fewer levels"

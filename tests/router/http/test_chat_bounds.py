@@ -101,7 +101,7 @@ async def test_arguments_nested_deeper_than_any_are_refused(start_http: StartHtt
 async def test_no_variable_of_a_client_lifts_the_bound(start_http: StartHttp, tmp_path: Path) -> None:
     router = await start_http(router={"tokenizer": indenting(tmp_path / "tokenizer")})
     variables = {"most characters": 10**9, "most_characters": 10**9}
-    body = {"messages": ASKED, "tools": [tool("", {"a": nested(50)})] * 1000, "chat_template_kwargs": variables}
+    body = {"messages": ASKED, "tools": [tool("", {"a": nested(50)})] * 300, "chat_template_kwargs": variables}
     async with router.connection() as connection:
         status, error = await refusal(connection, "/v1/chat/completions", body)
     assert (status, error["param"]) == (400, "input_tokens")

@@ -16,6 +16,7 @@ from lorrery.scheduler.core.quotas import MAX_IDLE_KEYS, MINUTE_PS, Quota, Quota
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.policy.drive import Device
+from lorrery.vocabulary.cancel_cause import CancelCause
 from tests.scheduler.core.clusters import had
 from tests.scheduler.core.test_cluster import S, replica
 
@@ -74,6 +75,26 @@ def test_keys_are_counted_apart_and_none_at_all_is_not_counted() -> None:
     assert submit(core, 3, Quota("b", requests_per_minute=1)) == "placed"
     assert submit(core, 4, Quota("c")) == "placed"
     assert core.submit(Sequence(5, 5, 5), 0)
+
+
+def test_an_output_that_was_refused_together_with_another_gives_everything_back() -> None:
+    core, quota = cluster(), Quota("k", requests_per_minute=1, tokens_per_minute=25)
+    sequence = Sequence(1, 5, 20)
+    core.submit(sequence, 0, quota=quota)
+    assert submit(core, 2, quota, output=20) == "requests_per_minute"
+    core.cancel(sequence, 0, CancelCause.REFUSED_TOGETHER)
+    core.ended(sequence, 0, 0)
+    assert submit(core, 3, quota, output=20) == "placed"
+
+
+def test_what_is_only_counted_has_no_place_and_is_not_given_back() -> None:
+    core, quota = cluster(), Quota("k", requests_per_minute=2, tokens_per_minute=30)
+    assert core.charge(20, quota, 0) is None
+    refusal = core.charge(20, quota, 0)
+    assert refusal is not None
+    assert refusal.retry_ps == 20 * S
+    assert (core.num_open, submit(core, 1, quota, output=5)) == (0, "placed")
+    assert core.charge(0, quota, 0) is not None  # two requests
 
 
 def test_a_refused_request_is_not_counted() -> None:
