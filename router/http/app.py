@@ -19,7 +19,7 @@ from lorrery.router.access import check_operator
 from lorrery.router.handler import Handler
 from lorrery.router.http import anthropic, openai, responses, slora, vllm
 from lorrery.router.http.edge import Edge
-from lorrery.router.http.errors import HTTP_STATUS, body, error_response, json_response
+from lorrery.router.http.errors import HTTP_STATUS, body, error_response, json_response, let_go
 from lorrery.router.http.slora import KINDS
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -138,18 +138,9 @@ def _first_error(error: RequestValidationError) -> tuple[str | None, str]:
     return where, "; or ".join(list(reasons)[: 1 + _MAX_REASONS]) + _got(errors[0])
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Let go of the frames that an error has come through; one that has the error too would keep a whole body."""
-    while error is not None:
-        before = error.__cause__ or error.__context__
-        error.__traceback__ = error.__context__ = error.__cause__ = None
-        error = before
-
-
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestError)
     async def refused(_: Request, error: RequestError) -> Response:
-        _let_go(error)
         return error_response(error)
 
     @app.exception_handler(grpc.aio.AioRpcError)
@@ -161,14 +152,14 @@ def _add_errors(app: FastAPI) -> None:
     async def malformed(_: Request, error: RequestValidationError) -> Response:
         field, why = _first_error(error)
         error.body = None
-        _let_go(error)
+        let_go(error)
         text = why if field is None else f"{field}: {why}"
         status = HTTPStatus.BAD_REQUEST
         return json_response(body(status, text, field, status.phrase), status)
 
     @app.exception_handler(UnicodeEncodeError)
     async def no_unicode(_: Request, error: UnicodeEncodeError) -> Response:
-        _let_go(error)
+        let_go(error)
         text = f"half of a surrogate pair ({error.object[error.start]!r}) is no character; leave it out"
         return json_response(body(HTTPStatus.BAD_REQUEST, text), HTTPStatus.BAD_REQUEST)
 

@@ -57,6 +57,7 @@ def body(status: HTTPStatus, message: str, param: str | None = None, kind: str |
 
 def error_response(error: RequestError) -> Response:
     """Return the response to a request that failed before anything was sent."""
+    let_go(error)
     headers = {}
     seconds = retry_seconds(error)
     if seconds is not None:
@@ -65,6 +66,14 @@ def error_response(error: RequestError) -> Response:
     if status == HTTPStatus.UNAUTHORIZED:
         return json_response({"error": "Unauthorized"}, status, {"www-authenticate": "Bearer"})
     return json_response(error_body(error), status, headers)
+
+
+def let_go(error: BaseException | None) -> None:
+    """Let go of the frames that an error has come through; one that has the error too would keep a whole body."""
+    while error is not None:
+        before = error.__cause__ or error.__context__
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        error = before
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
