@@ -5,9 +5,9 @@ before gRPC starts: reconfiguring it later can deadlock with gRPC (grpc/grpc #43
 
 If lines cannot be written, such as on a full disk, the next event that can be has `lines_lost`: their number.
 
-Whatever others send, the log stays readable and small: of each event, or library, at most `BURST` lines at once and
-then one a second, and three tracebacks and then one a minute. `lines_left_out` counts what is missing before a line.
-Values and tracebacks are cut.
+Whatever others send, the log stays readable and small: an event has at most `BURST` lines at once and then one a
+second, and three tracebacks and then one a minute; a library has as many lines as tracebacks. `lines_left_out` counts
+what is missing before a line. Values and tracebacks are cut.
 """
 
 import contextlib
@@ -101,12 +101,12 @@ class _Bounds:
     """Drops the lines and tracebacks of an event that are too many, and cuts its values."""
 
     def __init__(self) -> None:
-        self._lines, self._tracebacks = _Allowance(BURST, 1.0), _Allowance(3, 1 / 60)
+        self._lines, self._few, self._tracebacks = _Allowance(BURST, 1.0), _Allowance(3, 1 / 60), _Allowance(3, 1 / 60)
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         record = event.get("_record")
         kind = event["event"] if record is None else record.name
-        num_left_out = self._lines.take(kind)
+        num_left_out = (self._lines if record is None else self._few).take(kind)
         if num_left_out is None:
             raise structlog.DropEvent
         if num_left_out:

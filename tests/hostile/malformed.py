@@ -14,7 +14,26 @@ _HOST = b"Host: 127.0.0.1\r\n"
 _JSON = b"Content-Type: application/json\r\n"
 _CHAT = b"POST /v1/chat/completions HTTP/1.1\r\n" + _HOST + _JSON
 _COMPLETION = b'{"model":"Llama-3-8B","prompt":"x","max_tokens":1}'
+_USUAL = (
+    (b":method", b"POST"),
+    (b":scheme", b"http"),
+    (b":authority", b"x"),
+    (b"content-type", b"application/grpc"),
+    (b"te", b"trailers"),
+)
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+METHODS = (
+    b"/lorrery.v1.RouterService/Generate",
+    b"/lorrery.v1.SchedulerService/Route",
+    b"/lorrery.v1.SchedulerService/Attach",
+    b"/lorrery.v1.SchedulerService/RegisterAdapter",
+    b"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    b"/grpc.health.v1.Health/Check",
+    b"/no/such",
+    b"/\xff",
+)
 
 
 def _post(body: bytes, path: bytes = b"/v1/completions", more: bytes = b"") -> bytes:
@@ -44,6 +63,13 @@ def _call(path: bytes, message: bytes, *headers: tuple[bytes, bytes]) -> bytes:
     ]
     head = b"".join(_literal(*field) for field in (*fields, (b"content-type", b"application/grpc"), *headers))
     return _frame(1, 4, 1, head) + _frame(0, 1, 1, struct.pack(">BI", 0, len(message)) + message)
+
+
+def _repeated(stream: int) -> bytes:
+    """Return one of many calls on a connection, of which all but the first name the same long header by a number."""
+    long = b"\x40\x01x\x7f\xa1\x1e" + b"\xff" * 4_000 if stream == 1 else b"\xbe"
+    head = b"".join(_literal(*field) for field in ((b":path", METHODS[0]), *_USUAL)) + long
+    return _frame(1, 5, stream, head)
 
 
 NAMES = (b"authorization", b"x-request-id", b"priority", b"accept", b"traceparent", b"content-type", b"origin", b"host")
@@ -82,21 +108,13 @@ HTTP = (
     b"GET / HTTP/9.9\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,  # the beginning of a TLS handshake
 )
-METHODS = (
-    b"/lorrery.v1.RouterService/Generate",
-    b"/lorrery.v1.SchedulerService/Route",
-    b"/lorrery.v1.SchedulerService/Attach",
-    b"/lorrery.v1.SchedulerService/RegisterAdapter",
-    b"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-    b"/grpc.health.v1.Health/Check",
-    b"/no/such",
-    b"/\xff",
-)
 HTTP2 = (
     *(_PREFACE + _frame(4, 0, 0, b"") + _call(path, _WIDE) for path in METHODS),
     *(_PREFACE + _frame(4, 0, 0, b"") + _call(path, b"") for path in METHODS),
     *(_PREFACE + _frame(4, 0, 0, b"") + _call(path, b"\x0a\x02\xff\xff") for path in METHODS),
     *(_PREFACE + _frame(4, 0, 0, b"") + _call(METHODS[0], b"", (name, _WIDE)) for name in (*NAMES, b"grpc-timeout")),
+    # A long value that is no UTF-8, which the header table repeats in two bytes.
+    _PREFACE + _frame(4, 0, 0, b"") + b"".join(_repeated(stream) for stream in range(1, 200, 2)),
     _PREFACE + b"\xff" * 300,
     _PREFACE + _frame(4, 0, 0, b"\xff" * 5),
     _PREFACE + _frame(9, 0, 0, b"x"),

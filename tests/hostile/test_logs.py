@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from lorrery.local.cluster import LocalCluster
-from tests.cluster.client import Ask, client_of
-from tests.cluster.harness import PATIENCE_SECONDS, fork_server, metric, wait_until, write_settings
+from tests.cluster.client import Ask
+from tests.cluster.harness import fork_server, metric, write_settings
 from tests.router.test_access import ROOT, entry
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
