@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from lorrery.chassis.handshakes import REFUSED_SECONDS, Handshakes
+from lorrery.chassis.hosts import Hosts, named_in
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.chassis.lingering import LingeringTransport
 from lorrery.chassis.server import at_port, listening_socket
@@ -109,6 +111,16 @@ class WebServer:
             isinstance(one, UpgradeBlindProtocol) and one.is_answering for one in connections
         ):
             await asyncio.sleep(_LOOK_SECONDS)
+
+
+def guarded(app: ASGIApp, hosts: Hosts) -> ASGIApp:
+    """Return an app that answers requests of wrong names, or from other sites, in plain text."""
+
+    async def guarded_app(scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = hosts.refusal(*named_in(scope["headers"]))
+        await (app if refusal is None else PlainTextResponse(f"{refusal[1]}\n", refusal[0]))(scope, receive, send)
+
+    return guarded_app
 
 
 class _Connection(UpgradeBlindProtocol):
