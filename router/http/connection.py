@@ -27,12 +27,12 @@ from lorrery.chassis.handshakes import MAX_REFUSED, REFUSED_SECONDS
 from lorrery.chassis.hosts import Hosts, named_in
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.chassis.lingering import LingeringTransport
+from lorrery.chassis.web_server import MAX_HEAD_BYTES
 from lorrery.router.http.edge import ROLES
 from lorrery.router.http.errors import body
 from lorrery.router.http.stuck_reader import ReaderWatch
 from lorrery.router.settings import RouterSettings
 
-MAX_HEAD_BYTES = 1 << 16
 _MAX_AHEAD = 8
 _FRAMING = 2
 """A chunked body takes more bytes than it has, but less than this many times as much."""
