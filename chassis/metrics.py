@@ -16,7 +16,9 @@ import time
 from collections.abc import Collection
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
+from io import BufferedIOBase
 from socketserver import TCPServer
+from typing import cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -69,6 +71,7 @@ REQUEST_SECONDS = 10.0
 """How long a client may send nothing of its request, or take nothing of the response, before it is closed."""
 MAX_CONNECTIONS = 32
 """Concurrent connections, each with a thread; a scrape takes some 10 ms."""
+MAX_HEAD_BYTES = 1 << 16
 _WAKE_SECONDS = 1.0
 """How long the serving thread may take to notice that it should end."""
 _RETRY_SECONDS = 0.5
@@ -203,9 +206,31 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class _Head:
+    """Reads the lines of a request's head; http.server allows a hundred of 64 KiB.
+
+    Args:
+        lines: of the connection, which has one request.
+    """
+
+    def __init__(self, lines: BufferedIOBase) -> None:
+        self._lines, self._bytes_left = lines, MAX_HEAD_BYTES
+        self.close = lines.close
+
+    def readline(self, limit: int) -> bytes:
+        """Return the next line; if the head is too long, one that http.server refuses for its length."""
+        line = self._lines.readline(min(limit, self._bytes_left + 1))
+        self._bytes_left -= len(line)
+        return line if self._bytes_left >= 0 else bytes(limit)
+
+
 def _handler(registry: CollectorRegistry, hosts: Hosts) -> type[MetricsHandler]:
     class Handler(MetricsHandler):
         timeout = REQUEST_SECONDS
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = cast("BufferedIOBase", _Head(self.rfile))
 
         def do_GET(self) -> None:  # noqa: N802  http.server's name for it
             path, _, query = self.path.partition("?")
