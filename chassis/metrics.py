@@ -13,8 +13,12 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Collection
+from http import HTTPStatus
 from http.server import ThreadingHTTPServer
+from io import BufferedIOBase
 from socketserver import TCPServer
+from typing import cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -26,7 +30,8 @@ from prometheus_client import (
 )
 
 from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.exposition import Registry, expose
+from lorrery.chassis.exposition import TEXT, Registry, expose
+from lorrery.chassis.hosts import Hosts
 from lorrery.chassis.series import Exporter, Series, table
 from lorrery.chassis.version import VERSION
 
@@ -66,6 +71,7 @@ REQUEST_SECONDS = 10.0
 """How long a client may send nothing of its request, or take nothing of the response, before it is closed."""
 MAX_CONNECTIONS = 32
 """Concurrent connections, each with a thread; a scrape takes some 10 ms."""
+MAX_HEAD_BYTES = 1 << 16
 _WAKE_SECONDS = 1.0
 """How long the serving thread may take to notice that it should end."""
 _RETRY_SECONDS = 0.5
@@ -131,13 +137,16 @@ def address_error(setting: str, address: str, error: OSError) -> LorreryError:
     return LorreryError(f"{setting}: address {address} cannot be taken: {error.strerror or error}{cure}")
 
 
-def serve_metrics(address: str, registry: CollectorRegistry, setting: str) -> MetricsServer:
+def serve_metrics(
+    address: str, registry: CollectorRegistry, setting: str, allowed_hosts: Collection[str] = ()
+) -> MetricsServer:
     """Serve `registry` on `http://address/metrics`.
 
     Args:
         address: HOST:PORT; port 0 takes a free one, returned as `.port`.
         registry: what to show.
         setting: origin of `address`, for messages.
+        allowed_hosts: see `chassis.hosts`.
 
     Raises:
         LorreryError: the address cannot be bound.
@@ -145,7 +154,7 @@ def serve_metrics(address: str, registry: CollectorRegistry, setting: str) -> Me
     host, _, port = address.rpartition(":")
     try:
         family = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0][0]
-        server = _Server(family, (host.strip("[]"), int(port)), _handler(registry))
+        server = _Server(family, (host.strip("[]"), int(port)), _handler(registry, Hosts(address, allowed_hosts)))
     except OSError as error:
         raise address_error(setting, address, error) from None
     return MetricsServer(server)
@@ -197,22 +206,47 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def _handler(registry: CollectorRegistry) -> type[MetricsHandler]:
+class _Head:
+    """Reads the lines of a request's head; http.server allows a hundred of 64 KiB.
+
+    Args:
+        lines: of the connection, which has one request.
+    """
+
+    def __init__(self, lines: BufferedIOBase) -> None:
+        self._lines, self._bytes_left = lines, MAX_HEAD_BYTES
+        self.close = lines.close
+
+    def readline(self, limit: int) -> bytes:
+        """Return the next line; if the head is too long, one that http.server refuses for its length."""
+        line = self._lines.readline(min(limit, self._bytes_left + 1))
+        self._bytes_left -= len(line)
+        return line if self._bytes_left >= 0 else bytes(limit)
+
+
+def _handler(registry: CollectorRegistry, hosts: Hosts) -> type[MetricsHandler]:
     class Handler(MetricsHandler):
         timeout = REQUEST_SECONDS
 
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = cast("BufferedIOBase", _Head(self.rfile))
+
         def do_GET(self) -> None:  # noqa: N802  http.server's name for it
             path, _, query = self.path.partition("?")
-            if path != "/metrics":
+            refusal = hosts.refusal(self.headers.get("Host") or "", self.headers.get("Origin") or "")
+            if refusal is not None:
+                self._send(refusal[0], TEXT, f"{refusal[1]}\n".encode())
+            elif path != "/metrics":
                 self.send_error(404, "only /metrics is here")
             elif query:  # name[]=...
                 super().do_GET()
             else:
-                self._send(*expose(registry, self.headers.get("Accept") or ""))
+                self._send(HTTPStatus.OK, *expose(registry, self.headers.get("Accept") or ""))
 
-        def _send(self, content_type: str, body: bytes) -> None:
+        def _send(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
             # Not compressed: compressing a hundred kilobytes would take as long as writing them.
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

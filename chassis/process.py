@@ -112,7 +112,7 @@ async def run_service(
         service: what to run.
         listen: HOST:PORT of its gRPC server.
         metrics: HOST:PORT of its Prometheus endpoint.
-        settings: for TLS.
+        settings: for TLS, and names in HTTP.
         drain_seconds: time limit of the drain after a signal.
         registry: shown by the endpoint.
         announce: file to write `{"grpc": "host:port", "metrics": "host:port", "pid": n}` and the service's further
@@ -126,7 +126,7 @@ async def run_service(
     log = get_logger("chassis").bind(service=service.name)
     with _stop_requested() as stop, contextlib.ExitStack() as stack:
         state = ServiceState(registry)
-        metrics_server = serve_metrics(metrics, registry, f"{service.name}.metrics")
+        metrics_server = serve_metrics(metrics, registry, f"{service.name}.metrics", settings.allowed_hosts)
         stack.callback(metrics_server.close)
         guard = CallGuard()
         server, health = new_server(service.receive_bytes, guard), Health()

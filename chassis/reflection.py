@@ -31,8 +31,8 @@ def enable_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
         response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
-    methods = {"ServerReflectionInfo": handler}
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, methods) for name in SERVICE_NAMES])
+    for name in SERVICE_NAMES:
+        server.add_registered_method_handlers(name, {"ServerReflectionInfo": handler})
 
 
 def _add_v1_descriptor() -> None:

@@ -72,6 +72,15 @@ Interval = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS, allow
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+
+
+def _host(pattern: str) -> str:
+    if not pattern or set(pattern) & set("/:@ "):
+        raise ValueError(f"a name or a pattern of names expected, without scheme and port, got {pattern!r}")
+    return pattern
+
+
+HostPattern = Annotated[str, AfterValidator(_host)]
 AddressOrNone = Annotated[Address | None, BeforeValidator(lambda address: address or None)]
 PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
 Weight = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Sequence
+from typing import cast
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -11,6 +12,7 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.metrics import address_error
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.tls import server_credentials
+from lorrery.chassis.unknown_methods import OutlivingServer
 
 RECEIVE_BYTES = 4 * 1024 * 1024
 """gRPC's default limit on received messages. A longer message ends its call with RESOURCE_EXHAUSTED."""
@@ -87,7 +89,7 @@ def new_server(receive_bytes: int = RECEIVE_BYTES, guard: CallGuard | None = Non
         guard: interceptor of its calls; None: a new one.
     """
     options = (*OPTIONS, ("grpc.max_receive_message_length", receive_bytes))
-    return grpc.aio.server(interceptors=[guard or CallGuard()], options=options)
+    return cast("grpc.aio.Server", OutlivingServer([guard or CallGuard()], options))
 
 
 def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = "listen") -> str:

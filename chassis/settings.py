@@ -89,6 +89,11 @@ class ProcessSettings(Protocol):
         ...
 
     @property
+    def allowed_hosts(self) -> Sequence[str]:
+        """Names under which its HTTP servers answer."""
+        ...
+
+    @property
     def log(self) -> LogSettings:
         """Level and format of its log."""
         ...

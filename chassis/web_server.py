@@ -11,14 +11,17 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Any, cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from lorrery.chassis.handshakes import REFUSED_SECONDS, Handshakes
+from lorrery.chassis.hosts import Hosts, named_in
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.chassis.lingering import LingeringTransport
 from lorrery.chassis.server import at_port, listening_socket
@@ -27,6 +30,9 @@ REQUEST_SECONDS = 30.0
 """From the start of the connection, or the first byte after a previous request, to the last byte of a request."""
 MAX_CONNECTIONS = 256
 """A browser opens up to six for a page."""
+MAX_HEAD_BYTES = 1 << 16
+_MAX_AHEAD = 8
+"""Requests that may wait behind another on their connection; no browser sends any."""
 _LINGER_BYTES = 1 << 24
 """Bytes that a refused client may still send; it gets its response once it stops."""
 _SEND_BUFFER_BYTES = 1 << 17
@@ -111,6 +117,16 @@ class WebServer:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
+def guarded(app: ASGIApp, hosts: Hosts) -> ASGIApp:
+    """Return an app that answers requests of wrong names, or from other sites, in plain text."""
+
+    async def guarded_app(scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = hosts.refusal(*named_in(scope["headers"]))
+        await (app if refusal is None else PlainTextResponse(f"{refusal[1]}\n", refusal[0]))(scope, receive, send)
+
+    return guarded_app
+
+
 class _Connection(UpgradeBlindProtocol):
     """uvicorn's connection, closed if a request does not arrive in time, or if there are too many connections."""
 
@@ -125,6 +141,7 @@ class _Connection(UpgradeBlindProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
         self._may_be_sending = False
+        self._in_head, self._head_bytes = False, 0  # of the request being received
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._closing = LingeringTransport(
@@ -148,9 +165,14 @@ class _Connection(UpgradeBlindProtocol):
             self._closing.drop(data)
             return
         if self._refused:
-            self._refuse()
+            text = f"{MAX_CONNECTIONS} connections are open, and no more are taken; close some, or try later"
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, text)
             return
         super().data_received(data)  # ends the wait for a next request
+        self._head_bytes = self._head_bytes + len(data) if self._in_head else 0
+        if self._head_bytes > MAX_HEAD_BYTES:
+            text = f"the head of the request has more than {MAX_HEAD_BYTES} bytes; send less"
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
         if self._timer is None and self.cycle.response_complete and not self.transport.is_closing():
             self._expect(REQUEST_SECONDS)
 
@@ -159,8 +181,14 @@ class _Connection(UpgradeBlindProtocol):
         super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
-        self._may_be_sending = True
+        self._may_be_sending = self._in_head = True
         super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= _MAX_AHEAD:
+            raise OverflowError  # the parser turns it into a call of send_400_response
+        self._in_head = self.offers_upgrade()
+        super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         if not self.offers_upgrade():
@@ -168,12 +196,12 @@ class _Connection(UpgradeBlindProtocol):
             self._unset_timer()
         super().on_message_complete()
 
-    def _refuse(self) -> None:
+    def _refuse(self, status: HTTPStatus, text: str) -> None:
         if not self.transport.is_closing():
             self._may_be_sending = True
-            text = f"{MAX_CONNECTIONS} connections are open, and no more are taken; close some, or try later\n".encode()
-            head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n"
-            self.transport.write(f"{head}connection: close\r\n\r\n".encode() + text)
+            head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: text/plain\r\n"
+            head += f"content-length: {len(text) + 1}\r\nconnection: close\r\n\r\n"
+            self.transport.write(f"{head}{text}\n".encode())
             self.transport.close()
 
     def _expect(self, seconds: float) -> None:

@@ -14,16 +14,18 @@ from lorrery.chassis.commands import ApiKey, Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.frame_rate import MAX_HZ, MIN_HZ, USUAL_HZ
+from lorrery.chassis.hosts import Hosts
 from lorrery.chassis.interrupt import handled_by
 from lorrery.chassis.log import configure
 from lorrery.chassis.process import write_announcement
 from lorrery.chassis.sections import MAX_PORT, TlsSettings
 from lorrery.chassis.server import dialable
 from lorrery.chassis.version import VERSION
-from lorrery.chassis.web_server import WebServer
+from lorrery.chassis.web_server import WebServer, guarded
 from lorrery.orrery.app import make_app
 from lorrery.orrery.live import LiveFeed
 from lorrery.orrery.record import Record
+from lorrery.settings import Settings
 from lorrery.settings import load as load_settings
 
 __all__ = ["app", "web"]
@@ -100,7 +102,7 @@ def web(
             check_target("--target", target)
         settings = load_settings(config, overrides or ())
         configure(settings.log, "web")
-        asyncio.run(_serve(record, target or TARGET, settings.client_tls, api_key, host, port, hz, announce))
+        asyncio.run(_serve(record, target or TARGET, settings, api_key, host, port, hz, announce))
     except LorreryError as error:
         typer.echo(f"lorrery web: error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, SettingsError) else 1) from None
@@ -109,7 +111,7 @@ def web(
 async def _serve(
     record: Path | None,
     target: str,
-    tls: TlsSettings,
+    settings: Settings,
     api_key: str,
     host: str,
     port: int | None,
@@ -118,10 +120,10 @@ async def _serve(
 ) -> None:
     """Serve until a signal."""
     async with contextlib.AsyncExitStack() as stack:
-        source = Record(record) if record is not None else LiveFeed(target, tls, api_key)
+        source = Record(record) if record is not None else LiveFeed(target, settings.client_tls, api_key)
         if isinstance(source, LiveFeed):
             await stack.enter_async_context(source)
-        application = make_app(source, hz)
+        application = guarded(make_app(source, hz), Hosts(f"{host}:0", settings.allowed_hosts))
         try:
             server = WebServer(application, f"{host}:{PORT if port is None else port}", "--port")
             listen = server.listen()

@@ -27,6 +27,7 @@ from lorrery.chassis.errors import (
 )
 from lorrery.chassis.frame_rate import checked_hz
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.names import quoted
 from lorrery.chassis.tracing import Tracer
 from lorrery.router import adapters, cluster_faults, kv_events
 from lorrery.router.access import Access, check_load, check_operator, taken_back, visible_adapters, visible_status
@@ -258,6 +259,8 @@ class Handler:
     async def adapter_rank(self, caller: ApiKey, adapter_id: str, folder: str, rank: int | None = None) -> int:
         """Return the rank of the adapter that a caller loads.
 
+        Only an operator learns why a folder cannot be loaded; others could explore this machine's file system.
+
         Args:
             caller: of the load.
             adapter_id: to load.
@@ -265,19 +268,23 @@ class Handler:
             rank: replaces the folder's; with `router.mock_adapters` the folder need not be there. None: the folder's.
         """
         check_load(caller, adapter_id)
-        is_mock = rank is not None and self.settings.router.mock_adapters
+        mock_rank = rank if self.settings.router.mock_adapters else None
+        if mock_rank is not None and not (folder and caller.operator):
+            return mock_rank
         if not folder:
-            if rank is not None and is_mock:
-                return rank
             raise InvalidRequest(
                 "source_path is empty; give a PEFT folder on the router's machine", field="source_path"
             )
         try:
             found = await self._adapters.read(folder)
-        except UnknownName:
-            if rank is None or not is_mock:
+        except (UnknownName, InvalidRequest) as error:
+            if not caller.operator:
+                name = quoted(folder)
+                text = f"No adapter found for {name} that can be loaded; an operator's key gets the reason"
+                raise UnknownName(text, field="source_path", value=name) from None
+            if mock_rank is None or isinstance(error, InvalidRequest):
                 raise
-            return rank
+            return mock_rank
         return found.rank if rank is None else rank
 
     async def load_adapter(

@@ -19,6 +19,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import Fault, check_faults, parse_fault
 from lorrery.chassis.names import gpu_names
 from lorrery.chassis.sections import (
+    HostPattern,
     LogSettings,
     MetricsSettings,
     Name,
@@ -64,6 +65,11 @@ class Settings(FileSettings):
         default=None,
         description="file of the token with which routers and workers authenticate to schedulers, reread when it"
         " changes; unset: no token is required",
+    )
+    allowed_hosts: tuple[HostPattern, ...] = Field(
+        default=(),
+        description="names under which metrics, the page, and an HTTP edge without keys and TLS may be called, beside"
+        " addresses, localhost and the host they listen on; `*`, `?` and `[...]` as in a shell (docs/security.md)",
     )
     adapters: AdapterSettings = AdapterSettings()
     scheduler: SchedulerSettings = SchedulerSettings()

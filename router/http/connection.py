@@ -24,25 +24,27 @@ from uvicorn.server import ServerState
 
 from lorrery.chassis.credentials import roles_in
 from lorrery.chassis.handshakes import MAX_REFUSED, REFUSED_SECONDS
+from lorrery.chassis.hosts import Hosts, named_in
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.chassis.lingering import LingeringTransport
+from lorrery.chassis.web_server import MAX_HEAD_BYTES
 from lorrery.router.http.edge import ROLES
 from lorrery.router.http.errors import body
 from lorrery.router.http.stuck_reader import ReaderWatch
 from lorrery.router.settings import RouterSettings
 
-MAX_HEAD_BYTES = 1 << 16
 _MAX_AHEAD = 8
 _FRAMING = 2
 """A chunked body takes more bytes than it has, but less than this many times as much."""
 
 
-def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[UpgradeBlindProtocol]:
+def connection_class(settings: RouterSettings, max_body_bytes: int, hosts: Hosts) -> type[UpgradeBlindProtocol]:
     """Return the protocol class of a server's connections.
 
     Args:
         settings: with the limits.
         max_body_bytes: upper bound on a body.
+        hosts: checks the names that requests use.
     """
     max_bytes = MAX_HEAD_BYTES + _FRAMING * max_body_bytes
 
@@ -161,7 +163,9 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
         def on_headers_complete(self) -> None:
             if self.offers_upgrade():
                 return
-            self._wrong_head = _why_wrong(self.parser.get_http_version(), self.headers)
+            self._wrong_head = _why_wrong(self.parser.get_http_version(), self.headers) or hosts.refusal(
+                *named_in(self.headers)
+            )
             if self._wrong_head is not None:
                 raise ValueError
             if self._head_bytes > MAX_HEAD_BYTES:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lorrery.chassis.hosts import Hosts
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.tls import server_contexts
 from lorrery.chassis.web_server import WebServer
@@ -46,6 +47,9 @@ def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> 
     max_bytes = _JSON_BYTES_PER_BYTE * handler.receive_bytes
     settings, router = handler.settings, handler.settings.router
     contexts = server_contexts(settings.http_tls, settings.http_tls_section)
+    # No page has a key, and no browser accepts a certificate for another name.
+    any_name = handler.counts_keys or contexts is not None
+    allowed, origins = (("*",), ("*",)) if any_name else (settings.allowed_hosts, router.http_allowed_origins)
     return WebServer(
         bounded(make_app(handler, registry), max_bytes, handler.traces, RequestsCounted(registry)),
         address,
@@ -53,7 +57,7 @@ def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> 
         tls=None if contexts is None else contexts.current,
         handshake_seconds=router.http_request_seconds,
         max_connections=router.http_max_connections,
-        http=connection_class(router, max_bytes),
+        http=connection_class(router, max_bytes, Hosts(address, allowed, origins)),
         timeout_keep_alive=router.http_idle_seconds,
     )
 

@@ -37,7 +37,7 @@ class EchoService:
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         handler = grpc.unary_unary_rpc_method_handler(self.echo)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", {"Echo": handler}),))
+        server.add_registered_method_handlers("test.Echo", {"Echo": handler})
         return ["test.Echo"]
 
     async def echo(self, request: bytes, context: object) -> bytes:

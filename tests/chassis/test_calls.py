@@ -44,7 +44,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
         "Last": grpc.stream_unary_rpc_method_handler(_last, **coders),
         "Each": grpc.stream_stream_rpc_method_handler(_each, **coders),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+    server.add_registered_method_handlers("test", handlers)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

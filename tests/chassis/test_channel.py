@@ -106,8 +106,7 @@ async def test_channels_to_one_address_have_connections_of_their_own():
         return b""
 
     server = new_server()
-    handler = grpc.method_handlers_generic_handler("test.Peer", {"Peer": grpc.unary_unary_rpc_method_handler(peer)})
-    server.add_generic_rpc_handlers((handler,))
+    server.add_registered_method_handlers("test.Peer", {"Peer": grpc.unary_unary_rpc_method_handler(peer)})
     address = bind(server, "127.0.0.1:0", PLAIN)
     await server.start()
     async with open_channel(address, PLAIN) as one, open_channel(address, PLAIN) as other:

@@ -33,7 +33,12 @@ async def exchange(
     host, _, port = cluster.http_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/{version}", "host: lorrery", "connection: close", f"content-length: {len(content)}"]
+    lines = [
+        f"{method} {path} HTTP/{version}",
+        "host: localhost",
+        "connection: close",
+        f"content-length: {len(content)}",
+    ]
     lines += ["content-type: application/json", *headers]
     writer.write("\r\n".join([*lines, "", ""]).encode() + content)
     try:

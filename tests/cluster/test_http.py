@@ -60,7 +60,7 @@ async def test_a_client_that_goes_ends_its_generations(cluster: LocalCluster, st
     reader, writer = await asyncio.open_connection(host, int(port))
     body = {"prompt": [PROMPT, PROMPT], "max_tokens": 2000, "ignore_eos": True, "stream": stream}
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
     writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + content)
     if stream:
         await reader.readuntil(b"data: ")
@@ -80,7 +80,7 @@ async def test_a_client_that_goes_before_the_first_token_frees_its_handler(
     host, _, port = cluster.http_address.rpartition(":")
     _, writer = await asyncio.open_connection(host, int(port))
     content = json.dumps({"prompt": PROMPT, "stream": stream}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
     head += "content-type: application/json\r\nlorrery-fault: delay,seconds=1000\r\n\r\n"
     writer.write((head.encode() + content) * num_requests)  # the further ones wait behind the first
     await wait_until(is_open)
@@ -96,7 +96,7 @@ async def test_a_reader_that_stops_is_cut_and_holds_nothing(cluster: LocalCluste
     host, _, port = cluster.http_address.rpartition(":")
     body = {"prompt": PROMPT, "n": 64, "max_tokens": 2000, "ignore_eos": True, "stream": True}
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((host, int(port)))
@@ -108,7 +108,7 @@ async def test_a_reader_that_stops_is_cut_and_holds_nothing(cluster: LocalCluste
 async def test_a_body_that_is_too_long_is_not_read(cluster: LocalCluster) -> None:
     host, _, port = cluster.http_address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000000\r\n\r\n{")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10000000000\r\n\r\n{")
     async with asyncio.timeout(TIMEOUT_SECONDS):
         answer = await reader.readuntil(b"}}")
     writer.close()
@@ -117,7 +117,7 @@ async def test_a_body_that_is_too_long_is_not_read(cluster: LocalCluster) -> Non
 
 async def test_a_body_of_unknown_length_is_read_no_further_than_the_limit(cluster: LocalCluster) -> None:
     host, _, port = cluster.http_address.rpartition(":")
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     chunk = b"%x\r\n%s\r\n" % (1 << 20, b" " * (1 << 20))
 
     def send_on() -> bytes:

@@ -67,7 +67,7 @@ async def refusal(
     """Post a body, as JSON where it is not bytes; return the status, and the answer or the error in it."""
     reader, writer = connection
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    fields = {"host": "x", "content-type": "application/json", "content-length": len(content)} | {
+    fields = {"host": "localhost", "content-type": "application/json", "content-length": len(content)} | {
         name.replace("_", "-"): value for name, value in headers.items()
     }
     lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]

@@ -130,7 +130,7 @@ async def test_a_conversation_of_long_tools_is_rendered_in_a_thread(
 
 def posted(path: str, body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
     return head.encode() + b"content-type: application/json\r\n\r\n" + content
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.cluster.harness import wait_until
 from tests.router.http.conftest import TIMEOUT_SECONDS, StartHttp, one_answer, rest_of
 
-GET = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
-POST = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+GET = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 BODY = b'{"prompt": "hello"}'
 WHOLE = POST + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 
@@ -78,7 +78,7 @@ async def test_connections_over_the_limit_hear_why_they_are_closed(start_http: S
             its_writer.write(GET)
             assert b"200 OK" in await one_answer(one)
         assert refused(await router.exchange(GET)) == 503
-    closing = GET.replace(b"host: x", b"host: x\r\nconnection: close")
+    closing = GET.replace(b"host: localhost", b"host: localhost\r\nconnection: close")
 
     async def is_room() -> bool:
         return b"200 OK" in await router.exchange(closing)
@@ -99,8 +99,8 @@ async def test_a_head_without_end_is_refused(start_http: StartHttp) -> None:
 async def test_a_head_that_is_whole_has_the_same_limit(start_http: StartHttp) -> None:
     router = await start_http()
     long_target = GET.replace(b"/version", b"/version?" + b"x" * 70_000)
-    long_header = GET.replace(b"host: x", b"host: x\r\ny: " + b"y" * 66_000)
-    many_headers = GET.replace(b"host: x", b"host: x" + b"\r\nabc: de" * 8_000)
+    long_header = GET.replace(b"host: localhost", b"host: localhost\r\ny: " + b"y" * 66_000)
+    many_headers = GET.replace(b"host: localhost", b"host: localhost" + b"\r\nabc: de" * 8_000)
     for head in (long_target, long_header, many_headers):
         assert refused(await router.exchange(head)) == 431
     async with router.connection() as (reader, writer):
@@ -109,19 +109,19 @@ async def test_a_head_that_is_whole_has_the_same_limit(start_http: StartHttp) ->
             await writer.drain()
         assert b"200 OK" in await one_answer(reader)
         assert refused(await rest_of(reader)) == 431
-    closing = GET.replace(b"host: x", b"host: x\r\nconnection: close\r\ny: " + b"y" * 60_000)
+    closing = GET.replace(b"host: localhost", b"host: localhost\r\nconnection: close\r\ny: " + b"y" * 60_000)
     assert (await router.exchange(closing)).startswith(b"HTTP/1.1 200 OK")
 
 
 async def test_an_error_of_the_connection_has_a_request_id_too(start_http: StartHttp) -> None:
     router = await start_http(router={"http_request_seconds": 0.3})
-    named = GET.replace(b"host: x", b"host: x\r\nx-request-id: mine")
+    named = GET.replace(b"host: localhost", b"host: localhost\r\nx-request-id: mine")
     for sent, status, request_id in (
         (b"no HTTP\r\n\r\n", 400, b""),
-        (named.replace(b"host: x", b"host: x\r\nhost: y"), 400, b"mine"),
+        (named.replace(b"host: localhost", b"host: localhost\r\nhost: y"), 400, b"mine"),
         (named.replace(b"mine", b"mine\r\ntransfer-encoding: gzip"), 501, b"mine"),
         (named.replace(b"mine", b"mine\r\ny: " + b"y" * 66_000), 431, b"mine"),
-        (WHOLE.replace(b"host: x", b"host: x\r\nx-request-id: mine")[:-1], 408, b"mine"),
+        (WHOLE.replace(b"host: localhost", b"host: localhost\r\nx-request-id: mine")[:-1], 408, b"mine"),
         (named + b"no HTTP\r\n\r\n", 400, b""),  # behind a request that has an id
     ):
         head, *others = reversed((await router.exchange(sent)).split(b"HTTP/1.1 "))
@@ -134,13 +134,13 @@ async def test_an_error_of_the_connection_has_a_request_id_too(start_http: Start
 async def test_a_target_that_is_no_url_is_told_so(start_http: StartHttp, caplog: pytest.LogCaptureFixture) -> None:
     router = await start_http()
     for target in (b"http://", b"http://[::1", b"http://a:99999999/"):
-        sent = b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n"
+        sent = b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
         assert refused(await router.exchange(sent)) == 400, target
     assert refused(await router.exchange(b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n")) == 400
     async with router.connection() as (reader, writer):
         writer.write(GET)
         assert b"200 OK" in await one_answer(reader)
-        writer.write(b"GET http:// HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET http:// HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert refused(await rest_of(reader)) == 400
     assert not [record for record in caplog.records if record.exc_info or record.levelno > logging.WARNING]
 
@@ -148,7 +148,7 @@ async def test_a_target_that_is_no_url_is_told_so(start_http: StartHttp, caplog:
 async def test_what_is_refused_behind_requests_leaves_them_their_answers(start_http: StartHttp) -> None:
     router = await start_http()
     chunked = POST + b"transfer-encoding: chunked\r\n\r\nno length\r\n"
-    for behind in (b"\0garbage\r\n\r\n", b"GET http:// HTTP/1.1\r\nhost: x\r\n\r\n", chunked):
+    for behind in (b"\0garbage\r\n\r\n", b"GET http:// HTTP/1.1\r\nhost: localhost\r\n\r\n", chunked):
         for num_before in (0, 1, 3):
             async with router.connection() as (reader, writer):
                 writer.write(WHOLE * num_before + behind + GET)
@@ -191,7 +191,7 @@ async def test_a_head_that_others_may_read_otherwise_is_refused(
 
 async def test_requests_are_counted_by_route_method_and_status(start_http: StartHttp) -> None:
     router = await start_http()
-    nothing = b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n"
+    nothing = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
     long = POST + b"content-length: %d\r\n\r\n" % 10**12
     for sent in (WHOLE, WHOLE, POST + b"content-length: 1\r\n\r\n{", nothing, GET, long):
         async with router.connection() as (reader, writer):
@@ -231,7 +231,7 @@ async def test_many_requests_in_a_row_are_answered_too(start_http: StartHttp) ->
         writer.write(WHOLE * 50)
         answers = [await one_answer(reader) for _ in range(50)]
     assert len({answer.partition(b"\r\n\r\n")[2] for answer in answers}) == 1
-    closing = GET.replace(b"host: x", b"host: x\r\nconnection: close")
+    closing = GET.replace(b"host: localhost", b"host: localhost\r\nconnection: close")
     answer = await router.exchange(WHOLE * 20 + closing)
     assert answer.count(b"HTTP/1.1 200 OK") == 21
 
@@ -259,10 +259,12 @@ async def test_only_json_is_read(start_http: StartHttp) -> None:
         b"content-type: application/x-www-form-urlencoded\r\n",
         b"content-type: application/vnd.api+json\r\n",
     ):
-        sent = b"POST /tokenize HTTP/1.1\r\nhost: x\r\n" + kind + closing + b"\r\n" + BODY
+        sent = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\n" + kind + closing + b"\r\n" + BODY
         assert refused(await router.exchange(sent)) == 400
     for kind in (b"application/json; charset=utf-8", b"Application/JSON"):
-        sent = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: " + kind + b"\r\n" + closing + b"\r\n" + BODY
+        sent = (
+            b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: " + kind + b"\r\n" + closing + b"\r\n" + BODY
+        )
         assert b"200 OK" in await router.exchange(sent)
 
 
@@ -276,9 +278,11 @@ async def test_a_body_is_never_unpacked(start_http: StartHttp) -> None:
 
 async def test_a_slash_behind_a_route_is_redirected(start_http: StartHttp) -> None:
     router = await start_http()
-    get = GET.replace(b"/version", b"/v1/models/?a=b").replace(b"host: x", b"host: x\r\nconnection: close")
+    get = GET.replace(b"/version", b"/v1/models/?a=b").replace(
+        b"host: localhost", b"host: localhost\r\nconnection: close"
+    )
     post = get.replace(b"GET /v1/models/", b"POST /v1/completions/")
-    for sent, location in ((get, b"http://x/v1/models?a=b"), (post, b"http://x/v1/completions?a=b")):
+    for sent, location in ((get, b"http://localhost/v1/models?a=b"), (post, b"http://localhost/v1/completions?a=b")):
         answer = await router.exchange(sent)
         assert answer.startswith(b"HTTP/1.1 307 ")
         assert b"\r\nlocation: " + location + b"\r\n" in answer
@@ -287,16 +291,16 @@ async def test_a_slash_behind_a_route_is_redirected(start_http: StartHttp) -> No
 async def test_every_answer_has_an_id_the_client_s_own_if_there_is_one(start_http: StartHttp) -> None:
     router = await start_http()
     async with router.connection() as (reader, writer):
-        writer.write(GET.replace(b"host: x", b"host: x\r\nx-request-id: mine"))
+        writer.write(GET.replace(b"host: localhost", b"host: localhost\r\nx-request-id: mine"))
         assert b"x-request-id: mine\r\n" in await one_answer(reader)
-        writer.write(b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n")
         answer = await one_answer(reader)
         assert refused(answer) == 404
         assert b"x-request-id: " in answer
 
 
 async def test_pages_of_other_sites_may_call_where_the_settings_name_them(start_http: StartHttp) -> None:
-    asks = b"OPTIONS /v1/completions HTTP/1.1\r\nhost: x\r\norigin: https://a.example\r\n"
+    asks = b"OPTIONS /v1/completions HTTP/1.1\r\nhost: localhost\r\norigin: https://a.example\r\n"
     asks += b"access-control-request-method: POST\r\nconnection: close\r\n\r\n"
     closed = await start_http()
     assert b"access-control-allow-origin" not in await closed.exchange(asks)

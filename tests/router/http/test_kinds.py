@@ -107,7 +107,7 @@ async def client(start_http: StartHttp) -> AsyncIterator[Client]:
     router = await start_http()
     async with router.connection() as connection:
         reader, writer = connection
-        writer.write(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n")
         document = json.loads((await one_answer(reader)).partition(b"\r\n\r\n")[2])
         yield Client(document, partial(refusal, connection))
 

@@ -13,7 +13,7 @@ from lorrery.cli.certs import app
 from tests.cluster.harness import wait_until
 from tests.router.http.conftest import TIMEOUT_SECONDS, HttpRouter, StartHttp, one_answer, rest_of
 
-POST = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+POST = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 MIB = b" " * (1 << 20)
 CHUNK = b"%x\r\n%b\r\n" % (len(MIB), MIB)
 
@@ -52,7 +52,7 @@ async def test_a_client_that_sends_all_before_it_reads_hears_its_answer(start_ht
 async def test_a_client_over_the_limit_of_connections_hears_so_though_it_has_a_body(start_http: StartHttp) -> None:
     router = await start_http(router={"http_max_connections": 1})
     async with router.connection() as (reader, writer):
-        writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        writer.write(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await one_answer(reader)
         sent = (POST + b"content-length: %d\r\n\r\n" % (8 << 20), *[MIB] * 8)
         assert await asyncio.to_thread(told, router, *sent) == 503
@@ -109,6 +109,8 @@ async def test_a_silent_client_does_not_hold_the_connection(start_http: StartHtt
         assert b" 413 " in await rest_of(reader)
 
         async def is_room() -> bool:
-            return b"200 OK" in await router.exchange(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            return b"200 OK" in await router.exchange(
+                b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+            )
 
         await wait_until(is_room)

@@ -11,6 +11,7 @@ import pytest
 from lorrery.router import peft
 from tests.router.adapter_folder import weights, write_adapter
 from tests.router.http.conftest import TIMEOUT_SECONDS, StartHttp, refusal
+from tests.router.test_access import ACME, ROOT
 
 
 async def test_a_fifo_in_place_of_a_config_is_refused(start_http: StartHttp, tmp_path: Path):
@@ -40,7 +41,7 @@ async def test_others_are_answered_while_a_config_is_being_read(
         body = {"lora_name": "x", "lora_path": str(tmp_path)}
         loading = tasks.create_task(refusal(connection, "/v1/load_lora_adapter", body))
         await begun.wait()
-        answer = await router.exchange(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answer = await router.exchange(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200 ")
         over.set()
         status, error = await loading
@@ -123,3 +124,28 @@ async def test_without_mock_adapters_a_rank_needs_a_folder(start_http: StartHttp
         router = await start_http(router={"mock_adapters": mock})
         async with router.connection() as connection:
             assert (await refusal(connection, "/v1/load_lora_adapter", body))[0] == status
+
+
+async def test_only_an_operator_learns_what_a_path_is(start_http: StartHttp, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    dora = '{"r": 8, "lora_alpha": 8, "target_modules": ["q_proj"], "use_dora": true}'
+    for name, config in (("broken", "{"), ("weightless", dora.replace("true", "false")), ("dora", dora)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / peft.CONFIG).write_text(config)
+    (tmp_path / "folder" / peft.CONFIG).mkdir(parents=True)
+    (tmp_path / "keys.toml").write_text(ACME + ROOT)
+    paths = ["missing", "file", "file/x", "broken", "weightless", "dora", "folder", "x" * 300]
+    for settings in ({}, {"mock_adapters": True}):
+        router = await start_http(router={"keys": str(tmp_path / "keys.toml"), **settings})
+        said: dict[str, set[tuple[int, str]]] = {"acme-secret": set(), "root-secret": set()}
+        async with router.connection() as connection:
+            for secret, answers in said.items():
+                for path in paths:
+                    body = {"lora_name": "acme-x", "lora_path": str(tmp_path / path)}
+                    key = f"Bearer {secret}"
+                    status, error = await refusal(connection, "/v1/load_lora_adapter", body, authorization=key)
+                    answers.add(
+                        (status, error["message"].replace(str(tmp_path / path), "PATH").replace("<path>", "PATH"))
+                    )
+        assert said["acme-secret"] == {(404, "Loading lora acme-x failed: No adapter found for PATH")}
+        assert len(said["root-secret"]) >= 5

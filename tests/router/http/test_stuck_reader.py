@@ -91,7 +91,7 @@ async def asks_for_a_megabyte(
     """Yield a client that has sent its request, and takes little at a time."""
     body = json.dumps({"prompt": "word " * 150_000}).encode()
     head = (
-        f"POST /tokenize HTTP/1.1\r\nhost: x\r\nconnection: {connection}\r\ncontent-type: application/json\r\n"
+        f"POST /tokenize HTTP/1.1\r\nhost: localhost\r\nconnection: {connection}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
     with socket.socket() as plain:

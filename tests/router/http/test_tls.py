@@ -22,7 +22,7 @@ from tests.hostile.handshakes import hello
 from tests.router.http.conftest import HttpRouter, StartHttp, rest_of
 from tests.router.http.test_stuck_reader import LONG, asks_for_a_megabyte
 
-CLOSING = b"host: x\r\nconnection: close\r\n"
+CLOSING = b"host: localhost\r\nconnection: close\r\n"
 LOAD = b'{"lora_name": "new", "rank": 8}'
 ASKS = {
     "load": b"POST /v1/load_lora_adapter HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"

@@ -18,21 +18,21 @@ OFFERS = {
 }
 JSON = b"content-type: application/json\r\n"
 BODY = b'{"prompt": "hello"}'
-SMUGGLED = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+SMUGGLED = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 def post(offer: bytes, body: bytes = BODY) -> tuple[bytes, bytes]:
-    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\n" + JSON + offer + b"content-length: %d\r\n\r\n" % len(body)
+    head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\n" + JSON + offer + b"content-length: %d\r\n\r\n" % len(body)
     return head, body
 
 
 def chunked(offer: bytes) -> tuple[bytes, bytes]:
-    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\n" + JSON + offer + b"transfer-encoding: chunked\r\n\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\n" + JSON + offer + b"transfer-encoding: chunked\r\n\r\n"
     return head, b"5\r\n" + BODY[:5] + b"\r\n%x\r\n" % len(BODY[5:]) + BODY[5:] + b"\r\n0\r\n\r\n"
 
 
 def get(offer: bytes) -> bytes:
-    return b"GET /version HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n"
+    return b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + offer + b"\r\n"
 
 
 def status_and_body(answer: bytes) -> tuple[int, dict[str, object]]:

@@ -23,6 +23,13 @@
 {{- range $keys -}}{{- $_ := unset $table . -}}{{- end -}}
 {{- end -}}
 {{- end -}}
+{{- /* The names of the Services; a pattern such as lorrery-router.* would let others in. */}}
+{{- $names := list "*.svc" "*.svc.cluster.local" -}}
+{{- range list "router" "web" -}}
+{{- $name := printf "%s-%s" (include "lorrery.fullname" $) . -}}
+{{- $names = concat $names (list $name (printf "%s.%s" $name $.Release.Namespace)) -}}
+{{- end -}}
+{{- $_ := set $settings "allowed_hosts" (concat (get $settings "allowed_hosts" | default list) $names | uniq) -}}
 {{- toRawJson (omit $settings "cluster_token" "server_tls" "client_tls") -}}
 {{- end -}}
 
