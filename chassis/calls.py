@@ -71,23 +71,13 @@ class CallGuard(grpc.aio.ServerInterceptor):
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Return the handler of a call."""
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Return the handler of a call; None: no such method."""
         method: str = handler_call_details.method
         guarded = self._guarded.get(method)
-        if guarded is None:
-            handler = await continuation(handler_call_details)
-            if handler is None:  # there is no such method, and no end of such names
-                return _guard(method, _UNKNOWN, self.call)
+        if guarded is None and (handler := await continuation(handler_call_details)) is not None:
             guarded = self._guarded[method] = _guard(method, handler, self.call)
         return guarded
-
-
-async def _unknown(_messages: object, _context: status.Context) -> NoReturn:
-    raise NotImplementedError
-
-
-_UNKNOWN: "grpc.RpcMethodHandler[Any, Any]" = grpc.stream_stream_rpc_method_handler(_unknown)
 
 
 class _Call:

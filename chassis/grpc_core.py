@@ -12,13 +12,19 @@ import os
 from importlib import metadata
 
 KNOWING = ("1.85",)
-"""Versions of grpcio with both experiments. tests/chassis/test_grpc_core.py checks the installed one."""
+"""Versions of grpcio with both experiments, and the methods that `unknown_methods` replaces. Tests check the installed
+one (tests/chassis/test_grpc_core.py, test_server.py)."""
+
+
+def is_known(version: str | None) -> bool:
+    """Return whether a version is one of `KNOWING`; None: unknown."""
+    return version is not None and ".".join(version.split(".")[:2]) in KNOWING
 
 
 def variables(version: str | None) -> dict[str, str]:
     """Return the variables to set for a version of grpcio; None: unknown."""
     chosen = {"GRPC_VERBOSITY": "ERROR"}
-    if version is not None and ".".join(version.split(".")[:2]) in KNOWING:
+    if is_known(version):
         chosen["GRPC_EXPERIMENTS"] = "-event_engine_listener,-event_engine_client"
     return chosen
 

@@ -9,6 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from lorrery.chassis.calls import CallGuard
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.grpc_core import installed_version, is_known
 from lorrery.chassis.metrics import address_error
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.tls import server_credentials
@@ -89,7 +90,10 @@ def new_server(receive_bytes: int = RECEIVE_BYTES, guard: CallGuard | None = Non
         guard: interceptor of its calls; None: a new one.
     """
     options = (*OPTIONS, ("grpc.max_receive_message_length", receive_bytes))
-    return cast("grpc.aio.Server", OutlivingServer([guard or CallGuard()], options))
+    interceptors = [guard or CallGuard()]
+    if not is_known(installed_version()):
+        return grpc.aio.server(interceptors=interceptors, options=options)
+    return cast("grpc.aio.Server", OutlivingServer(interceptors, options))
 
 
 def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = "listen") -> str:

@@ -3,6 +3,7 @@
 grpcio (1.85) decodes the path of such a call in its serving loop. A path that is no UTF-8 ends the loop, and the whole
 server with it: one call of anybody's. So these calls are answered here, with UNIMPLEMENTED and without their path. They
 are those that match no registered method; a generic handler of the library's has no methods that it could be asked for.
+With another version than those of `grpc_core.KNOWING` the library's own server serves.
 """
 
 # ruff: noqa: SLF001  the library has no public hook there
