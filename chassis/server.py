@@ -21,10 +21,11 @@ RECEIVE_BYTES = 4 * 1024 * 1024
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A second process on the port must fail, not receive half of the connections.
     ("grpc.so_reuseport", 0),
-    # Tolerate clients that ping often, on idle connections too; gRPC's default closes them.
-    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    # Tolerate clients that ping often. gRPC's default closes their connections; if they go on while something is being
+    # written, each further ping takes as long as all before it. A flood is chassis/floods.py's.
+    ("grpc.http2.max_ping_strikes", 0),
+    # Detect clients whose host has died, so that their requests are cancelled and their connections closed.
     ("grpc.keepalive_permit_without_calls", 1),
-    # Detect clients whose host has died, so that their requests are cancelled.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # default: a minute, regardless of the keepalive options
