@@ -99,6 +99,8 @@ class _Call:
         self._floods.received(self._peer, num_bytes)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not self._has_message:
+            self._floods.call_waits_no_more(self._peer)
         if kind is None:
             self._floods.call_served(self._peer)
         elif kind is asyncio.CancelledError and not self._has_message:

@@ -2,10 +2,11 @@
 
 gRPC's core bounds the calls that a connection has open, but neither those that the client resets as fast as it begins
 them (HTTP/2 rapid reset, CVE-2023-44487), of which it keeps some 14 kB each until Python has taken them from a queue,
-nor other frames, such as SETTINGS, all of which it reads and answers. A flood is recognised in two ways:
+nor other frames, such as SETTINGS, all of which it reads and answers. A flood is recognised in three ways:
 
 * Most of the calls that the client began within `LOOK_SECONDS` it ended before their first message, `MAX_EMPTY_CALLS`
   of them, or `MAX_EMPTY_CALLS_OF_USERS` if calls of its connection had messages before.
+* More than `MAX_WAITING_CALLS` of the server's calls have sent nothing yet; the connection with most of them is ended.
 * It sent `MAX_IDLE_BYTES` beyond what it needed: what the kernel received on the connection, less all messages, less
   `BYTES_PER_CALL` for each call that was served, less `IDLE_BYTES_PER_SECOND`. The figure is Linux's; elsewhere this
   rule does not apply.
@@ -22,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import itemgetter
 from urllib.parse import unquote
 
 from lorrery.chassis.bounded_log import BoundedLog
@@ -32,6 +34,8 @@ LOOK_SECONDS = 0.25
 MAX_EMPTY_CALLS = 20
 MAX_EMPTY_CALLS_OF_USERS = 400
 """A client may cancel all that it has just begun."""
+MAX_WAITING_CALLS = 2_000
+"""A call takes some 40 kB. Clients send its message with it, so few calls wait even when thousands come at once."""
 MAX_IDLE_BYTES = 1 << 24
 """gRPC's window and the kernel's buffer of a client that sends large messages are under way at once."""
 IDLE_BYTES_PER_SECOND = 1 << 18
@@ -58,6 +62,8 @@ class Floods:
     def __init__(self) -> None:
         self._port = 0
         self._begun, self._empty, self._used = Counter[str](), Counter[str](), Counter[str]()
+        self._waiting = Counter[str]()
+        self._num_waiting = 0
         self._users = Recent[str, None](_NUM_USERS)
         self._ended = set[_Peer]()
         self._others = set[int]()  # inodes of what is open and no connection of the server
@@ -65,11 +71,26 @@ class Floods:
         self._log = BoundedLog(get_logger("chassis.floods"), "connection_ended")
 
     def call_began(self, peer: str) -> None:
-        """Count a call."""
+        """Count a call; end the connection with most of those that wait for their message if there are too many."""
         self._begun[peer] += 1
+        self._waiting[peer] += 1
+        self._num_waiting += 1
+        if self._num_waiting > MAX_WAITING_CALLS:
+            worst, num = max(self._waiting.items(), key=itemgetter(1))
+            self._num_waiting -= self._waiting.pop(worst)
+            self._end(_peer_of(worst), f"{num} of {MAX_WAITING_CALLS} calls that have sent nothing")
+
+    def call_waits_no_more(self, peer: str) -> None:
+        """Note that a call's first message has come, or that the call ended without one."""
+        if (num := self._waiting[peer]) > 0:  # those of an ended connection are forgotten
+            self._num_waiting -= 1
+            self._waiting[peer] = num - 1
+        if num <= 1:
+            del self._waiting[peer]
 
     def call_has_message(self, peer: str) -> None:
         """Note that a call's first message has come."""
+        self.call_waits_no_more(peer)
         self._users.put(peer, None)
 
     def received(self, peer: str, num_bytes: int) -> None:

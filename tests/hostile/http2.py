@@ -11,6 +11,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _BATCH = 256
@@ -74,6 +75,8 @@ def _attack(name: str, path: bytes) -> Iterator[tuple[bytes, int]]:
             return _calls(path, lambda stream: frame(_WINDOW_UPDATE, 0, stream, bytes(4)))
         case "calls":  # that never go on
             return _calls(path, lambda _: b"")
+        case "few_calls":  # as many, but of many connections
+            return islice(_calls(path, lambda _: b""), 2)
         case "empty_calls":  # which end at once, without the message that they need
             return _calls(path, lambda stream: frame(_DATA, _END_STREAM, stream))
         case "settings":
@@ -108,7 +111,8 @@ def _main(name: str, path: str, address: str, seconds: float, num_connections: i
         sockets[one] = (_attack(name, path.encode()), _PREFACE + settings + frame(_SETTINGS, _ACK, 0), 2)
     end = time.monotonic() + seconds
     while sockets and time.monotonic() < end:
-        readable, writable, _ = select.select([*sockets], [*sockets], [], 0.1)
+        sending = [one for one, (_, rest, _) in sockets.items() if rest]
+        readable, writable, _ = select.select([*sockets], sending, [], 0.1)
         for one in {*readable, *writable}:
             pieces, rest, num = sockets[one]
             try:
@@ -124,7 +128,7 @@ def _main(name: str, path: str, address: str, seconds: float, num_connections: i
                 continue
             if not rest:
                 num_frames += num
-                rest, num = next(pieces)
+                rest, num = next(pieces, (b"", 0))
             sockets[one] = pieces, rest, num
     print(json.dumps({"num_frames": num_frames, "ended": ended}))
 

@@ -30,10 +30,12 @@ async def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
         yield cluster
 
 
-async def ended_connections(attack: str, method: str, address: str) -> int:
+async def ended_connections(
+    attack: str, method: str, address: str, seconds: float = SECONDS, num_connections: int = NUM_CONNECTIONS
+) -> int:
     """Perform an attack until the server has ended its connections; return how many it has ended."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.hostile.http2", attack, method, address, str(SECONDS), str(NUM_CONNECTIONS)),
+        *(sys.executable, "-m", "tests.hostile.http2", attack, method, address, str(seconds), str(num_connections)),
         stdout=asyncio.subprocess.PIPE,
     )
     answer, _ = await process.communicate()
@@ -68,6 +70,18 @@ async def test_calls_that_have_no_message(attacked: Client, shared_cluster: Loca
         assert await ended_connections(attack, method, process.grpc) == NUM_CONNECTIONS
         figures = await watch.figures()
     assert figures.peak_bytes < 150 * MEGABYTE
+
+
+async def test_calls_of_many_connections_that_have_no_message(attacked: Client, shared_cluster: LocalCluster) -> None:
+    """257 calls on each of 80 connections, so that none sends more than its share of bytes; the gap was 3.8 s."""
+    process = shared_cluster.processes["router"]
+    async with watched(process) as watch:
+        method = "/lorrery.v1.RouterService/Generate"
+        assert await ended_connections("few_calls", method, process.grpc, seconds=8, num_connections=80) > 20
+        figures = await watch.figures(within_seconds=30, left_bytes=60 * MEGABYTE)
+    assert figures.peak_bytes < 450 * MEGABYTE  # gRPC's core keeps 20,000 calls that Python has not taken yet
+    assert figures.gap_seconds < 1.5
+    assert figures.left_bytes <= 60 * MEGABYTE
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ ATTACK_SECONDS = 3
 LOG_BYTES = 20_000
 PEAK_BYTES = {"http": 100 * MEGABYTE, "grpc": 350 * MEGABYTE}
 """gRPC's core takes 40 kB for a connection, whatever it is used for."""
-GAP_SECONDS = {"http": 0.25, "grpc": 1.0}
+GAP_SECONDS = {"http": 0.25, "grpc": 0.6}
 """gRPC's own threads do the work there, and their CPU time counts, though others do not wait for it."""
 
 
