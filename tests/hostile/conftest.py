@@ -11,6 +11,7 @@ from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster
 
 INNOCENT = Ask(seed=5, prompt_tokens=100, max_new_tokens=300)
+AFTERWARDS = Ask(seed=6, prompt_tokens=100, max_new_tokens=20)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -28,7 +29,7 @@ async def attacked(shared_cluster: LocalCluster) -> AsyncIterator[Client]:
         for stream in streams:
             await stream.at(1)
         yield client
-        streams.append(innocents.start(INNOCENT))
+        streams.append(innocents.start(AFTERWARDS))
         for stream in streams:
             assert (await stream).check(shared_cluster.settings).num_requeues == 0
     await nothing_held(shared_cluster)

@@ -115,7 +115,11 @@ async def _sent(cluster: LocalCluster, path: str, body: bytes) -> bytes:
 async def test_a_refused_body_costs_a_small_multiple_of_its_size(
     attacked: Client, shared_cluster: LocalCluster, attack: str
 ) -> None:
-    bodies = {path: ATTACKS[attack](field, LARGE) for path, field in FIELDS.items()}
+    first = list(ATTACKS).index(attack)
+    paths = [
+        path for at, path in enumerate(FIELDS) if at % 3 == first % 3
+    ]  # by turns, since the whole table takes minutes
+    bodies = {path: ATTACKS[attack](FIELDS[path], LARGE) for path in paths}
     async with watched(shared_cluster.processes["router"]) as watch:
         for path, body in bodies.items():
             answer = await _sent(shared_cluster, path, body)

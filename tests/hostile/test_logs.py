@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
 MAX_LOG_BYTES = 64_000
 """What the log of a port may grow by, however much it is sent."""
-SECONDS = 3.0
+SECONDS = 1.5
 COLLECTOR = "tracing.endpoint=http://127.0.0.1:1"  # where nobody listens, so that spans are made and lost
 
 

@@ -15,7 +15,7 @@ from tests.hostile.watch import MEGABYTE, watched
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
-SECONDS = 4.0
+SECONDS = 1.5
 MAX_BYTES = 50 * MEGABYTE
 MAX_GAP_SECONDS = 0.25
 

@@ -20,11 +20,11 @@ from tests.hostile.watch import MEGABYTE, watched
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
-ATTACK_SECONDS = 3
+ATTACK_SECONDS = 2
 LOG_BYTES = 20_000
 PEAK_BYTES = {"http": 100 * MEGABYTE, "grpc": 350 * MEGABYTE}
 """gRPC's core takes 40 kB for a connection, whatever it is used for."""
-GAP_SECONDS = {"http": 0.25, "grpc": 0.6}
+GAP_SECONDS = {"http": 0.25, "grpc": 1.0}
 """gRPC's own threads do the work there, and their CPU time counts, though others do not wait for it."""
 
 

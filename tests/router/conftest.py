@@ -50,7 +50,7 @@ class Harness:
         """Return the status of the answer to an HTTP request."""
         reader, writer = await asyncio.open_connection(*self.http.rsplit(":", 1))
         content = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
         writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
         async with asyncio.timeout(TIMEOUT_SECONDS):
             answer = await reader.read()

@@ -20,7 +20,7 @@ from lorrery.v1 import router_pb2, types_pb2
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
 from tests.cluster.harness import wait_until
-from tests.scheduler.harness import OVERRIDES, Harness, Router, tokens_of
+from tests.scheduler.harness import OVERRIDES, Harness, Router, Worker, tokens_of
 
 
 def change(adapter_id: str, version: int, rank: int) -> pb.AdapterChange:
@@ -51,6 +51,13 @@ async def replace(harness: Harness, adapter_id: str, rank: int) -> types_pb2.Ada
 async def unregister(harness: Harness, adapter_id: str, version: int = 0) -> int:
     request = pb.UnregisterAdapterRequest(adapter_id=adapter_id, version=version)
     return (await harness.stub.UnregisterAdapter(request)).version
+
+
+async def run(worker: Worker, plan: pb.Plan) -> None:
+    """Run plan after plan, a step of each."""
+    while True:
+        await worker.step(plan, hand_back=True)
+        plan = await worker.plan()
 
 
 async def next_changes(router: Router) -> list[tuple[str, int]]:
@@ -197,15 +204,19 @@ async def test_a_load_in_place_is_one_change_and_what_runs_keeps_the_version_bef
     await next_changes(router)
     await router.submit(1, adapter="x", max_new=500, pinned=first)
     plan = await worker.plan()
+    running = asyncio.create_task(run(worker, plan))
     second = await replace(scheduler, "x", 8)  # of the same rank, but its weights may be others
     third = await replace(scheduler, "x", 32)
     assert first.version < second.version < third.version
     assert [await next_changes(router), await next_changes(router)] == [[("x", 8)], [("x", 32)]]
     assert plan.joins[0].adapter == first
     await router.submit(2, adapter="x", max_new=3, pinned=first)
-    pinned = (await router.read()).adapter_pinned
+    while (message := await router.read()).WhichOneof("message") != "adapter_pinned":
+        assert message.WhichOneof("message") == "tokens"
+    pinned = message.adapter_pinned
     assert (pinned.handle, pinned.adapter) == (2, third)
     assert (await known(scheduler))["x"] == 32
+    running.cancel()
 
 
 async def test_a_load_in_place_that_is_refused_leaves_the_adapter(scheduler: Harness) -> None:
