@@ -153,6 +153,17 @@ async def test_a_tenant_sees_its_own_adapters_and_nobody_s_counts(start_router: 
     assert not (await status("root-secret")).HasField("adapter_figures")
 
 
+async def test_a_key_sees_an_adapter_that_it_may_only_load(start_router: StartRouter, keys: Path):
+    keys.write_text(entry("loads", name="loads", tenant="acme", adapters=[], load_adapters=["acme-*"]))
+    harness = await start_router(keys=keys)
+    harness.schedulers[0].listed |= {"acme-0": 8, "beta-0": 8}
+    await harness.until_connected()
+    answer = await harness.stub.ListAdapters(
+        router_pb2.ListAdaptersRequest(), metadata=bearer("loads"), timeout=TIMEOUT_SECONDS
+    )
+    assert [adapter.adapter_id for adapter in answer.adapters] == ["acme-0"]
+
+
 async def test_adapters_are_loaded_by_who_may(start_router: StartRouter, keys: Path):
     harness = await start_router(keys=keys)
     await harness.until_connected()

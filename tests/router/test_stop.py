@@ -33,6 +33,7 @@ def naive(text: str, stops: list[str], least: int = 0) -> tuple[str, bool]:
 
 @given(few_letters, stop_strings, st.lists(st.integers(0, 6)))
 @example("aab", ["aab", "ab"], [1, 1, 1])
+@example("abba", ["abba", "bb"], [4])  # the one that begins first ends last
 def test_equals_a_naive_matcher_however_the_text_is_split(text: str, stops: list[str], sizes: list[int]) -> None:
     matcher = matcher_of(stops)
     got, at = "", 0

@@ -163,6 +163,7 @@ VARIANTS = {
         {"type": "object", "additionalProperties": {"type": "integer"}},
         {"type": "object", "patternProperties": {"^x-[a-z]+$": {"type": "boolean"}}, "minProperties": 2},
         {"type": "object", "minProperties": 3, "propertyNames": {"pattern": "^[a-c]{2}$"}},
+        {"allOf": [{"type": "object", "minProperties": 4}, {"minProperties": 1}], "maxProperties": 6},
         {"type": "object", "properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}, "required": ["a"]},
         {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 1},
         {"type": "object", "required": ["undeclared"]},

@@ -130,6 +130,13 @@ def test_one_that_its_worker_can_start_itself_stays() -> None:
     assert settle(core) == {}
 
 
+def test_one_of_exactly_twice_as_many_that_wait_moves() -> None:
+    core = cluster(TWO_SEATS, TWO_SEATS)
+    fill(core, "w0", range(6))
+    fill(core, "w1", range(10, 14))
+    assert settle(core) == {3: "w1"}
+
+
 def test_memory_counts_as_seats_do() -> None:
     small = replace(TWO_SEATS, max_total_token_num=200, max_num_seqs=9)
     core = cluster(small, small, small)

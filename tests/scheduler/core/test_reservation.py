@@ -27,6 +27,16 @@ def reservation(held_and_left: list[tuple[int, int]]) -> PeakReservation:
     return PeakReservation([left for _, left in ordered], [held for held, _ in ordered])
 
 
+def test_a_prompt_in_prefill_is_late_by_those_ahead_of_it_too() -> None:
+    running = Running()
+    for handle, prompt in ((1, 10), (2, 20)):
+        running.admit(Sequence(handle, prompt, 5))
+    kept = RunningPeak().of(running, least_chunk=4)
+    # The prompts take 3 and 8 steps, and hold their length and a token; 5 - 2 tokens are left after the next one.
+    by_hand = reservation([(11, 3 + 2), (21, 3 + 7)])
+    assert [kept.peak_with(1, left, 0) for left in range(12)] == [by_hand.peak_with(1, left, 0) for left in range(12)]
+
+
 changes = st.lists(
     st.tuples(st.sampled_from(["come", "come", "go", "step"]), st.integers(0, 400), st.integers(1, 60)), max_size=40
 )

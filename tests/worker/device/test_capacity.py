@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.worker.device.batch import NO_LORA, LoraWork
-from lorrery.worker.device.capacity import Capacity, Room, Workload, replicas_for
+from lorrery.worker.device.capacity import Capacity, Room, Workload, bytes_of_adapters, replicas_for
 from lorrery.worker.device.closed_loop import PromptTurns, Turns
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import AttentionFit
@@ -147,6 +147,12 @@ def test_adapters_take_room_and_time():
     assert loaded.kv_pool_tokens < plain.kv_pool_tokens
     assert loaded.point(32).tpot > plain.point(32).tpot
     assert loaded.unqueued_ttft() > plain.unqueued_ttft()
+
+
+def test_places_are_sized_for_the_largest_adapters():
+    work = Workload(1750, 500, num_adapters=100, ranks=(8, 64))
+    for places, ranks in ((30, 30 * 64), (60, 50 * 64 + 10 * 8), (None, 50 * 64 + 50 * 8)):
+        assert bytes_of_adapters(deployment("H100-SXM", "Llama-3-8B"), work, places) == ranks * 1_703_936
 
 
 def test_streams_name_the_expected_number_of_adapters():

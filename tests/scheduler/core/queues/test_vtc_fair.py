@@ -105,6 +105,16 @@ def test_vtc_counters_are_exact_for_any_weights() -> None:
     assert queue.served() == {"a": Fraction(5 + 2 * 3) * 3, "b": Fraction(7 + 2 * 2) * 10 / 7, None: 5 + 2 * 3}
 
 
+def test_vtc_charges_by_the_weight_that_a_tenants_key_has_now() -> None:
+    queue = VtcFair(by_tenant=True)
+    sequences = [Sequence(handle, 10, 2, 0, None, "t") for handle in (0, 1)]
+    sequences[0].weight, sequences[1].weight = Fraction(2), Fraction(1)
+    replica = replica_of(queue)
+    for sequence, service in zip(sequences, (Fraction(10 + 2, 2), Fraction(10 + 2, 2) + 10 + 2), strict=True):
+        step_by_step(replica, World([(0, sequence, 2)]))
+        assert queue.served() == {"t": service}
+
+
 def test_vtc_charges_nothing_for_who_has_ended_and_is_held_until_the_batch_ends() -> None:
     for drive in (step_by_step, jump):
         queue = VtcFair()
