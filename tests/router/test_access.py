@@ -154,7 +154,7 @@ async def test_a_tenant_sees_its_own_adapters_and_nobody_s_counts(start_router: 
 
 
 async def test_a_key_sees_an_adapter_that_it_may_only_load(start_router: StartRouter, keys: Path):
-    keys.write_text(entry("loads", name="loads", tenant="acme", adapters=[], load_adapters=["acme-*"]))
+    replace(keys, entry("loads", name="loads", tenant="acme", adapters=[], load_adapters=["acme-*"]))
     harness = await start_router(keys=keys)
     harness.schedulers[0].listed |= {"acme-0": 8, "beta-0": 8}
     await harness.until_connected()
