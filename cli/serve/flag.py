@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from inspect import Parameter, Signature
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-import typer
+from lorrery.chassis.commands import command_option, takes
 
 _METAVARS = {str: "NAME", int: "N", float: "X", bool: None, list[str]: "NAME"}
 
@@ -49,29 +48,20 @@ class Flag:
 
 
 def takes_flags(flags: Iterable[Flag]) -> Callable[[_F], _F]:
-    """Return a decorator that gives a function of `**given` the parameters of these flags, for typer."""
-    parameters = [
-        Parameter(flag.key, Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(flag)) for flag in flags
-    ]
-
-    def give(command: _F) -> _F:
-        own = [one for one in Signature.from_callable(command).parameters.values() if one.kind != Parameter.VAR_KEYWORD]
-        signature = Signature([*own, *parameters])
-        setattr(command, "__signature__", signature)  # noqa: B010  what inspect, and so typer, goes by
-        return command
-
-    return give
-
-
-def _annotation(flag: Flag) -> Any:  # noqa: ANN401  what typer reads
-    option = typer.Option(
-        *flag.names,
-        help=flag.help,
-        metavar=flag.metavar or _METAVARS[flag.kind],
-        rich_help_panel=flag.panel,
-        min=flag.least,
-        envvar=flag.variable,
-        show_envvar=False,
-        show_default=False,
+    """Return a decorator that gives a command of `**given` these flags."""
+    return takes(
+        command_option(
+            flag.key,
+            flag.kind | None,
+            None,
+            *flag.names,
+            help=flag.help,
+            metavar=flag.metavar or _METAVARS[flag.kind],
+            rich_help_panel=flag.panel,
+            min=flag.least,
+            envvar=flag.variable,
+            show_envvar=False,
+            show_default=False,
+        )
+        for flag in flags
     )
-    return Annotated[flag.kind | None, option]
