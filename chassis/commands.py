@@ -15,11 +15,14 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from lorrery.chassis.names import quoted
-from lorrery.chassis.variables import API_KEY_VARIABLE
 
 __all__ = ["ApiKey", "Command", "command_app", "command_option", "takes"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+API_KEY_VARIABLE = "LORRERY_API_KEY"
+"""Variable with a client's API key."""
 
 
 def _can_be_shown(key: str) -> str:

@@ -13,7 +13,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.fault_rules import LoadRules
 from lorrery.chassis.faults import LOAD_FAILURE
 from lorrery.chassis.sections import Section
-from lorrery.chassis.tables import read_tables
+from lorrery.chassis.toml import read_tables
 from lorrery.scheduler.core.adapter_loads import WELL, LoadFault, LoadFaults
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.build import build_replica

@@ -17,8 +17,7 @@ from typing import Any
 import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.names import cut
-from lorrery.chassis.nearest_setting import nearest_setting
-from lorrery.chassis.settings import key_of, known_settings
+from lorrery.chassis.settings import key_of, known_settings, nearest_setting
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen import option_rules
 from lorrery.loadgen.options import LoadOptions
