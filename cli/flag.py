@@ -1,4 +1,4 @@
-"""A row of the table of flags, and its conversion to a typer option."""
+"""A row of a table of flags that set settings, and its conversion to a typer option."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Flag:
         kind: of its value; `list[str]` takes several after one flag, as vLLM does.
         panel: of the help.
         help: one sentence.
-        sets: the setting, or a description of what `settings.py` derives from it.
+        sets: the setting, or a description of what the command derives from it.
         plain: whether the value is assigned to the setting unchanged.
         least: lowest value.
         metavar: of the value in the help.
@@ -47,9 +47,9 @@ class Flag:
         return self.names[0].partition("/")[0].removeprefix("--").replace("-", "_")
 
 
-def takes_flags(flags: Iterable[Flag]) -> Callable[[_F], _F]:
-    """Return a decorator that gives a command of `**given` these flags."""
-    return takes(
+def takes_flags(flags: Iterable[Flag], before: str | None = None) -> Callable[[_F], _F]:
+    """Return a decorator that gives a command of `**given` these flags; `before`: as for `takes`."""
+    options = [
         command_option(
             flag.key,
             flag.kind | None,
@@ -64,4 +64,5 @@ def takes_flags(flags: Iterable[Flag]) -> Callable[[_F], _F]:
             show_default=False,
         )
         for flag in flags
-    )
+    ]
+    return takes(options, before)
