@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lorrery.chassis.tables import read_tables
+from lorrery.chassis.toml import read_tables
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.plan import Finished, Idle, Plan, Ran

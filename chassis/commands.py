@@ -5,19 +5,24 @@ are: examples under a line `Examples:`, files, formulas.
 """
 
 import re
-from collections.abc import Iterator
-from inspect import cleandoc
+from collections.abc import Callable, Iterable, Iterator
+from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
 from lorrery.chassis.names import quoted
-from lorrery.chassis.variables import API_KEY_VARIABLE
 
-__all__ = ["ApiKey", "Command", "command_app"]
+__all__ = ["ApiKey", "Command", "command_app", "command_option", "takes"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+API_KEY_VARIABLE = "LORRERY_API_KEY"
+"""Variable with a client's API key."""
 
 
 def _can_be_shown(key: str) -> str:
@@ -93,6 +98,39 @@ def command_app(text: str | None = None, *, no_args_is_help: bool = False) -> ty
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+
+
+def command_option(name: str, kind: Any, default: object, *flags: str, **more: Any) -> Parameter:  # noqa: ANN401
+    """Return a parameter of a command, made from a row of a table of options.
+
+    Args:
+        name: of the parameter.
+        kind: its type.
+        default: None: unset.
+        flags: on the command line; none: derived from the name.
+        more: as for `typer.Option`.
+    """
+    annotation = Annotated[kind, typer.Option(*flags, **more)]
+    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+def takes(options: Iterable[Parameter], before: str | None = None) -> Callable[[_F], _F]:
+    """Return a decorator that gives a command of `**given` the options of a table.
+
+    Args:
+        options: from `command_option`.
+        before: the command's parameter that they precede, in the help too; None: they are last.
+    """
+    table = list(options)
+
+    def give(command: _F) -> _F:
+        own = [one for one in Signature.from_callable(command).parameters.values() if one.kind != Parameter.VAR_KEYWORD]
+        place = len(own) if before is None else [one.name for one in own].index(before)
+        signature = Signature([*own[:place], *table, *own[place:]])
+        setattr(command, "__signature__", signature)  # noqa: B010  what inspect, and so typer, goes by
+        return command
+
+    return give
 
 
 def _wrapped(text: str) -> str:

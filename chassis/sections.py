@@ -4,11 +4,15 @@ Every duration is in seconds. If its description says *device seconds*, `time_sc
 time.
 """
 
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 from urllib.parse import urlsplit
 
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -19,12 +23,17 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import why_no_name
-from lorrery.chassis.number_fields import refuse_booleans
 from lorrery.chassis.targets import parse_name
 
+KINDS: Mapping[object, str] = {int: "whole number", float: "number"}
+_BOUNDS = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
+
+_WHOLE = 1000
+"""Bounds of at least this are shown with all their digits."""
 MAX_PORT = 65_535
 LONGEST_SECONDS = 1_000_000.0
 """Upper bound on times in the settings: 11 days, so that sums of several stay below `vocabulary.units.NEVER`."""
@@ -117,6 +126,72 @@ def named(*names: str, plug_ins: bool = False) -> AfterValidator:
     return AfterValidator(check)
 
 
+def flat(metadata: Sequence[Any]) -> list[Any]:
+    """Return an annotation's metadata, with that of nested fields."""
+    return [one for entry in metadata for one in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
+
+
+def number_in_words(kind: object, metadata: Sequence[Any]) -> str:
+    """Describe the numbers that an annotation accepts: `whole number at least 1`."""
+    found = (
+        f"{words} {_shown(getattr(one, attribute))}"
+        for one in flat(metadata)
+        for bound, attribute, words in _BOUNDS
+        if isinstance(one, bound)
+    )
+    return f"{KINDS[kind]} {' and '.join(found)}".rstrip()
+
+
+def _shown(bound: float) -> str:
+    return f"{int(bound):,}" if bound >= _WHOLE and bound == int(bound) else f"{bound:g}"
+
+
+def _refuse_booleans(model: type[BaseModel], name: str, value: object) -> None:
+    """Check that a numeric field gets no boolean, also not in a list or a table.
+
+    Raises:
+        ValueError: it does; the message says which number is expected.
+    """
+    expected = _expected(model, name)
+    if expected is None:
+        return
+    found = next(_booleans(value), None)
+    if found is not None:
+        shown = str(bool(found)).lower()
+        raise ValueError(f"expected a {expected}, got {shown}, a boolean; write the number itself")
+
+
+@cache
+def _expected(model: type[BaseModel], name: str) -> str | None:
+    field = model.model_fields[name]
+    return _number(field.annotation, field.metadata)
+
+
+def _number(kind: Any, metadata: Sequence[Any]) -> str | None:  # noqa: ANN401  any annotation
+    """Describe the number that an annotation accepts, directly or in a list or table; None: none, or booleans too."""
+    if kind in KINDS:
+        return number_in_words(kind, metadata)
+    arguments = get_args(kind)
+    if annotations := getattr(kind, "__metadata__", ()):
+        return _number(arguments[0], annotations)
+    if bool in arguments or Any in arguments or get_origin(kind) is Literal:
+        return None
+    is_union = get_origin(kind) in (Union, types.UnionType)
+    found = (_number(one, metadata if is_union else ()) for one in arguments)
+    return next((one for one in found if one is not None), None)
+
+
+def _booleans(value: object) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        for one in value.values():
+            yield from _booleans(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _booleans(one)
+    elif isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")):
+        yield value
+
+
 class Table(BaseModel):
     """A table of the settings file that does not change. Numbers may be text, as in the environment, never booleans."""
 
@@ -126,7 +201,7 @@ class Table(BaseModel):
     @classmethod
     def _no_boolean_is_a_number(cls, value: object, field: ValidationInfo) -> object:
         if field.field_name is not None:
-            refuse_booleans(cls, field.field_name, value)
+            _refuse_booleans(cls, field.field_name, value)
         return value
 
 

@@ -10,23 +10,27 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import cut, quoted
-from lorrery.chassis.nearest_setting import nearest_setting
 from lorrery.chassis.sections import LogSettings, Section, TlsSettings
 from lorrery.chassis.toml import parse_toml, read_toml
-from lorrery.chassis.variables import ENV_PREFIX, setting_variables
 
+ENV_PREFIX = "LORRERY_"
+_NOT_SETTINGS = {"LORRERY_CONFIG", "LORRERY_SHARED", "LORRERY_API_KEY"}
 _MAX_SHOWN = 80
 _MAX_PARTS = 32
 """Upper bound on the parts of a key, far above any real one; each part is a nested table."""
+_MAX_TYPED = 100
+"""A longer key is no typing error, and comparing it is slow."""
 Key = tuple[str, ...]
 """Key of a setting: the names of the enclosing tables, and its own."""
 
@@ -160,12 +164,48 @@ def _sources(
     )
 
 
-def _environment(model: type[FileSettings]) -> dict[str, Any]:
+def setting_variables() -> list[str]:
+    """Return the environment variables that are settings, in any case."""
+    return [name for name in os.environ if name.upper().startswith(ENV_PREFIX) and name.upper() not in _NOT_SETTINGS]
+
+
+def _environment(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the settings in the environment, one table per section.
+
+    Raises:
+        SettingsError: a `LORRERY_` variable is no setting, or has invalid JSON where JSON is expected.
+    """
     if not setting_variables():
         return {}
-    from lorrery.chassis.environment import read_environment
+    from pydantic_settings import BaseSettings, EnvSettingsSource  # slow to import
+    from pydantic_settings import SettingsError as SourceError
 
-    return read_environment(model)
+    for name in setting_variables():
+        section = name[len(ENV_PREFIX) :].split("__")[0].lower()
+        if section not in model.model_fields:
+            raise SettingsError(f"environment variable {name} names no setting")
+    # The source uses only fields and configuration, which any model has.
+    source = EnvSettingsSource(cast("type[BaseSettings]", model), env_prefix=ENV_PREFIX, env_nested_delimiter="__")
+    with suppress(SourceError):
+        return source()
+    for name in setting_variables():  # pydantic names only the section of the one that it cannot parse
+        value = os.environ[name]
+        source.env_vars = {name.lower(): value}
+        try:
+            source()
+        except SourceError:
+            raise SettingsError(f"environment variable {name}: {_form(model, name)} expected, got {value!r}") from None
+    raise SettingsError("environment: a value cannot be read")
+
+
+def _form(model: type[BaseModel], name: str) -> str:
+    """Describe the expected form of a variable's value."""
+    kind: Any = model
+    for part in name[len(ENV_PREFIX) :].lower().split("__"):
+        kind = kind.model_fields[part].annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return f"""a JSON list such as '{'["HOST:PORT"]' if part == "schedulers" else "[...]"}'"""
+    return f"a JSON object, or one setting of it as {name}__SETTING"
 
 
 def changed(model: type[S], content: S | Mapping[str, Any], overrides: Mapping[str, object] | Iterable[str] = ()) -> S:
@@ -294,6 +334,25 @@ def in_words(error: ValidationError, known: Iterable[Key] = (), within: Key = ()
     if len(shown) > _MAX_SHOWN:
         shown = f"{shown[:_MAX_SHOWN]}..."
     return f"{key}: {message}, got {shown}"
+
+
+def nearest_setting(key: Sequence[str], known: Iterable[Sequence[str]]) -> str | None:
+    """Return the setting or section closest to an unknown one; None: no match.
+
+    A similar name in the same section is preferred over the same name in another section.
+
+    Args:
+        key: the unknown key, outer names first.
+        known: the existing settings, likewise.
+    """
+    *outer, last = key
+    if len(last) > _MAX_TYPED:
+        return None
+    keys = list(known)
+    beside = {one[len(outer)]: None for one in keys if len(one) > len(outer) and list(one[: len(outer)]) == outer}
+    if near := get_close_matches(last, beside, n=1):
+        return ".".join((*outer, near[0]))
+    return next((".".join(one) for one in keys if one[-1] == last), None)
 
 
 def override_of(key: str, value: str | int) -> str:

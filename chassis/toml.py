@@ -1,10 +1,15 @@
-"""Tables as TOML: read from text and files, and written."""
+"""Tables as TOML: read from text, files and the `data` folders of packages, and written.
+
+The meaning of the tables is defined by the reader; the pure rooms build their records from them.
+"""
 
 import json
 import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +57,25 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise SettingsError(f"{path}: {error}") from None
+
+
+def read_tables(package: str, extra: Iterable[Path] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """Return (file name, table) for each TOML file in the package's folder `data`, by name, then for the extra files.
+
+    Tables are shared between callers; do not modify their values.
+
+    Raises:
+        SettingsError: an extra file cannot be read or is not TOML; the message names it.
+    """
+    tables = [(name, dict(table)) for name, table in _shipped(package)]
+    return tables + [(str(path), read_toml(path)) for path in extra]
+
+
+@cache
+def _shipped(package: str) -> list[tuple[str, dict[str, Any]]]:
+    folder = files(package) / "data"
+    found = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
+    return [(file.name, tomllib.loads(file.read_text(encoding="utf-8"))) for file in found]
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:

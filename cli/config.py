@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,8 +11,8 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Key, leaves
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.toml import dotted, parse_toml, to_value
-from lorrery.cli import deployment_flags
 from lorrery.cli.config_option import ConfigOption
+from lorrery.cli.deployment_flags import takes_deployment, with_deployment
 from lorrery.cli.version import VersionOption
 from lorrery.settings import Settings, load, origins
 
@@ -26,6 +26,7 @@ app = command_app()
 
 
 @app.command("config", cls=Command)
+@takes_deployment("engine", "model", "gpu", "tensor_parallel", "weight_dtype", "kv_dtype", before="everything")
 def show(
     keys: Annotated[
         list[str] | None,
@@ -36,14 +37,9 @@ def show(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
     ] = None,
-    engine: deployment_flags.Engine = None,
-    model: deployment_flags.Model = None,
-    gpu: deployment_flags.Gpu = None,
-    tensor_parallel: deployment_flags.TensorParallel = None,
-    weight_dtype: deployment_flags.WeightDtype = None,
-    kv_dtype: deployment_flags.KvDtype = None,
     everything: Annotated[bool, typer.Option("--all", help="Include defaults.")] = False,
     version: VersionOption = False,
+    **given: Any,  # noqa: ANN401  the table's options
 ) -> None:
     """Print the effective settings, and where each comes from.
 
@@ -56,8 +52,8 @@ def show(
       lorrery config --engine vllm --gpu H100-SXM scheduler worker
       lorrery config --all --set scheduler.policy=vtc_fair scheduler.policy
     """
-    overrides = deployment_flags.with_deployment(locals(), overrides)
-    del engine, model, gpu, tensor_parallel, weight_dtype, kv_dtype, version
+    del version
+    overrides = with_deployment(given, overrides)
     settings, found = load(config, overrides), origins(config, overrides)
     known = [key for key, _ in leaves(settings.model_dump())]
     asked = {text: _read_key(text) for text in keys or ()}

@@ -1,59 +1,54 @@
 """Options that define a worker: engine, model, GPU and so on. Each sets one setting, as `--set` would."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
-
-import typer
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import cut
+from lorrery.cli.flag import Flag, takes_flags
 
-_PANEL = "Deployment"
+__all__ = ["takes_deployment", "with_deployment"]
 
-Engine = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME[-VERSION]",
-        help="Inference engine whose defaults apply: vllm, sglang, trtllm. Overrides the file; --set overrides it.",
-        rich_help_panel=_PANEL,
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _flag(names: str, kind: type[str] | type[int], metavar: str, sets: str, text: str) -> Flag:
+    least = 1 if kind is int else None
+    return Flag(tuple(names.split()), kind, "Deployment", text, sets, least=least, metavar=metavar)
+
+
+_FLAGS = (
+    _flag(
+        "--engine",
+        str,
+        "NAME[-VERSION]",
+        "engine",
+        "Inference engine whose defaults apply: vllm, sglang, trtllm. Overrides the file; --set overrides it.",
     ),
-]
-Model = Annotated[str | None, typer.Option(metavar="NAME", help="Base model.", rich_help_panel=_PANEL)]
-Gpu = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="GPU.", rich_help_panel=_PANEL)]
-TensorParallel = Annotated[
-    int | None,
-    typer.Option("--tensor-parallel", "--tp", min=1, metavar="N", help="GPUs per worker.", rich_help_panel=_PANEL),
-]
-Gpus = Annotated[
-    int | None,
-    typer.Option("--gpus", min=1, metavar="N", help="Workers per process, one GPU each.", rich_help_panel=_PANEL),
-]
-WeightDtype = Annotated[
-    str | None,
-    typer.Option("--weight-dtype", metavar="TYPE", help="Number format of the weights.", rich_help_panel=_PANEL),
-]
-KvDtype = Annotated[
-    str | None,
-    typer.Option("--kv-dtype", metavar="TYPE", help="Number format of the KV cache.", rich_help_panel=_PANEL),
-]
+    _flag("--model", str, "NAME", "model", "Base model."),
+    _flag("--gpu", str, "NAME", "worker.gpu", "GPU."),
+    _flag("--tensor-parallel --tp", int, "N", "worker.tensor_parallel", "GPUs per worker."),
+    _flag("--gpus", int, "N", "worker.gpus", "Workers per process, one GPU each."),
+    _flag("--weight-dtype", str, "TYPE", "worker.weight_dtype", "Number format of the weights."),
+    _flag("--kv-dtype", str, "TYPE", "worker.kv_dtype", "Number format of the KV cache."),
+)
 
-_SETTINGS = {
-    "engine": "engine",
-    "model": "model",
-    "gpu": "worker.gpu",
-    "tensor_parallel": "worker.tensor_parallel",
-    "gpus": "worker.gpus",
-    "weight_dtype": "worker.weight_dtype",
-    "kv_dtype": "worker.kv_dtype",
-}
-"""Parameter -> the setting that it sets."""
+
+def takes_deployment(*names: str, before: str) -> Callable[[_F], _F]:
+    """Return a decorator that gives a command of `**given` these options.
+
+    Args:
+        names: of their parameters; none: all.
+        before: the command's parameter that they precede.
+    """
+    return takes_flags((flag for flag in _FLAGS if not names or flag.key in names), before)
 
 
 def with_deployment(given: Mapping[str, Any], overrides: Iterable[str] | None) -> list[str]:
     """Return the overrides that the options above stand for, followed by those of `--set`.
 
     Args:
-        given: the options' values by parameter; other entries are ignored (a command's `locals()`).
+        given: the options' values by parameter; other entries are ignored.
         overrides: the values of `--set`.
 
     Raises:
@@ -63,10 +58,10 @@ def with_deployment(given: Mapping[str, Any], overrides: Iterable[str] | None) -
 
     overrides = list(overrides or ())
     found: list[str] = []
-    for name, key in _SETTINGS.items():
-        if (value := given.get(name)) is None:
+    for flag in _FLAGS:
+        if (value := given.get(flag.key)) is None:
             continue
-        option = f"--{name.replace('_', '-')} {cut(str(value))}"
+        option, key = f"{flag.names[0]} {cut(str(value))}", flag.sets
         if same := next((one for one in overrides if key_of(one) == key), None):
             raise SettingsError(f"{option} and --set {cut(same)} both say what {key} is; give one")
         found.append(override_of(key, value))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,8 +21,9 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.terminal import table_console
 from lorrery.chassis.whole_file import check_writable
-from lorrery.cli import deployment_flags, plan_text
+from lorrery.cli import plan_text
 from lorrery.cli.config_option import ConfigOption
+from lorrery.cli.deployment_flags import takes_deployment, with_deployment
 from lorrery.cli.output import write
 from lorrery.cli.plan_sizing import Cluster, command_of
 from lorrery.cli.version import VersionOption
@@ -38,9 +39,9 @@ app = command_app()
 
 
 @app.command(cls=Command)
+@takes_deployment("engine", "weight_dtype", "kv_dtype", before="models")
 def plan(
     version: VersionOption = False,
-    engine: deployment_flags.Engine = None,
     models: Annotated[
         list[str] | None, typer.Option("--model", help="Base model; repeatable; default: from the settings.")
     ] = None,
@@ -50,8 +51,6 @@ def plan(
     degrees: Annotated[
         list[int] | None, typer.Option("--tp", "--tensor-parallel", min=1, help="GPUs per replica; repeatable.")
     ] = None,
-    weight_dtype: deployment_flags.WeightDtype = None,
-    kv_dtype: deployment_flags.KvDtype = None,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 1750,
     output: Annotated[int, typer.Option(min=2, help="Tokens per output.")] = 500,
     adapters: Annotated[int, typer.Option(min=0, help="Number of adapters, each requested equally often.")] = 0,
@@ -107,6 +106,7 @@ def plan(
             "--set", metavar="KEY=VALUE", help="Override one setting; repeatable; takes precedence over the file."
         ),
     ] = None,
+    **given: Any,  # noqa: ANN401  the table's options
 ) -> None:
     """Estimate what a deployment can serve: what fits, how fast, what limits it, how many GPUs a rate needs.
 
@@ -135,9 +135,8 @@ def plan(
         style.check("--plot", plot)
     if json_file is not None:
         check_writable("--json", json_file)
-    named = {"engine": engine, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype}
     work = Workload(prompt, output, adapters, _numbers("16" if ranks is None else ranks, "--rank"))
-    asked_of = (*deployment_flags.with_deployment(named, overrides), registry_override(work))
+    asked_of = (*with_deployment(given, overrides), registry_override(work))
     cluster = Cluster(config, asked_of)
     if max_concurrency is not None:
         cluster = cluster.but(scheduler__running_max_req_size=max_concurrency, scheduler__max_num_seqs=max_concurrency)

@@ -4,7 +4,7 @@ import sys
 from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -18,12 +18,12 @@ from lorrery.chassis.settings import key_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.terminal import table_console
 from lorrery.chassis.whole_file import whole_file
-from lorrery.cli import deployment_flags
 from lorrery.cli.basis_text import in_one_line
 from lorrery.cli.config_option import CONFIG_HELP
-from lorrery.cli.deployment_flags import with_deployment
+from lorrery.cli.deployment_flags import takes_deployment, with_deployment
 from lorrery.cli.version import VersionOption
-from lorrery.loadgen import flags
+from lorrery.loadgen.flags import Out, Report, check_report, takes_load_options
+from lorrery.loadgen.options import load_options
 from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
 from lorrery.settings import Settings
@@ -62,6 +62,8 @@ app = command_app()
 
 
 @app.command(cls=_Command)
+@takes_deployment(before="workers")
+@takes_load_options(before="sweeps", live=False)
 def simulate(
     context: typer.Context,
     config: Annotated[
@@ -84,13 +86,6 @@ def simulate(
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
-    engine: deployment_flags.Engine = None,
-    model: deployment_flags.Model = None,
-    gpu: deployment_flags.Gpu = None,
-    tensor_parallel: deployment_flags.TensorParallel = None,
-    gpus: deployment_flags.Gpus = None,
-    weight_dtype: deployment_flags.WeightDtype = None,
-    kv_dtype: deployment_flags.KvDtype = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -158,45 +153,12 @@ def simulate(
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
-    workload: flags.Workload = None,
-    trace: flags.Trace = None,
-    block_tokens: flags.BlockTokens = None,
-    speed_up: flags.SpeedUp = 1.0,
-    num_requests: flags.NumRequests = None,
-    duration: flags.Duration = None,
-    rate: flags.Rate = 2.0,
-    cv: flags.Cv = 1.0,
-    bursts: flags.Bursts = None,
-    jitter: flags.Jitter = 0.0,
-    turns: flags.Turns = None,
-    think: flags.Think = 5.0,
-    shared_prefix: flags.SharedPrefix = None,
-    seed: flags.Seed = 42,
-    input_tokens: flags.InputTokens = None,
-    output_tokens: flags.OutputTokens = None,
-    length_ratio: flags.LengthRatio = None,
-    input_range: flags.InputRange = None,
-    output_range: flags.OutputRange = None,
-    tokenizer: flags.Tokenizer = None,
-    ignore_eos: flags.IgnoreEos = True,
-    max_new_tokens: flags.MaxNewTokens = None,
-    skip_too_long: flags.SkipTooLong = None,
-    adapters: flags.Adapters = None,
-    num_adapters: flags.NumAdapters = None,
-    adapter_exponent: flags.AdapterExponent = None,
-    drift: flags.Drift = None,
-    alpha: flags.Alpha = 1.0,
-    adapter_dirs: flags.AdapterDirs = None,
-    concurrency: flags.Concurrency = None,
-    requests_per_client: flags.RequestsPerClient = None,
-    warmup: flags.Warmup = 0,
-    timeout: flags.Timeout = 300.0,
     sweeps: sweep_flags.Sweeps = None,
     jobs: sweep_flags.Jobs = None,
     backend: sweep_flags.Backend = sweep_flags.DEFAULT_BACKEND,
     backend_address: sweep_flags.BackendAddress = None,
-    out: flags.Out = None,
-    report: flags.Report = True,
+    out: Out = None,
+    report: Report = True,
     steps: Annotated[
         bool, typer.Option("--steps", help=f"Write every step to DIR/{STEPS_FILE}.", rich_help_panel=_OUTPUT)
     ] = False,
@@ -227,6 +189,7 @@ def simulate(
         ),
     ] = None,
     version: VersionOption = False,
+    **given: Any,  # noqa: ANN401  the table's options
 ) -> None:
     """Simulate a cluster under a virtual clock: hours of traffic in seconds.
 
@@ -251,7 +214,6 @@ def simulate(
 
     Exit code: 0 all completed, 1 some failed (of a sweep: points), 2 wrong usage, 130 interrupted.
     """
-    given = locals()
     del version
     if journal is not None:
         _refuse_beside_journal(context)
@@ -261,8 +223,8 @@ def simulate(
             raise typer.Exit(replay_journal(journal, table_console()))
         except FormatError as error:  # exit code 1 says that the replay differs
             raise SettingsError(str(error)) from None
-    options = flags.load_options(given)
-    flags.check_report(out, report=report)
+    options = load_options(given, live=False)
+    check_report(out, report=report)
     overrides = with_deployment(given, overrides)
     if autoscale:
         overrides = [*overrides, "autoscaler.enabled=true"]

@@ -2,14 +2,14 @@
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.cli import deployment_flags
 from lorrery.cli.config_option import ConfigOption
+from lorrery.cli.deployment_flags import takes_deployment, with_deployment
 from lorrery.cli.version import VersionOption
 from lorrery.local.processes import ForkServer
 
@@ -17,19 +17,13 @@ app = command_app()
 
 
 @app.command(cls=Command)
+@takes_deployment(before="workers")
 def up(
     config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable; highest precedence."),
     ] = None,
-    engine: deployment_flags.Engine = None,
-    model: deployment_flags.Model = None,
-    gpu: deployment_flags.Gpu = None,
-    tensor_parallel: deployment_flags.TensorParallel = None,
-    gpus: deployment_flags.Gpus = None,
-    weight_dtype: deployment_flags.WeightDtype = None,
-    kv_dtype: deployment_flags.KvDtype = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -67,6 +61,7 @@ def up(
         typer.Option("--fault", metavar="FAULT", help="Fault to inject, and when; repeatable. See below."),
     ] = None,
     version: VersionOption = False,
+    **given: Any,  # noqa: ANN401  the table's options
 ) -> None:
     """Run a cluster on this machine: scheduler, workers, router, and the page that shows it.
 
@@ -93,10 +88,9 @@ def up(
       lorrery up --fault freeze_worker,at=30,worker=worker-0,for=8
       lorrery up --fault adapter_load_failure,adapter=lora-r8-0,first=2 --fault slow_adapter_load,factor=20,share=0.1
     """
-    given = locals()
     del version
     with ForkServer() as fork_server:
-        overrides = deployment_flags.with_deployment(given, overrides)
+        overrides = with_deployment(given, overrides)
         if autoscale:
             overrides = [*overrides, "autoscaler.enabled=true"]
         from lorrery.cli.up_cluster import run  # while the fork server imports the services

@@ -17,8 +17,8 @@ from rich.progress import track
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.tables import read_tables
 from lorrery.chassis.terminal import table_console
+from lorrery.chassis.toml import read_tables
 from lorrery.chassis.whole_file import check_writable
 from lorrery.cli.output import write
 from lorrery.cli.validate_golden import golden

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,8 +11,7 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.terminal import table_console
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen import flags
-from lorrery.loadgen.option_texts import protocol_name
-from lorrery.loadgen.options import DEFAULT_TARGETS
+from lorrery.loadgen.options import load_options
 from lorrery.loadgen.session import run_load
 from lorrery.settings import load as load_settings
 
@@ -33,63 +32,8 @@ def _version(asked: bool) -> None:
 
 
 @app.command(cls=Command)
+@flags.takes_load_options(before="connect_timeout", live=True)
 def load(
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of the server; over HTTP a URL also works. Unset: the router's default address.",
-            metavar="HOST:PORT",
-        ),
-    ] = None,
-    protocol: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help=f"Protocol: {', '.join(DEFAULT_TARGETS)}. All but grpc are HTTP, for any server.",
-        ),
-    ] = "grpc",
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="HTTP: name of the base model. Unset: the first model that the server lists."
-        ),
-    ] = "",
-    prompt_ids: Annotated[
-        bool, typer.Option("--prompt-ids", help="openai: send prompts as token ids, not as text.")
-    ] = False,
-    workload: flags.Workload = None,
-    trace: flags.Trace = None,
-    block_tokens: flags.BlockTokens = None,
-    speed_up: flags.SpeedUp = 1.0,
-    num_requests: flags.NumRequests = None,
-    duration: flags.Duration = None,
-    rate: flags.Rate = 2.0,
-    cv: flags.Cv = 1.0,
-    bursts: flags.Bursts = None,
-    jitter: flags.Jitter = 0.0,
-    turns: flags.Turns = None,
-    think: flags.Think = 5.0,
-    shared_prefix: flags.SharedPrefix = None,
-    seed: flags.Seed = 42,
-    input_tokens: flags.InputTokens = None,
-    output_tokens: flags.OutputTokens = None,
-    length_ratio: flags.LengthRatio = None,
-    input_range: flags.InputRange = None,
-    output_range: flags.OutputRange = None,
-    tokenizer: flags.Tokenizer = None,
-    ignore_eos: flags.IgnoreEos = True,
-    max_new_tokens: flags.MaxNewTokens = None,
-    skip_too_long: flags.SkipTooLong = None,
-    adapters: flags.Adapters = None,
-    num_adapters: flags.NumAdapters = None,
-    adapter_exponent: flags.AdapterExponent = None,
-    drift: flags.Drift = None,
-    alpha: flags.Alpha = 1.0,
-    adapter_dirs: flags.AdapterDirs = None,
-    concurrency: flags.Concurrency = None,
-    requests_per_client: flags.RequestsPerClient = None,
-    warmup: flags.Warmup = 0,
-    timeout: flags.Timeout = 300.0,
     connect_timeout: Annotated[
         float,
         typer.Option(
@@ -112,6 +56,7 @@ def load(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    **given: Any,  # noqa: ANN401  the table's options
 ) -> None:
     """Send a workload to a cluster, or to any server with a known protocol; measure as a client, and report.
 
@@ -141,22 +86,14 @@ def load(
 
     Exit code: 0 all completed, 1 some failed or no cluster, 2 wrong usage, 130 interrupted.
     """
-    given = locals()
     console = table_console()
     try:
-        spoken = protocol_name(protocol)
-        of_target = {
-            "target": DEFAULT_TARGETS[spoken] if target is None else target,
-            "protocol": spoken,
-            "model": model,
-            "prompt_ids": prompt_ids,
-        }
-        options = flags.load_options(given, of_target)
+        options = load_options(given, live=True)
         flags.check_report(out, report=report)
         code = run_load(
             options,
             tls=load_settings(config).client_tls,
-            api_key=api_key or ("" if spoken == "grpc" else os.environ.get(OPENAI_KEY_VARIABLE, "")),
+            api_key=api_key or ("" if options.protocol == "grpc" else os.environ.get(OPENAI_KEY_VARIABLE, "")),
             out=out,
             with_page=report,
             metrics_address=metrics,

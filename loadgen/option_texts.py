@@ -1,17 +1,59 @@
-"""Parses options in their command-line form: ranges, names, families of adapters."""
+"""Reads options in their command-line form: names, ranges, families of adapters, and options with parts.
 
+Parts are written as faults are: `flash,at=60,for=30,share=0.8`.
+"""
+
+import math
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Literal, get_args
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_ADAPTERS
-from lorrery.loadgen.options import DEFAULT_TARGETS, DEFAULT_WORKLOAD, TRACE, ProtocolName, WorkloadName
+from lorrery.loadgen.workload.arrivals import Bursts
+from lorrery.loadgen.workload.drift import MOST_ADAPTERS, Diurnal, Drift, Flash, Shift
+
+__all__ = [
+    "ALL_ADAPTERS",
+    "DEFAULT_TARGETS",
+    "DEFAULT_WORKLOAD",
+    "TRACE",
+    "ProtocolName",
+    "WorkloadName",
+    "expand_adapters",
+    "parse_bursts",
+    "parse_drift",
+    "parse_range",
+    "parse_shared_prefix",
+    "protocol_name",
+    "workload_name",
+]
+
+WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant", "chat", "sharegpt", "trace"]
+DEFAULT_WORKLOAD: WorkloadName = "poisson"
+TRACE: WorkloadName = "trace"
+"""What the file of `trace` has, whatever its form."""
+
+ALL_ADAPTERS = "all"
+"""In place of adapter ids: all that the cluster lists."""
+
+ProtocolName = Literal["grpc", "openai", "openai-chat", "slora"]
+DEFAULT_TARGETS: dict[ProtocolName, str] = {
+    "grpc": "127.0.0.1:50051",
+    "openai": "127.0.0.1:8000",
+    "openai-chat": "127.0.0.1:8000",
+    "slora": "127.0.0.1:8000",
+}
 
 _FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
 _MOST_DIGITS = 100
 """In a family's first and last number: Python reads at most 4,300, and messages should stay readable."""
+_DRIFT = {
+    "diurnal": ("period", "amplitude"),
+    "flash": ("at", "for", "share", "adapter"),
+    "shift": ("every", "by"),
+}
+_BURSTS = ("factor", "for", "share")
 
 
 def workload_name(text: str) -> WorkloadName:
@@ -25,11 +67,6 @@ def workload_name(text: str) -> WorkloadName:
         if name == text:
             return name
     raise SettingsError(f"--workload {text}: expected one of {', '.join(names)}")
-
-
-def workload_of(trace: object) -> WorkloadName:
-    """Return the workload if none is named; `trace`: the file's path, or None."""
-    return DEFAULT_WORKLOAD if trace is None else TRACE
 
 
 def protocol_name(text: str) -> ProtocolName:
@@ -107,13 +144,65 @@ def expand_adapters(text: str) -> list[str]:
     return names
 
 
-PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "workload": workload_name,
-    "input_range": parse_range,
-    "output_range": parse_range,
-    "turns": parse_range,
-    "shared_prefix": parse_shared_prefix,
-    "trace": Path,
-    "tokenizer": Path,
-}
-"""Parsers of options that are not plain text."""
+def parse_drift(text: str) -> Drift:
+    """Read a drift of popularity.
+
+    Raises:
+        SettingsError: names the error.
+    """
+    kind, _, rest = text.partition(",")
+    if kind not in _DRIFT:
+        raise SettingsError(f"--drift {text}: expected {', '.join(_DRIFT)}, then its parts, as in flash,at=60,for=30")
+    parts = _parts("--drift", text, rest, _DRIFT[kind])
+    try:
+        match kind:
+            case "diurnal":
+                return Diurnal(parts["period"], parts.get("amplitude", 1.0))
+            case "flash":
+                adapter = parts.get("adapter")
+                index = None if adapter is None else _whole("--drift", text, "adapter", adapter)
+                return Flash(parts["at"], parts["for"], parts.get("share", 0.5), index)
+            case _:
+                return Shift(parts["every"], _whole("--drift", text, "by", parts.get("by", 1.0)))
+    except KeyError as error:
+        raise SettingsError(f"--drift {text}: {error.args[0]} is not given") from None
+    except ValueError as error:
+        raise SettingsError(f"--drift {text}: {error}") from None
+
+
+def parse_bursts(text: str) -> Bursts:
+    """Read the parameters of bursts.
+
+    Raises:
+        SettingsError: names the error.
+    """
+    parts = _parts("--bursts", text, text, _BURSTS)
+    try:
+        return Bursts(parts["factor"], parts["for"], parts.get("share", 0.1))
+    except KeyError as error:
+        raise SettingsError(f"--bursts {text}: {error.args[0]} is not given") from None
+    except ValueError as error:
+        raise SettingsError(f"--bursts {text}: {error}") from None
+
+
+def _parts(flag: str, text: str, rest: str, known: tuple[str, ...]) -> Mapping[str, float]:
+    found: dict[str, float] = {}
+    for part in filter(None, rest.split(",")):
+        name, _, value = part.partition("=")
+        if name not in known or name in found:
+            raise SettingsError(f"{flag} {text}: {name!r}; expected each of {', '.join(known)} once at most")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise SettingsError(f"{flag} {text}: {name} is {value!r}; expected a number") from None
+        if not math.isfinite(found[name]):
+            raise SettingsError(f"{flag} {text}: {name} is {value}; it must be finite")
+    return found
+
+
+def _whole(flag: str, text: str, name: str, value: float) -> int:
+    if value != int(value) or abs(value) > MOST_ADAPTERS:
+        raise SettingsError(
+            f"{flag} {text}: {name} is {value:g}; expected a whole number from -{MOST_ADAPTERS:,} to {MOST_ADAPTERS:,}"
+        )
+    return int(value)

@@ -1,150 +1,487 @@
-"""Options of a load-generator run, and their validation.
+"""The table of workload options: each with its name, type, default, help, bounds and the workloads that it goes with.
 
-Reports repeat the options, so that a run can be repeated.
+`lorrery load`, `lorrery simulate` and its sweeps take these options, `lorrery.simulate` and `lorrery.LoadOptions` take
+them from Python, and `option_rules` checks them, all from this table. Reports repeat them, so that a run can be
+repeated.
 """
 
 import math
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_ADAPTERS
 from lorrery.chassis.shipped import TRACES
-from lorrery.loadgen.options_in_vain import why_in_vain
-from lorrery.loadgen.specs import parse_bursts, parse_drift
+from lorrery.loadgen.option_texts import (
+    DEFAULT_TARGETS,
+    DEFAULT_WORKLOAD,
+    TRACE,
+    ProtocolName,
+    WorkloadName,
+    parse_range,
+    parse_shared_prefix,
+    protocol_name,
+    workload_name,
+)
 from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.vocabulary.units import LAST_SECONDS
 
-__all__ = [
-    "ALL_ADAPTERS",
-    "DEFAULT_WORKLOAD",
-    "GIVEN",
-    "OF_TARGET",
-    "TRACE",
-    "GivenWorkload",
-    "LoadOptions",
-    "ProtocolName",
-    "WorkloadName",
-]
-
-WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant", "chat", "sharegpt", "trace"]
-DEFAULT_WORKLOAD: WorkloadName = "poisson"
-TRACE: WorkloadName = "trace"
-"""What the file of `trace` has, whatever its form."""
-
-ProtocolName = Literal["grpc", "openai", "openai-chat", "slora"]
-DEFAULT_TARGETS: dict[ProtocolName, str] = {
-    "grpc": "127.0.0.1:50051",
-    "openai": "127.0.0.1:8000",
-    "openai-chat": "127.0.0.1:8000",
-    "slora": "127.0.0.1:8000",
-}
-OF_TARGET = ("target", "protocol", "model", "prompt_ids")
-"""Options that do not apply to a simulation."""
+__all__ = ["GIVEN", "OF_TARGET", "OPTIONS", "PARSERS", "GivenWorkload", "LoadOptions", "Option", "load_options"]
 
 GivenWorkload = Literal["given"]
 GIVEN: GivenWorkload = "given"
 """The caller's own requests (`workload.arrays`), which no command can select."""
 
-ALL_ADAPTERS = "all"
-"""In place of adapter ids: all that the cluster lists."""
+_WORKLOAD, _SESSIONS, _LENGTHS, _ADAPTERS, _DRIVE = (
+    "Workload",
+    "Sessions and shared prefixes",
+    "Lengths",
+    "Adapters",
+    "How it is played",
+)
+_OF_SESSIONS = ("chat", "sharegpt")
+RECORDED = ("azure", "mooncake", TRACE)
+DRAWN = ("poisson", "constant", *_OF_SESSIONS)
+_RATE_DRAWN = ("poisson", "constant", "slora", *_OF_SESSIONS)
+_ARRIVALS_DRAWN = ("poisson", "slora", *_OF_SESSIONS)
+_LENGTHS_DRAWN = ("poisson", "constant", "slora", "chat")
 
-_TRACE_ALONE = "--trace does not go with --workload {}; --workload trace plays a file of any known form"
-_SESSIONS = ("chat", "sharegpt")
-_RECORDED = ("azure", "mooncake", TRACE)
-MOST_CLIENTS = 1_000_000
+_MOST_CLIENTS = 1_000_000
 """In a closed loop; each is an object in memory."""
-LEAST_TIMEOUT = 0.001
-MOST_FACTOR = 1e9
+_MOST_CLIENTS_TYPED = 5000
+_LEAST_TIMEOUT = 0.001
+_MOST_FACTOR = 1e9
 """Limit on rates and on factors of time."""
-MOST_SEED = 2**32 - 1
-MOST_TURNS = 10_000
-"""In a session."""
-LEAST_CV, MOST_CV = 1e-6, 1e6
-"""Of arrivals; beyond these limits the gamma distribution exceeds doubles."""
-_DRAWN = ("poisson", "constant", *_SESSIONS)
-_WITH_LENGTHS = ("poisson", "constant", "chat")
+_MOST_SEED = 2**32 - 1
+_MOST_WARMUP = 1_000_000
 _DEFAULT_TURNS = {"chat": (2, 6), "sharegpt": (1, 1)}
 _DEFAULT_RANGE = (8, 512)  # S-LoRA's synthetic suites
-_MOST_WARMUP = 1_000_000
 _DEFAULT_REQUESTS_PER_CLIENT = 10  # InferenceX
 _DEFAULT_DURATION_SECONDS = 60.0
+
+_FASTER = "; its requests have times of their own, and --speed-up F plays them F times as fast"
+_OWN_LENGTHS = "; its requests have lengths of their own"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A row of the table, beside the field's name, type and default.
+
+    Attributes:
+        help: one or more sentences.
+        panel: of the help; None: the first one.
+        metavar: of the value in the help; None: it is a switch.
+        names: on the command line; empty: the field's.
+        parse: reads text where the type is no text or number.
+        derived: unset on the command line, `load_options` derives it from other options.
+        live_only: does not apply to a simulation.
+        least: lowest value.
+        above: in place of `least`: the value must be above it.
+        most: highest value.
+        most_typed: highest value on the command line.
+        must_be: words for the bounds, where the usual ones do not fit.
+        workloads: those in which it has an effect; empty: all.
+        cure: what to do instead with another workload.
+        refusal: words for another workload, where the usual ones do not fit.
+        needs: what it has no effect without: `times` of requests (a closed loop has none), `adapters`.
+    """
+
+    help: str
+    panel: str | None = None
+    metavar: str | None = None
+    names: tuple[str, ...] = ()
+    parse: Callable[[str], Any] | None = None
+    derived: bool = False
+    live_only: bool = False
+    least: float | None = None
+    above: float | None = None
+    most: float = math.inf
+    most_typed: int | None = None
+    must_be: str = ""
+    workloads: tuple[str, ...] = ()
+    cure: str = ""
+    refusal: str = ""
+    needs: tuple[Literal["times", "adapters"], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """Options of a run. None: not given, the workload's default applies.
 
-    Attributes:
-        target: the server, HOST:PORT or over HTTP a URL; empty if there is no server.
-        protocol: of the server.
-        model: the base model's name, over HTTP; empty: the first that the server lists.
-        prompt_ids: `openai` only: send prompts as token ids.
-        duration: device seconds of the schedule (after the speed-up).
-        input_range: prompt tokens of drawn workloads, from and to; None: 8 to 512, unless `input_tokens` is given.
-        output_range: likewise for output tokens.
-        input_tokens: in place of `input_range`: most prompt tokens; `length_ratio` sets the fewest.
-        output_tokens: likewise for output tokens.
-        length_ratio: shortest length as a share of the longest one; None: 1, fixed lengths.
-        requests_per_client: closed loop: requests of each client; None: given by `num_requests`, or, without that and
-            `duration`, 10 if `input_tokens` or `output_tokens` is given.
-        adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: all that the cluster lists.
-        adapter_dirs: slora only: names by S-LoRA's rule.
-        trace: trace, azure, mooncake and sharegpt only: a file of a form that `workload.traces` knows; None: the
-            shipped excerpt.
-        block_tokens: of the blocks of its prompts; None: what its rows say.
-        bursts: burst arrivals (`specs.parse_bursts`); None: only as uneven as `cv`.
-        drift: change of the adapters' popularity (`specs.parse_drift`); None: constant.
-        turns: chat and sharegpt only: turns of a session; None: the workload's default.
-        think: chat and sharegpt only: mean seconds from an answer to the next turn.
-        shared_prefix: length of shared prompt prefixes in tokens, and their number; None: none.
-        tokenizer: sharegpt only: a tokenizer.json or its folder; None: the shipped one.
-        jitter: recorded requests only: seconds over which those of one time are spread.
-        skip_too_long: drop requests that the cluster's limits would refuse; None: for shipped excerpts only.
-        timeout: of each request, wall seconds.
+    `target` is empty if there is no server; ranges and `shared_prefix` are pairs; `workload` may be `given`.
     """
 
-    target: str = ""
-    protocol: ProtocolName = "grpc"
-    model: str = ""
-    prompt_ids: bool = False
-    workload: WorkloadName | GivenWorkload = DEFAULT_WORKLOAD
-    trace: Path | None = None
-    block_tokens: int | None = None
-    speed_up: float = 1.0
-    num_requests: int | None = None
-    duration: float | None = None
-    rate: float = 2.0
-    cv: float = 1.0
-    alpha: float = 1.0
-    num_adapters: int | None = None
-    adapters: str | None = None
-    adapter_dirs: str | None = None
-    adapter_exponent: float | None = None
-    input_range: tuple[int, int] | None = None
-    output_range: tuple[int, int] | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    length_ratio: float | None = None
-    jitter: float = 0.0
-    bursts: str | None = None
-    drift: str | None = None
-    turns: tuple[int, int] | None = None
-    think: float = 5.0
-    shared_prefix: tuple[int, int] | None = None
-    tokenizer: Path | None = None
-    concurrency: int | None = None
-    requests_per_client: int | None = None
-    warmup: int = 0
-    seed: int = 42
-    ignore_eos: bool = True
-    max_new_tokens: int | None = None
-    skip_too_long: bool | None = None
-    timeout: float = 300.0
+    target: Annotated[
+        str,
+        Option(
+            "Address of the server; over HTTP a URL also works. Unset: the router's default address.",
+            metavar="HOST:PORT",
+            derived=True,
+            live_only=True,
+        ),
+    ] = ""
+    protocol: Annotated[
+        ProtocolName,
+        Option(
+            f"Protocol: {', '.join(DEFAULT_TARGETS)}. All but grpc are HTTP, for any server.",
+            metavar="NAME",
+            parse=protocol_name,
+            live_only=True,
+        ),
+    ] = "grpc"
+    model: Annotated[
+        str,
+        Option(
+            "HTTP: name of the base model. Unset: the first model that the server lists.",
+            metavar="NAME",
+            live_only=True,
+        ),
+    ] = ""
+    prompt_ids: Annotated[
+        bool, Option("openai: send prompts as token ids, not as text.", names=("--prompt-ids",), live_only=True)
+    ] = False
+    workload: Annotated[
+        WorkloadName | GivenWorkload,
+        Option(
+            f"Workload: {', '.join(get_args(WorkloadName))}. Unset: poisson, or with --trace what its file has.",
+            _WORKLOAD,
+            "NAME",
+            parse=workload_name,
+            derived=True,
+        ),
+    ] = DEFAULT_WORKLOAD
+    trace: Annotated[
+        Path | None,
+        Option(
+            "File of recorded requests or conversations, in any form of docs/workloads.md. Unset: for azure and"
+            " mooncake the shipped excerpt.",
+            _WORKLOAD,
+            "FILE",
+            parse=Path,
+        ),
+    ] = None
+    block_tokens: Annotated[
+        int | None,
+        Option(
+            "Traces with hash_ids: tokens of a prompt's blocks. Unset: what the rows say.",
+            _WORKLOAD,
+            "N",
+            least=1,
+            most=MOST_TOKENS,
+            workloads=RECORDED,
+            refusal=f"--block-tokens goes with --workload {', '.join(RECORDED)} only",
+        ),
+    ] = None
+    speed_up: Annotated[
+        float,
+        Option(
+            "Play the workload this many times as fast as recorded or drawn.",
+            _WORKLOAD,
+            "FACTOR",
+            above=0,
+            most=_MOST_FACTOR,
+        ),
+    ] = 1.0
+    num_requests: Annotated[
+        int | None, Option("Only the first N requests.", _WORKLOAD, "N", names=("--num-requests", "-n"), least=1)
+    ] = None
+    duration: Annotated[
+        float | None,
+        Option(
+            "Only requests (first turns of sessions) due within this time; for drawn workloads 60 unless -n is"
+            " given. slora: R times as many requests, whenever they are due.",
+            _WORKLOAD,
+            "SECONDS",
+            least=0.0,
+            most=LAST_SECONDS,
+        ),
+    ] = None
+    rate: Annotated[
+        float,
+        Option(
+            "Drawn workloads: requests per second; chat, sharegpt: sessions per second.",
+            _WORKLOAD,
+            "R",
+            above=0,
+            most=_MOST_FACTOR,
+            workloads=_RATE_DRAWN,
+            cure=_FASTER,
+            needs=("times",),
+        ),
+    ] = 2.0
+    cv: Annotated[
+        float,
+        Option(
+            "Drawn workloads except constant: coefficient of variation of the gaps (gamma); 1 is Poisson, more is"
+            " burstier.",
+            _WORKLOAD,
+            "CV",
+            workloads=_ARRIVALS_DRAWN,
+            cure=_FASTER,
+            needs=("times",),
+        ),
+    ] = 1.0
+    bursts: Annotated[
+        str | None,
+        Option(
+            "poisson, chat, sharegpt: MMPP arrivals, factor=F,for=SECONDS[,share=p]: bursts take a share p (0.1) of"
+            " the time, last SECONDS each on average, and have the rate F * R / (1 - p + p * F); calm times have R /"
+            " (1 - p + p * F).",
+            _WORKLOAD,
+            "PARTS",
+            workloads=("poisson", *_OF_SESSIONS),
+            refusal="--bursts goes with --workload poisson, chat and sharegpt only",
+            needs=("times",),
+        ),
+    ] = None
+    jitter: Annotated[
+        float,
+        Option(
+            "Recorded requests: spread those of the same time over this time.",
+            _WORKLOAD,
+            "SECONDS",
+            least=0.0,
+            most=LAST_SECONDS,
+            workloads=RECORDED,
+            refusal=f"--jitter goes with --workload {', '.join(RECORDED)} only",
+            needs=("times",),
+        ),
+    ] = 0.0
+    seed: Annotated[
+        int,
+        Option(
+            "Seed of all random draws, including prompts.",
+            _WORKLOAD,
+            "N",
+            least=0,
+            most=_MOST_SEED,
+            most_typed=_MOST_SEED,
+            must_be=f"from 0 to {_MOST_SEED:,}",
+        ),
+    ] = 42
+    turns: Annotated[
+        tuple[int, int] | None,
+        Option(
+            "chat: turns per session, uniform (2:6); sharegpt: at most HIGH (1). Turn k + 1 repeats the whole"
+            " history: prompt = shared + sum over j <= k of (own(j) + output(j)) + own(k + 1).",
+            _SESSIONS,
+            "LOW[:HIGH]",
+            parse=parse_range,
+            workloads=_OF_SESSIONS,
+            refusal="--turns goes with --workload chat and sharegpt only",
+        ),
+    ] = None
+    think: Annotated[
+        float,
+        Option(
+            "chat, sharegpt: mean of the exponential think time between the end of a response and the next turn.",
+            _SESSIONS,
+            "SECONDS",
+            least=0.0,
+            most=LAST_SECONDS,
+            must_be=f"0 or more, and at most {LAST_SECONDS:,} s",
+            workloads=_OF_SESSIONS,
+        ),
+    ] = 5.0
+    shared_prefix: Annotated[
+        tuple[int, int] | None,
+        Option(
+            "Drawn workloads except slora: shared system prompt of N tokens before each prompt, one of GROUPS (1),"
+            " drawn per session or request.",
+            _SESSIONS,
+            "TOKENS[:GROUPS]",
+            parse=parse_shared_prefix,
+            workloads=DRAWN,
+            refusal=f"--shared-prefix goes with --workload {', '.join(DRAWN)} only",
+        ),
+    ] = None
+    input_tokens: Annotated[
+        int | None,
+        Option(
+            "poisson, constant, chat: instead of --input-range, prompts of N tokens, or with --length-ratio from R *"
+            " N to N.",
+            _LENGTHS,
+            "N",
+            names=("--input", "--input-tokens"),
+            least=1,
+            workloads=("poisson", "constant", "chat"),
+        ),
+    ] = None
+    output_tokens: Annotated[
+        int | None,
+        Option(
+            "Likewise for output tokens.",
+            _LENGTHS,
+            "N",
+            names=("--output", "--output-tokens"),
+            least=1,
+            workloads=("poisson", "constant", "chat"),
+        ),
+    ] = None
+    length_ratio: Annotated[
+        float | None,
+        Option(
+            "With --input, --output: draw lengths uniformly from R * N to N inclusive. Unset: 1.",
+            _LENGTHS,
+            "R",
+            above=0,
+            most=1,
+        ),
+    ] = None
+    input_range: Annotated[
+        tuple[int, int] | None,
+        Option(
+            "Drawn workloads: prompt tokens (slora excludes HIGH, as S-LoRA does); chat: new tokens per turn. Unset:"
+            " 8:512.",
+            _LENGTHS,
+            "LOW[:HIGH]",
+            parse=parse_range,
+            workloads=_LENGTHS_DRAWN,
+            cure=_OWN_LENGTHS,
+        ),
+    ] = None
+    output_range: Annotated[
+        tuple[int, int] | None,
+        Option(
+            "Likewise for output tokens. Unset: 8:512.",
+            _LENGTHS,
+            "LOW[:HIGH]",
+            parse=parse_range,
+            workloads=_LENGTHS_DRAWN,
+            cure=_OWN_LENGTHS,
+        ),
+    ] = None
+    tokenizer: Annotated[
+        Path | None,
+        Option(
+            "sharegpt: a tokenizer.json or its folder, to measure the lengths of texts. Unset: the shipped one.",
+            _LENGTHS,
+            "FILE",
+            parse=Path,
+            workloads=("sharegpt",),
+            refusal="--tokenizer goes with --workload sharegpt only",
+        ),
+    ] = None
+    ignore_eos: Annotated[
+        bool,
+        Option(
+            "Request exactly the workload's output length; otherwise the model ends at that length by itself.", _LENGTHS
+        ),
+    ] = True
+    max_new_tokens: Annotated[
+        int | None,
+        Option(
+            "With --no-ignore-eos: max_new_tokens of each request, or its true length if that is longer.",
+            _LENGTHS,
+            "N",
+            least=1,
+        ),
+    ] = None
+    skip_too_long: Annotated[
+        bool | None,
+        Option(
+            "Skip requests that the cluster's limits refuse, or send them. Unset: skip them in the shipped excerpts.",
+            _LENGTHS,
+            names=("--skip-too-long/--keep-too-long",),
+        ),
+    ] = None
+    adapters: Annotated[
+        str | None,
+        Option(
+            "Adapter ids and families, such as 'chat,lora-{0..31}'; 'all': those of the cluster. Unset: the base"
+            " model.",
+            _ADAPTERS,
+            "IDS",
+        ),
+    ] = None
+    num_adapters: Annotated[
+        int | None,
+        Option(
+            "Use the first N of --adapters, or of the cluster's adapters.", _ADAPTERS, "N", least=0, most=MAX_ADAPTERS
+        ),
+    ] = None
+    adapter_exponent: Annotated[
+        float | None,
+        Option(
+            "All but slora: Zipf exponent over the adapters; 0 is uniform. Unset: 1.",
+            _ADAPTERS,
+            "S",
+            least=0.0,
+            needs=("adapters",),
+        ),
+    ] = None
+    drift: Annotated[
+        str | None,
+        Option(
+            "All but slora: how popularity changes with the time t. diurnal,period=T[,amplitude=A]: weight of rank i"
+            " of N times 1 + A * sin(2 pi * (t / T + i / N)). flash,at=S,for=S[,share=p][,adapter=i]: a share p (0.5)"
+            " of all requests goes to one adapter (the last). shift,every=S[,by=k]: rank i becomes i + k * floor(t /"
+            " S) modulo N.",
+            _ADAPTERS,
+            "KIND,PARTS",
+            needs=("times", "adapters"),
+        ),
+    ] = None
+    alpha: Annotated[
+        float,
+        Option(
+            "slora: exponent of its power law; 1 is uniform, less is more skewed (not a Zipf exponent).",
+            _ADAPTERS,
+            "ALPHA",
+            above=0,
+            most=_MOST_FACTOR,
+            workloads=("slora",),
+            cure="; the skew of others is --adapter-exponent",
+            needs=("adapters",),
+        ),
+    ] = 1.0
+    adapter_dirs: Annotated[
+        str | None,
+        Option(
+            "slora: name adapter i as S-LoRA does: name number i mod k, then -(i div k); needs --num-adapters.",
+            _ADAPTERS,
+            "NAMES",
+            workloads=("slora",),
+            refusal="--adapter-dirs goes with --workload slora only",
+        ),
+    ] = None
+    concurrency: Annotated[
+        int | None,
+        Option(
+            "Closed loop: N clients, each sending one request after another. Unset: open loop.",
+            _DRIVE,
+            "N",
+            names=("--concurrency", "-c"),
+            least=1,
+            most=_MOST_CLIENTS,
+            most_typed=_MOST_CLIENTS_TYPED,
+        ),
+    ] = None
+    requests_per_client: Annotated[
+        int | None,
+        Option(
+            "With -c: N requests per client, instead of -n. Unset: 10 if --input or --output is given, and neither -n"
+            " nor --duration.",
+            _DRIVE,
+            "N",
+            least=1,
+        ),
+    ] = None
+    warmup: Annotated[
+        int,
+        Option(
+            "Number of short requests before the run, excluded from all figures.",
+            _DRIVE,
+            "N",
+            least=0,
+            most=_MOST_WARMUP,
+        ),
+    ] = 0
+    timeout: Annotated[
+        float, Option("Deadline of each request, wall seconds.", _DRIVE, "SECONDS", least=_LEAST_TIMEOUT)
+    ] = 300.0
 
     @property
     def trace_file(self) -> Path | None:
@@ -193,7 +530,7 @@ class LoadOptions:
     @property
     def has_sessions(self) -> bool:
         """Whether requests are turns of sessions."""
-        return self.workload in _SESSIONS
+        return self.workload in _OF_SESSIONS
 
     @property
     def turns_range(self) -> tuple[int, int]:
@@ -208,169 +545,49 @@ class LoadOptions:
     @property
     def is_recorded(self) -> bool:
         """Whether requests have recorded times: those of a trace, if its file has no conversations."""
-        return self.workload in _RECORDED
-
-    def check(self) -> None:
-        """Check all options and their combinations.
-
-        Of `trace`, whose file is not open yet, those are refused that go neither with recorded requests nor with
-        conversations; `check_opened` checks again.
-
-        Raises:
-            SettingsError: names the option.
-        """
-        if self.workload == TRACE and self.trace is not None:
-            with suppress(SettingsError):
-                replace(self, workload="sharegpt").check_opened()
-                return
-        self.check_opened()
-
-    def check_opened(self) -> None:
-        """Check all options and their combinations, `trace` as recorded requests.
-
-        Raises:
-            SettingsError: names the option.
-        """
-        for option, value in (("rate", self.rate), ("alpha", self.alpha), ("speed-up", self.speed_up)):
-            if not 0 < value <= MOST_FACTOR:
-                raise SettingsError(f"--{option} is {value:g}; it must be above 0 and at most {MOST_FACTOR:g}")
-        if not LEAST_CV <= self.cv <= MOST_CV:
-            raise SettingsError(f"--cv is {self.cv:g}; it must be from {LEAST_CV:g} to {MOST_CV:g}")
-        self._check_bounds()
-        rules: tuple[tuple[bool, str], ...] = (
-            (not 0 <= self.seed <= MOST_SEED, f"--seed is {self.seed}; it must be from 0 to {MOST_SEED:,}"),
-            (
-                self.workload not in (*_RECORDED, "sharegpt") and self.trace is not None,
-                _TRACE_ALONE.format(self.workload),
-            ),
-            (self.workload == TRACE and self.trace is None, "--workload trace needs --trace FILE"),
-            (self.workload == "sharegpt" and self.trace is None, "--workload sharegpt needs --trace FILE"),
-            (
-                self.tokenizer is not None and self.workload != "sharegpt",
-                "--tokenizer goes with --workload sharegpt only",
-            ),
-            (
-                self.turns is not None and self.turns[1] > MOST_TURNS,
-                f"--turns goes to {self.turns_range[1]}; a session has {MOST_TURNS:,} at most",
-            ),
-            (self.turns is not None and not self.has_sessions, "--turns goes with --workload chat and sharegpt only"),
-            (
-                not 0 <= self.think <= LAST_SECONDS,
-                f"--think is {self.think:g}; it must be 0 or more, and at most {LAST_SECONDS:,} s",
-            ),
-            (
-                self.shared_prefix is not None and self.workload not in _DRAWN,
-                f"--shared-prefix goes with --workload {', '.join(_DRAWN)} only",
-            ),
-            (
-                self.bursts is not None and (self.workload not in _DRAWN or self.workload == "constant"),
-                "--bursts goes with --workload poisson, chat and sharegpt only",
-            ),
-            (self.bursts is not None and self.cv != 1, "give --bursts or --cv, not both"),
-            (self.drift is not None and self.workload == "slora", "--drift does not go with --workload slora"),
-            *self._length_rules(),
-            (
-                self.prompt_ids and self.turns_range[1] > 1,
-                "--prompt-ids does not go with sessions of several turns: answers come as text",
-            ),
-            (bool(self.adapter_dirs) and self.workload != "slora", "--adapter-dirs goes with --workload slora only"),
-            (bool(self.adapter_dirs and self.adapters), "give --adapters or --adapter-dirs, not both"),
-            (bool(self.adapter_dirs) and self.num_adapters is None, "--adapter-dirs needs --num-adapters"),
-            (self.adapter_exponent is not None and self.workload == "slora", "slora's skew is --alpha"),
-            (self.jitter != 0 and not self.is_recorded, f"--jitter goes with --workload {', '.join(_RECORDED)} only"),
-            (
-                self.block_tokens is not None and not self.is_recorded,
-                f"--block-tokens goes with --workload {', '.join(_RECORDED)} only",
-            ),
-            (self.ignore_eos and self.max_new_tokens is not None, "--max-new-tokens needs --no-ignore-eos"),
-            (
-                bool(self.model) and self.protocol == "grpc",
-                "--model goes with --protocol openai, openai-chat and slora",
-            ),
-            (self.prompt_ids and self.protocol != "openai", "--prompt-ids goes with --protocol openai (grpc has ids)"),
-        )
-        for broken, message in rules:
-            if broken:
-                raise SettingsError(message)
-        values = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
-        given = {name: value for name, (value, default) in values.items() if value != default}
-        if in_vain := why_in_vain(given, self.workload):
-            raise SettingsError(in_vain)
-        if self.length_ratio is not None and not 0 < self.length_ratio <= 1:
-            raise SettingsError(f"--length-ratio is {self.length_ratio:g}; it must be above 0 and at most 1")
-        lengths = {"--input-range": self.prompt_lengths, "--output-range": self.output_lengths}
-        for option, (least, most) in lengths.items():
-            if most > MOST_TOKENS:
-                raise SettingsError(f"{option} goes to {most} tokens; at most {MOST_TOKENS} can be drawn")
-            _check_range(option, least, most, half_open=self.workload == "slora")
-        _check_range("--turns", *self.turns_range)
-        if self.shared_prefix is not None:
-            self._check_shared_prefix(*self.shared_prefix)
-        if self.bursts is not None:
-            parse_bursts(self.bursts)
-        if self.drift is not None:
-            parse_drift(self.drift)
-
-    def _check_bounds(self) -> None:
-        """Check the bounds that the command line enforces itself, for callers from Python."""
-        bounds: tuple[tuple[str, float | None, float, float], ...] = (
-            ("num-requests", self.num_requests, 1, math.inf),
-            ("duration", self.duration, 0, LAST_SECONDS),
-            ("concurrency", self.concurrency, 1, MOST_CLIENTS),
-            ("num-adapters", self.num_adapters, 0, MAX_ADAPTERS),
-            ("adapter-exponent", self.adapter_exponent, 0, math.inf),
-            ("warmup", self.warmup, 0, _MOST_WARMUP),
-            ("max-new-tokens", self.max_new_tokens, 1, math.inf),
-            ("jitter", self.jitter, 0, LAST_SECONDS),
-            ("block-tokens", self.block_tokens, 1, MOST_TOKENS),
-            ("timeout", self.timeout, LEAST_TIMEOUT, math.inf),
-        )
-        for option, value, least, most in bounds:
-            if value is not None and not least <= value <= most:
-                limit = f" and at most {most:,.0f}" if most < math.inf else ""
-                raise SettingsError(f"--{option} is {value}; it must be {least:g} or more{limit}")
-
-    def _check_shared_prefix(self, tokens: int, groups: int) -> None:
-        own = 0 if self.workload == "sharegpt" else self.prompt_lengths[1]
-        if tokens + own > MOST_TOKENS:
-            raise SettingsError(
-                f"--shared-prefix {tokens} and prompts of up to {own} tokens after it; at most {MOST_TOKENS} together"
-            )
-        if groups > MOST_TOKENS:
-            raise SettingsError(f"--shared-prefix has {groups} groups; at most {MOST_TOKENS} can be drawn from")
-
-    def _length_rules(self) -> Iterable[tuple[bool, str]]:
-        """Yield rules on lengths and the number of requests: (broken, message)."""
-        both = ("input", self.input_tokens, self.input_range), ("output", self.output_tokens, self.output_range)
-        for name, most, given in both:
-            if most is None:
-                continue
-            shown = "" if given is None else ":".join(map(str, given))
-            yield given is not None, f"--{name} {most} and --{name}-range {shown} both say how long it is; give one"
-            yield most < 1, f"--{name} is {most}; it must be 1 or more"
-            yield (
-                self.workload not in _WITH_LENGTHS,
-                f"--{name} {most} goes with --workload {', '.join(_WITH_LENGTHS)} only; --workload is {self.workload}",
-            )
-        yield (
-            self.length_ratio is not None and self.input_tokens is None and self.output_tokens is None,
-            f"--length-ratio {self.length_ratio} needs --input or --output, whose share it is",
-        )
-        each = self.requests_per_client
-        yield each is not None and each < 1, f"--requests-per-client is {each}; it must be 1 or more"
-        yield (
-            each is not None and self.concurrency is None,
-            f"--requests-per-client {each} needs clients: add -c N, or give -n instead",
-        )
-        yield (
-            each is not None and self.num_requests is not None,
-            f"--requests-per-client {each} and -n {self.num_requests} both say how many requests; give one",
-        )
+        return self.workload in RECORDED
 
 
-def _check_range(option: str, low: int, high: int, *, half_open: bool = False) -> None:
-    if low < 1:
-        raise SettingsError(f"{option} is {low}:{high}; it must begin at 1 or more")
-    if high < low + half_open:
-        why = "slora draws below HIGH, so HIGH must be above LOW" if half_open else "HIGH must be LOW or more"
-        raise SettingsError(f"{option} is {low}:{high}, which is empty; {why}")
+OPTIONS: Mapping[str, Option] = {
+    name: next(one for one in hint.__metadata__ if isinstance(one, Option))
+    for name, hint in get_type_hints(LoadOptions, include_extras=True).items()
+}
+"""The rows by field, in the order of the help."""
+
+DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(LoadOptions)}
+OF_TARGET = tuple(name for name, option in OPTIONS.items() if option.live_only)
+PARSERS: Mapping[str, Callable[[str], Any]] = {
+    name: option.parse for name, option in OPTIONS.items() if option.parse is not None and not option.live_only
+}
+"""Parsers of a simulation's options that are neither plain text nor numbers."""
+
+
+def flag_of(name: str) -> str:
+    """Return an option's first name on the command line."""
+    return next(iter(OPTIONS[name].names), f"--{name.replace('_', '-')}")
+
+
+def workload_of(trace: object) -> WorkloadName:
+    """Return the workload if none is named; `trace`: the file's path, or None."""
+    return DEFAULT_WORKLOAD if trace is None else TRACE
+
+
+def load_options(given: Mapping[str, Any], *, live: bool) -> LoadOptions:
+    """Build the options from a command line.
+
+    Args:
+        given: values by field, as text where the option has a parser; other entries are ignored.
+        live: whether there is a target; without one, its options keep their defaults.
+
+    Raises:
+        SettingsError: an unknown workload or protocol, or an invalid range.
+    """
+    values = {name: given[name] for name, option in OPTIONS.items() if live or not option.live_only}
+    for name, value in values.items():
+        if (parse := OPTIONS[name].parse) is not None and isinstance(value, str):
+            values[name] = parse(value)
+    if values["workload"] is None:
+        values["workload"] = workload_of(values["trace"])
+    if live and values["target"] is None:
+        values["target"] = DEFAULT_TARGETS[values["protocol"]]
+    return LoadOptions(**values)

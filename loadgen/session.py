@@ -14,6 +14,7 @@ from lorrery.chassis.channel import check_target
 from lorrery.chassis.interrupt import handled_by
 from lorrery.chassis.metrics import new_registry, serve_metrics
 from lorrery.chassis.sections import TlsSettings, checked_address
+from lorrery.loadgen import option_rules
 from lorrery.loadgen.client import RouterClient
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.display import show_progress
@@ -52,7 +53,7 @@ def run_load(
     Raises:
         LorreryError: invalid options, an unreadable trace, or no cluster.
     """
-    options.check()
+    option_rules.check(options)
     if options.protocol == "grpc":
         check_target("--target", options.target)
     if out is not None:

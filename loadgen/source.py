@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.text_files import DAMAGED, damage, open_text
+from lorrery.loadgen import option_rules
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.file_spool import FileSpool
-from lorrery.loadgen.option_texts import expand_adapters
-from lorrery.loadgen.options import ALL_ADAPTERS, GIVEN, TRACE, LoadOptions
-from lorrery.loadgen.specs import parse_bursts, parse_drift
+from lorrery.loadgen.option_texts import ALL_ADAPTERS, TRACE, expand_adapters, parse_bursts, parse_drift
+from lorrery.loadgen.options import GIVEN, LoadOptions
 from lorrery.loadgen.workload import arrivals, chat, popularity, slora
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.columns import WorkloadColumns
@@ -73,7 +73,7 @@ def build_workload(
         SettingsError: a value out of range, a file that cannot be opened, adapters that do not exist.
         FormatError: a trace of no known form, or one that does not parse.
     """
-    options.check()
+    option_rules.check(options)
     try:
         if options.workload == "slora":
             built = _slora(options, known_adapters)
@@ -375,7 +375,7 @@ def _as_opened(options: LoadOptions, trace: Trace) -> LoadOptions:
             " out --workload"
         )
     try:
-        options.check_opened()
+        option_rules.check_opened(options)
     except SettingsError as error:
         raise SettingsError(f"{options.trace_file} is {trace.title}: {error}") from None
     return options

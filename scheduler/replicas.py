@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.fault_rules import LoadRules
 from lorrery.chassis.faults import LOAD_FAILURE
-from lorrery.chassis.tables import read_tables
+from lorrery.chassis.sections import Section
+from lorrery.chassis.toml import read_tables
 from lorrery.scheduler.core.adapter_loads import WELL, LoadFault, LoadFaults
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.build import build_replica
@@ -38,20 +40,45 @@ from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 def cluster_rules(settings: Settings) -> ClusterRules:
     """Return which requests a scheduler of this cluster accepts, and how long it lets them wait."""
     own = settings.scheduler
-    return ClusterRules(
-        max_req_input_len=own.max_req_input_len,
-        max_req_total_len=own.max_req_total_len,
-        max_total_token_num=own.max_total_token_num if own.refuse_never_fits else NEVER,
-        max_waiting_requests=own.max_waiting_requests,
-        max_waiting_requests_per_tenant=(
+    others = {
+        "max_total_token_num": own.max_total_token_num if own.refuse_never_fits else NEVER,
+        "max_waiting_requests_per_tenant": (
             NEVER if own.max_waiting_requests_per_tenant is None else own.max_waiting_requests_per_tenant
         ),
-        deadline_admission=own.deadline_admission,
-        start_within_seconds=own.start_within_seconds,
-        worker_wait_seconds=own.worker_wait_seconds,
-        max_worker_losses=own.max_worker_losses,
-        time_scale=settings.time_scale,
-    )
+        "time_scale": settings.time_scale,
+    }
+    return ClusterRules(**_of_same_name(ClusterRules, own) | others)
+
+
+def replica_settings(settings: Settings, max_total_token_num: int, **of_worker: Any) -> ReplicaSettings:  # noqa: ANN401
+    """Return the settings of a replica.
+
+    Args:
+        settings: of the cluster, for the GPU of the replica's worker.
+        max_total_token_num: its KV pool in tokens.
+        of_worker: fields that only the worker decides; without a worker, they keep their defaults.
+    """
+    own, adapters = settings.scheduler, settings.adapters
+    others = {
+        "max_total_token_num": max_total_token_num,
+        "prefix_cache": own.prefix_cache.kind,
+        "fair_weights": settings.fair_weights(),
+        "fair_by": own.fair_by or "adapter",
+        "batch_num_adapters": own.batch_num_adapters or 1,
+        "first_token_slo_ps": round(own.first_token_slo_seconds * PS_PER_SECOND),
+        "max_cpu_loras": adapters.host_places,
+        "blocking_loads": adapters.loading == "blocking",
+        "sglang": own.sglang.rules,
+    }
+    return ReplicaSettings(**_of_same_name(ReplicaSettings, own, own.prefix_cache, adapters) | others | of_worker)
+
+
+def _of_same_name(kind: type[Any], *sections: Section) -> dict[str, Any]:
+    """Return the settings whose names are those of fields of a type of the core, which defines what they mean."""
+    names = {field.name for field in fields(kind)}
+    return {
+        name: getattr(section, name) for section in sections for name in type(section).model_fields if name in names
+    }
 
 
 class ReplicaFactory:
@@ -133,48 +160,14 @@ class ReplicaFactory:
     def replica_settings(self, hello: WorkerHello) -> ReplicaSettings:
         """Return the settings of this worker's replica."""
         settings = self._settings.of_gpu(hello.gpu)
-        own, adapters = settings.scheduler, settings.adapters
-        return ReplicaSettings(
-            policy=own.policy,
-            max_total_token_num=own.max_total_token_num or hello.max_total_token_num,
-            max_req_total_len=own.max_req_total_len,
-            batching=own.batching,
-            memory=own.memory,
-            block_size=own.block_size,
-            watermark=own.watermark,
-            prefix_cache=own.prefix_cache.kind,
-            share_within_plan=own.prefix_cache.share_within_plan,
-            strict=own.strict,
-            limits=own.limits,
-            running_max_req_size=own.running_max_req_size,
-            batch_max_tokens=own.batch_max_tokens,
-            max_num_seqs=own.max_num_seqs,
-            max_num_batched_tokens=own.max_num_batched_tokens,
-            prefetch=own.prefetch,
-            fair_weights=self._settings.fair_weights(),
-            fair_by=own.fair_by or "adapter",
-            fair_max_running=own.fair_max_running,
-            batch_num_adapters=own.batch_num_adapters or 1,
-            first_token_slo_ps=round(own.first_token_slo_seconds * PS_PER_SECOND),
+        needs_profile = policy_of(settings.scheduler.policy).needs_profile
+        return replica_settings(
+            settings,
+            settings.scheduler.max_total_token_num or hello.max_total_token_num,
             profile=self._devices.profile(hello.gpu, hello.model, hello.tensor_parallel, hello.step_time_model)
-            if policy_of(own.policy).needs_profile
+            if needs_profile
             else None,
-            max_loras=adapters.max_loras,
-            max_cpu_loras=adapters.host_places,
-            max_concurrent_loads=adapters.max_concurrent_loads,
-            blocking_loads=adapters.loading == "blocking",
-            keep_unloaded=adapters.keep_unloaded,
-            max_overtakes=adapters.max_overtakes,
-            sglang=own.sglang.rules,
-            look_ahead=adapters.look_ahead,
             memory_tokens=hello.max_total_token_num,
-            enable_chunked_prefill=own.enable_chunked_prefill,
-            long_prefill_token_threshold=own.long_prefill_token_threshold,
-            long_prefill_token_threshold_adaptive=own.long_prefill_token_threshold_adaptive,
-            max_num_active_seqs=own.max_num_active_seqs,
-            scheduler_reserve_full_isl=own.scheduler_reserve_full_isl,
-            async_scheduling=own.async_scheduling,
-            refuse_never_fits=own.refuse_never_fits,
             min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
         )
 

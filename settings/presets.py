@@ -14,7 +14,7 @@ from typing import Any
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import merge, nested
-from lorrery.chassis.tables import read_tables
+from lorrery.chassis.toml import read_tables
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import Gpu

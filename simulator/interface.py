@@ -5,7 +5,7 @@ The command `lorrery simulate` makes its run here too, so both give the same req
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from lorrery.chassis.faults import Fault
 from lorrery.chassis.settings import key_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.whole_file import check_writable
-from lorrery.loadgen.option_texts import PARSERS, workload_of
-from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, LoadOptions
+from lorrery.loadgen import option_rules
+from lorrery.loadgen.option_texts import DEFAULT_WORKLOAD
+from lorrery.loadgen.options import GIVEN, OF_TARGET, OPTIONS, PARSERS, LoadOptions, workload_of
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.settings import Settings, changed, load
 from lorrery.simulator.arguments import (
@@ -150,7 +151,7 @@ def prepare(
     if seed is not None:
         options = replace(options, seed=seed)
     options = read_options(options)
-    options.check()
+    option_rules.check(options)
     one_step = read_flag("one_step", one_step)
     simulation = SimulationOptions(workers, shards, routers, parsed, one_step)
     overrides = read_overrides(overrides)
@@ -223,11 +224,11 @@ def _options(given: Mapping[str, Any]) -> LoadOptions:
     """Read options by name, with values as on the command line or as in `LoadOptions`."""
     if not isinstance(given, Mapping):
         raise SettingsError(f"workload is {shown(given)}; expected options by name, LoadOptions, Requests, or None")
-    known = {field.name for field in fields(LoadOptions)}
     values = {"workload": workload_of(given.get("trace")), **given}
     for name in values:
-        if name not in known:
-            raise SettingsError(f"workload: no option {name!r}; there are {', '.join(sorted(known - set(OF_TARGET)))}")
+        if name not in OPTIONS:
+            known = ", ".join(sorted(OPTIONS.keys() - set(OF_TARGET)))
+            raise SettingsError(f"workload: no option {name!r}; there are {known}")
     read_texts(values)
     for name, parse in PARSERS.items():
         value = values.get(name)

@@ -15,12 +15,13 @@ import numpy.typing as npt
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_ADAPTERS
 from lorrery.loadgen.options import LoadOptions
+from lorrery.scheduler.replicas import replica_settings
 from lorrery.settings import Settings, changed
 from lorrery.simulator.arguments import read_number, read_overrides, read_positive, read_whole, read_wholes, shown
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
 from lorrery.simulator.plan_kinds import only_kind
 from lorrery.simulator.plan_limits import bound_of, notes_on, why_too_long
-from lorrery.simulator.plan_replica import adapter_loads, replica_of, room_of, turns_of
+from lorrery.simulator.plan_replica import adapter_loads, room_of, turns_of
 from lorrery.simulator.result import data_frame
 from lorrery.simulator.sizing import Trial, Watch, busy_rate, fewest, try_replicas
 from lorrery.worker.build import beyond_profile, deployment_of, step_time_of
@@ -339,7 +340,7 @@ def _capacity(settings: Settings, work: Workload) -> Capacity:
     places, loads = adapter_loads(settings, deployment.model, work)
     if pool_tokens is None:
         pool_tokens = deployment.kv_pool_tokens(bytes_of_adapters(deployment, work, places))
-    replica = replica_of(settings, pool_tokens)
+    replica = replica_settings(settings, pool_tokens)
     return Capacity(deployment, step_time, work, turns_of(replica), room_of(replica, places, loads))
 
 

@@ -15,7 +15,7 @@ from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.capacity import Loads, Room, Workload
 from lorrery.worker.device.closed_loop import PromptTurns, Turns
 
-__all__ = ["TURNS", "adapter_costs", "adapter_loads", "replica_of", "room_of", "turns_of"]
+__all__ = ["TURNS", "adapter_costs", "adapter_loads", "room_of", "turns_of"]
 
 Row = Callable[[ReplicaSettings, BatchLimits], PromptTurns]
 
@@ -40,28 +40,6 @@ TURNS: dict[str, Row] = {
 
 _NO_LOADS = Loads()
 _PAGED = {"paged", "on_demand", "no_evict", "estimated"}
-
-
-def replica_of(settings: Settings, kv_pool_tokens: int) -> ReplicaSettings:
-    """Return the replica settings that bound its batches, with a given KV pool."""
-    own = settings.scheduler
-    return ReplicaSettings(
-        policy=own.policy,
-        max_total_token_num=kv_pool_tokens,
-        max_req_total_len=own.max_req_total_len,
-        batching=own.batching,
-        memory=own.memory,
-        block_size=own.block_size,
-        limits=own.limits,
-        running_max_req_size=own.running_max_req_size,
-        batch_max_tokens=own.batch_max_tokens,
-        max_num_seqs=own.max_num_seqs,
-        max_num_batched_tokens=own.max_num_batched_tokens,
-        max_num_active_seqs=own.max_num_active_seqs,
-        enable_chunked_prefill=own.enable_chunked_prefill,
-        async_scheduling=own.async_scheduling,
-        sglang=own.sglang.rules,
-    )
 
 
 def turns_of(replica: ReplicaSettings) -> PromptTurns:

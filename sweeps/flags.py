@@ -1,6 +1,6 @@
 """The options of `lorrery simulate` that make it a sweep, and the options that can be swept."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +9,7 @@ from typer.core import TyperOption
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import parse_fault
-from lorrery.loadgen.option_texts import PARSERS
-from lorrery.loadgen.options import OF_TARGET, LoadOptions
+from lorrery.loadgen.options import OPTIONS, PARSERS
 
 DEFAULT_BACKEND = "processes"
 _PANEL = "Sweep"
@@ -66,7 +65,7 @@ _OF_SIMULATION = {
     "fault": "faults",
     "one-step": "one_step",
 }
-_OF_LOAD = {field.name.replace("_", "-"): field.name for field in fields(LoadOptions) if field.name not in OF_TARGET}
+_OF_LOAD = {name.replace("_", "-"): name for name, option in OPTIONS.items() if not option.live_only}
 CONFIG = "config"
 UNSET = "none"
 """Value that stands for an optional option not given."""

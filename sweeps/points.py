@@ -17,9 +17,9 @@ from typing import Any
 import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.names import cut
-from lorrery.chassis.nearest_setting import nearest_setting
-from lorrery.chassis.settings import key_of, known_settings
+from lorrery.chassis.settings import key_of, known_settings, nearest_setting
 from lorrery.chassis.version import VERSION
+from lorrery.loadgen import option_rules
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.plugins import search_here
 from lorrery.settings import Settings, load
@@ -193,7 +193,7 @@ class _RunMaker:
             else:
                 of_simulation[field] = (*self._simulation.faults, *value) if field == "faults" else value
         options = replace(self._options, **of_load)
-        options.check()
+        option_rules.check(options)
         simulation = replace(self._simulation, **of_simulation)
         settings = self._read_settings(config, tuple(overrides))
         check_routers(simulation.num_routers, simulation.num_shards or len(settings.router.schedulers))

@@ -313,7 +313,7 @@ def test_no_service_reads_the_time_of_day(room: str) -> None:
                 of_vllm = (*kv_events, "chassis/engine_metrics.py")
                 stamps = stamps or (path.relative_to(ROOT).as_posix() in of_vllm and node.attr == "time")
                 # Whether a certificate holds, for a warning, with its dates.
-                dates = path == ROOT / "chassis" / "validity.py" and node.attr in (
+                dates = path == ROOT / "chassis" / "tls.py" and node.attr in (
                     "time",
                     "strptime",
                     "strftime",

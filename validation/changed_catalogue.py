@@ -8,8 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from lorrery.chassis.tables import read_tables
-from lorrery.chassis.toml import to_toml
+from lorrery.chassis.toml import read_tables, to_toml
 from lorrery.worker.device.catalogue import FORMAT, PACKAGE
 
 Tables = dict[str, dict[str, dict[str, Any]]]

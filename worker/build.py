@@ -12,7 +12,7 @@ from lorrery.chassis.csv_file import open_csv
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.fault_rules import RuleSet
 from lorrery.chassis.faults import FREEZE_WORKER, SLOW_WORKER
-from lorrery.chassis.tables import read_tables
+from lorrery.chassis.toml import read_tables
 from lorrery.settings import Settings
 from lorrery.settings.presets import shipped_catalogue
 from lorrery.vocabulary.units import NEVER

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import cut
-from lorrery.cli.serve.flag import Flag
+from lorrery.cli.flag import Flag
 from lorrery.cli.serve.flags import FLAGS, NOT_VLLMS, NOTHING
 from lorrery.cli.serve.other_flags import Taken, instead_of, others, refused, taken
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from lorrery.chassis.commands import Command, command_app
+from lorrery.cli.flag import takes_flags
 from lorrery.cli.serve.arguments import arranged
-from lorrery.cli.serve.flag import takes_flags
 from lorrery.cli.serve.flags import FLAGS
 from lorrery.cli.version import VersionOption
 from lorrery.local.processes import ForkServer

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from lorrery.chassis.faults import check_faults
-from lorrery.chassis.variables import setting_variables
+from lorrery.chassis.settings import setting_variables
 from lorrery.cli.serve.settings import Engine
 from lorrery.cli.serve.toml import settings_file
 from lorrery.cli.up_cluster import Printer, in_words, run_until_stopped

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from docs.reference.pages import DO_NOT_EDIT, table
-from lorrery.cli.serve.flag import Flag
+from lorrery.cli.flag import Flag
 from lorrery.cli.serve.flags import FLAGS
 from lorrery.cli.serve.other_flags import refused, taken
 

@@ -14,8 +14,7 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from docs.reference.pages import DO_NOT_EDIT, paragraph, sentence, table
-from lorrery.chassis.number_fields import KINDS, flat, in_words
-from lorrery.chassis.sections import MAX_COUNT
+from lorrery.chassis.sections import KINDS, MAX_COUNT, flat, number_in_words
 from lorrery.settings import Settings
 
 HEADINGS = ("setting", "default", "values", "meaning")
@@ -119,7 +118,7 @@ def _values(kind: object, metadata: list[Any]) -> str:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "tables as below"
     told = [one for one in metadata if one != Le(MAX_COUNT)]  # the introduction says it
-    return in_words(kind, told) if kind in KINDS else _KINDS[kind]
+    return number_in_words(kind, told) if kind in KINDS else _KINDS[kind]
 
 
 def _names(metadata: list[Any]) -> str | None:

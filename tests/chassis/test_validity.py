@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 
 from lorrery.chassis import watched
 from lorrery.chassis.sections import TlsSettings
-from lorrery.chassis.tls import watched_pems
-from lorrery.chassis.validity import Validity, holds
+from lorrery.chassis.tls import Validity, holds, watched_pems
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -78,7 +77,7 @@ def test_who_shows_a_certificate_that_does_not_hold_says_so_once(tmp_path: Path,
     assert events[1] == {
         "event": "certificate_expired",
         "log_level": "warning",
-        "module": "chassis.validity",
+        "module": "chassis.tls",
         "setting": "server_tls.cert",
         "path": str(cert),
         "holds_from": (NOW - 2 * DAY).strftime("%Y-%m-%dT%H:%M:%SZ"),

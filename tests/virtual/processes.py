@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.metrics import ServiceState
 from lorrery.chassis.process import STOP_GRACE_SECONDS, Service, _serve
 from lorrery.chassis.server import Health
-from lorrery.chassis.tables import read_tables
+from lorrery.chassis.toml import read_tables
 from lorrery.router.service import Router
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.service import SchedulerService

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.loadgen.specs import parse_bursts, parse_drift
+from lorrery.loadgen.option_texts import parse_bursts, parse_drift
 from lorrery.loadgen.workload.drift import Diurnal, Flash, Shift, drifting_indices
 
 COUNT = 200_000

@@ -6,7 +6,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.chassis.tables import read_tables
+from lorrery.chassis.toml import read_tables
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.queues.pets import MIN_WAITING, Pets, _cut
 from lorrery.scheduler.core.queues.profile import DeviceProfile, MeasuredProfile

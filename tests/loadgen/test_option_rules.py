@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.loadgen.option_rules import check
 from lorrery.loadgen.options import LoadOptions
 
 ADAPTERS = {"num_adapters": 8}
@@ -39,7 +40,7 @@ ADAPTERS = {"num_adapters": 8}
 )
 def test_an_option_that_plays_no_part_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        LoadOptions(**options).check()
+        check(LoadOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -54,4 +55,4 @@ def test_an_option_that_plays_no_part_is_refused(options: dict[str, Any], messag
     ],
 )
 def test_an_option_that_plays_a_part_is_taken(options: dict[str, Any]) -> None:
-    LoadOptions(**options).check()
+    check(LoadOptions(**options))

@@ -1,11 +1,10 @@
-"""A row of the table of flags, and its conversion to a typer option."""
+"""A row of a table of flags that set settings, and its conversion to a typer option."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from inspect import Parameter, Signature
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-import typer
+from lorrery.chassis.commands import command_option, takes
 
 _METAVARS = {str: "NAME", int: "N", float: "X", bool: None, list[str]: "NAME"}
 
@@ -21,7 +20,7 @@ class Flag:
         kind: of its value; `list[str]` takes several after one flag, as vLLM does.
         panel: of the help.
         help: one sentence.
-        sets: the setting, or a description of what `settings.py` derives from it.
+        sets: the setting, or a description of what the command derives from it.
         plain: whether the value is assigned to the setting unchanged.
         least: lowest value.
         metavar: of the value in the help.
@@ -48,30 +47,22 @@ class Flag:
         return self.names[0].partition("/")[0].removeprefix("--").replace("-", "_")
 
 
-def takes_flags(flags: Iterable[Flag]) -> Callable[[_F], _F]:
-    """Return a decorator that gives a function of `**given` the parameters of these flags, for typer."""
-    parameters = [
-        Parameter(flag.key, Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(flag)) for flag in flags
+def takes_flags(flags: Iterable[Flag], before: str | None = None) -> Callable[[_F], _F]:
+    """Return a decorator that gives a command of `**given` these flags; `before`: as for `takes`."""
+    options = [
+        command_option(
+            flag.key,
+            flag.kind | None,
+            None,
+            *flag.names,
+            help=flag.help,
+            metavar=flag.metavar or _METAVARS[flag.kind],
+            rich_help_panel=flag.panel,
+            min=flag.least,
+            envvar=flag.variable,
+            show_envvar=False,
+            show_default=False,
+        )
+        for flag in flags
     ]
-
-    def give(command: _F) -> _F:
-        own = [one for one in Signature.from_callable(command).parameters.values() if one.kind != Parameter.VAR_KEYWORD]
-        signature = Signature([*own, *parameters])
-        setattr(command, "__signature__", signature)  # noqa: B010  what inspect, and so typer, goes by
-        return command
-
-    return give
-
-
-def _annotation(flag: Flag) -> Any:  # noqa: ANN401  what typer reads
-    option = typer.Option(
-        *flag.names,
-        help=flag.help,
-        metavar=flag.metavar or _METAVARS[flag.kind],
-        rich_help_panel=flag.panel,
-        min=flag.least,
-        envvar=flag.variable,
-        show_envvar=False,
-        show_default=False,
-    )
-    return Annotated[flag.kind | None, option]
+    return takes(options, before)
