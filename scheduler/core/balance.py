@@ -135,10 +135,9 @@ def _taker(
     donor: Member, first: Sequence, ready: list[Member], table: WorkerTable, shifts: dict[int, int]
 ) -> Member | None:
     """Return the worker with the fewest waiting, then fewest running, that could hold the donor's first request."""
-    num_waiting = table.num_waiting.copy()
+    ranks = (table.num_waiting << _RUNNING_BITS) + table.loads - table.num_waiting
     for row, shift in shifts.items():
-        num_waiting[row] += shift
-    ranks = (num_waiting << _RUNNING_BITS) + table.num_running
+        ranks[row] += shift << _RUNNING_BITS
     ranks[donor.row] = LARGEST
     while True:
         row = int(ranks.argmin())

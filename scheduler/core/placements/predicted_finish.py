@@ -124,7 +124,7 @@ class PredictedFinish:
         first, first_load, first_ps, next_ps = -1, 0, NEVER, NEVER
         while True:
             row = int(bounds.argmin())
-            bound_ps = int(bounds[row])
+            bound_ps = bounds.item(row)
             if bound_ps >= next_ps and (bound_ps > first_ps or (first_load == 0 and row > first)):
                 return first, first_ps, next_ps  # the others would rank behind these two
             candidate = table.candidates[row]
@@ -134,9 +134,9 @@ class PredictedFinish:
                 more_ps = product(_less_held(held, row), pace.prompt_token_ps)
                 if adapter is not None:
                     # A blocked worker's load ends while the request waits; that wait is in the bound.
-                    more_ps += max(0, candidate.load_ps(adapter) - further_tokens * int(table.blocked_ps[row]))
+                    more_ps += max(0, candidate.load_ps(adapter) - further_tokens * table.blocked_ps.item(row))
                 if more_ps:
-                    bounds[row] = min(bound_ps + product(more_ps, int(table.slowdowns[row])) // ONE, LARGEST - 1)
+                    bounds[row] = min(bound_ps + product(more_ps, table.slowdowns.item(row)) // ONE, LARGEST - 1)
                     continue
             bounds[row] = LARGEST
             end_ps = self._finish_ps(sequence, candidate, output_tokens)

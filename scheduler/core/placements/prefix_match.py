@@ -68,8 +68,7 @@ def _least(chosen: Candidate, longest: int) -> Choice:
 
 def _choose_of_many(sequence: Sequence, table: WorkerTable) -> Choice | None:
     """Choose by the columns of many workers; None: their prefix caches are not of one kind."""
-    loads = table.loads
-    most = bound_given(int(loads.sum()), int(loads.min()), len(loads), LOAD_FACTOR)
+    most = bound_given(table.total_load, table.least_load, len(table.candidates), LOAD_FACTOR)
     for _ in table.candidates:  # each turn brings another one up to date
         held = table.holders(sequence)
         if held is None:
