@@ -28,12 +28,11 @@ there.
 An adapter that new requests cannot name any more (`retire`) leaves GPU and host once no sequence of the worker has it.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from typing import Final
 
 from lorrery.scheduler.core.adapter_events import AdapterLog
-from lorrery.scheduler.core.adapter_holders import AdapterHolders
 from lorrery.scheduler.core.adapter_loads import WELL, Load, LoadFault, LoadFaults, LoadTime, Tier
 from lorrery.scheduler.core.adapter_options import DEFAULT, AdapterOptions
 from lorrery.scheduler.core.adapter_use import AdapterUse
@@ -93,8 +92,7 @@ class Residency:
         """Keys of evicted adapters, until `take_evicted`."""
         self.log: AdapterLog | None = None
         """Receives the events of this class; None: not recorded."""
-        self._holders: AdapterHolders | None = None
-        self._number = -1  # in `_holders`
+        self._tell: Callable[[str, bool], None] | None = None
         self.version = 0
         """Changes whenever a load is requested, an adapter arrives, or one leaves."""
         self._num_gone = 0  # evictions and failed loads
@@ -212,12 +210,12 @@ class Residency:
             known_ps[key] = load_ps
         return load_ps // 2 if key in self.loading or key in self.aside else load_ps
 
-    def tell(self, holders: AdapterHolders | None, number: int) -> None:
-        """Report the adapters on the GPU to `holders` from now on, under this number; None: to nothing."""
-        self._holders, self._number = holders, number
-        if holders is not None:
+    def tell(self, note: Callable[[str, bool], None] | None) -> None:
+        """Report each adapter by key, and whether it is on the GPU, now and whenever that changes; None: no more."""
+        self._tell = note
+        if note is not None:
             for name in self.gpu:
-                holders.came(number, name)
+                note(name, True)
 
     def has_asked_for(self, adapter: Adapter) -> bool:
         """Return whether an adapter is on the GPU, loading, or waiting for its load."""
@@ -306,8 +304,8 @@ class Residency:
         adapter = self.gpu.pop(name)
         self._num_gone += 1
         self.use.went(name)
-        if self._holders is not None:
-            self._holders.went(self._number, name)
+        if self._tell is not None:
+            self._tell(name, False)
         self.version += 1
         self._taken_slots -= adapter.slots
         self.evicted.append(name)
@@ -399,8 +397,8 @@ class Residency:
         self._taken_slots += adapter.slots
         self.gpu[name] = adapter
         self.use.came(name)
-        if self._holders is not None:
-            self._holders.came(self._number, name)
+        if self._tell is not None:
+            self._tell(name, True)
         if self._awaited and (awaited := self._awaited.pop(name, None)) is not None:
             awaited.at_ps = at_ps
 
@@ -525,8 +523,8 @@ class Residency:
         self._num_gone += 1
         for name in self.gpu:
             self.use.went(name)
-            if self._holders is not None:
-                self._holders.went(self._number, name)
+            if self._tell is not None:
+                self._tell(name, False)
         self.gpu.clear()
         self.host.clear()
         self.loading.clear()

@@ -11,8 +11,9 @@ No request goes back and forth: it could not start where it was and can where it
 even after that, no more wait. Whether a worker could start a request is judged by its state at that moment; that memory
 will suffice some steps later does not count.
 
-Cost: O(blocked workers), and for each of at most `MOST_DONORS` donors a logarithm (`core.standings`) and at most
-`MOST_LOOKED_AT` tests, if all that waits fits everywhere. The rest of a long queue moves after the first have moved.
+Cost: O(blocked workers), and for each of at most `MOST_DONORS` donors some operations on columns
+(`core.worker_table`) and at most `MOST_LOOKED_AT` tests, if all that waits fits everywhere. The rest of a long queue
+moves after the first have moved.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,11 +23,12 @@ from typing import Final
 
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.core.standings import Standings
+from lorrery.scheduler.core.worker_table import LARGEST, WorkerTable
 
 MOST_MOVES: Final = 256
 MOST_LOOKED_AT: Final = 4 * MOST_MOVES
 MOST_DONORS: Final = 4
+_RUNNING_BITS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,66 +41,65 @@ class Move:
 
 
 class Balance:
-    """The workers of one scheduler that may give or take waiting requests."""
+    """The workers of one scheduler that may give or take waiting requests; strict ones do neither."""
 
     def __init__(self) -> None:
-        self._standings = Standings()
-        self._members: dict[int, Member] = {}
+        self._members: set[Member] = set()
+        self._blocked: set[Member] = set()
         self._movers: dict[str, Member] = {}
 
     def attach(self, member: Member) -> None:
-        """Add a worker; strict ones are excluded. A single worker need not report its standing."""
+        """Add a worker, unless it is strict. A single worker need not report whether it is blocked."""
         if member.replica.options.strict:
             return
-        member.number = self._standings.enter()
-        self._members[member.number] = member
-        if len(self._members) == 2:
-            for one in self._members.values():
-                one.stand(self._standings)
-        elif len(self._members) > 2:
-            member.stand(self._standings)
+        self._members.add(member)
+        if len(self._members) == 1:
+            return
+        for one in self._members if len(self._members) == 2 else (member,):
+            one.blocked = self._blocked
+            one.note_counts()
 
     def detach(self, member: Member) -> None:
         """Remove a worker that is gone or accepts no new requests."""
-        if self._members.pop(member.number, None) is not None:
-            self._standings.leave(member.number)
+        if member in self._members:
+            self._members.remove(member)
+            self._blocked.discard(member)
             self._movers.pop(member.name, None)
+            member.blocked = None
 
     @property
     def someone_is_blocked(self) -> bool:
         """Whether any worker has a waiting sequence that could not start when it was tried."""
-        standings = self._standings.current
-        for number in self._standings.blocked:  # noqa: SIM110 - every boundary asks, and a generator costs more
-            if standings[number][0]:
+        for member in self._blocked:  # noqa: SIM110 - every boundary asks, and a generator costs more
+            if member.replica.num_waiting:
                 return True
         return False
 
-    def moves(self, catch_up: Callable[[Member], None]) -> list[Move]:
+    def moves(self, ready: list[Member], table: WorkerTable, catch_up: Callable[[Member], None]) -> list[Move]:
         """Return the moves to make, in order of their start.
 
         Args:
+            ready: workers that accept new sequences, in order of attaching.
+            table: their figures, up to date.
             catch_up: called before a worker's headroom is read; for a driver whose replicas lag behind its clock.
         """
-        members, shifts = self._members, self._shifts()
+        shifts = self._shifts()
         found: list[Move] = []
         blocked: list[tuple[int, int]] = []
-        standings = self._standings.current
-        for number in self._standings.blocked:
-            num_waiting = standings[number][0]
-            if shifts:
-                num_waiting += shifts.get(number, 0)
+        for member in self._blocked:
+            num_waiting = member.replica.num_waiting + shifts.get(member.row, 0)
             if num_waiting > 0:
-                blocked.append((-num_waiting, number))
-        for _, number in nsmallest(MOST_DONORS, blocked):
-            donor = members[number]
+                blocked.append((-num_waiting, member.row))
+        for _, row in nsmallest(MOST_DONORS, blocked):
+            donor = ready[row]
             first = next(_waiting(donor), None)
             if first is None:
                 continue
-            taker = self._taker(donor, first, shifts)
+            taker = _taker(donor, first, ready, table, shifts)
             if taker is None:
                 continue
-            num_there = standings[number][0] + shifts.get(number, 0)
-            num_here = standings[taker.number][0] + shifts.get(taker.number, 0)
+            num_there = donor.replica.num_waiting + shifts.get(row, 0)
+            num_here = taker.replica.num_waiting + shifts.get(taker.row, 0)
             if num_here and not _share(num_there, num_here):
                 continue
             catch_up(donor)
@@ -108,42 +109,44 @@ class Balance:
             given = _give(donor, taker, num_there, num_here)
             if given:
                 self._movers[donor.name] = donor
-                shifts[number] = shifts.get(number, 0) - len(given)
-                shifts[taker.number] = shifts.get(taker.number, 0) + len(given)
+                shifts[row] = shifts.get(row, 0) - len(given)
+                shifts[taker.row] = shifts.get(taker.row, 0) + len(given)
             found += given
         return found
 
     def _shifts(self) -> dict[int, int]:
-        """Return the change of the waiting count by worker number that moves under way will make."""
+        """Return the change of the waiting count by row that moves under way will make."""
         shifts: dict[int, int] = {}
         if not self._movers:
             return shifts
-        by_name = {member.name: member for member in self._members.values()}
+        by_name = {member.name: member for member in self._members}
         for name, member in list(self._movers.items()):
             if not member.moving:
                 del self._movers[name]
             for handle, taker_name in member.moving.items():
                 taker = by_name.get(taker_name)
                 if taker is not None and member.sequences[handle].admitted_ps is None:
-                    shifts[member.number] = shifts.get(member.number, 0) - 1
-                    shifts[taker.number] = shifts.get(taker.number, 0) + 1
+                    shifts[member.row] = shifts.get(member.row, 0) - 1
+                    shifts[taker.row] = shifts.get(taker.row, 0) + 1
         return shifts
 
-    def _taker(self, donor: Member, first: Sequence, shifts: dict[int, int]) -> Member | None:
-        """Return the worker with the fewest waiting, then fewest running, that could hold the donor's first request."""
-        members = self._members
 
-        def suits(number: int) -> bool:
-            member = members[number]
-            return member is not donor and member.replica.never_fits_reason(first) is None
-
-        best = self._standings.first(lambda number: number not in shifts and suits(number))
-        for number, shift in shifts.items():
-            if suits(number):
-                num_waiting, num_running, _ = self._standings.current[number]
-                standing = (num_waiting + shift, num_running, number)
-                best = standing if best is None else min(best, standing)
-        return None if best is None else members[best[2]]
+def _taker(
+    donor: Member, first: Sequence, ready: list[Member], table: WorkerTable, shifts: dict[int, int]
+) -> Member | None:
+    """Return the worker with the fewest waiting, then fewest running, that could hold the donor's first request."""
+    ranks = (table.num_waiting << _RUNNING_BITS) + table.loads - table.num_waiting
+    for row, shift in shifts.items():
+        ranks[row] += shift << _RUNNING_BITS
+    ranks[donor.row] = LARGEST
+    while True:
+        row = int(ranks.argmin())
+        if ranks[row] == LARGEST:
+            return None
+        member = ready[row]
+        if not member.replica.options.strict and member.replica.never_fits_reason(first) is None:
+            return member
+        ranks[row] = LARGEST
 
 
 def _give(donor: Member, taker: Member, num_there: int, num_here: int) -> list[Move]:

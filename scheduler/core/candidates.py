@@ -22,17 +22,17 @@ class ReplicaCandidate(Candidate):
         uncommitted_steps: decode steps that have ended and are not committed yet; `kv_tokens` counts them. A driver
             that commits a plan in one go, as the simulator does, sets it before a placement reads.
         before_look: called before a figure is read that changes with each step; None: figures are up to date.
-        many: the `ManyWorkers` that it is one of, if any.
+        table: the `WorkerTable` that placements read instead of it, if any.
     """
 
-    __slots__ = ("_replica", "before_look", "forecast", "many", "uncommitted_steps")
+    __slots__ = ("_replica", "before_look", "forecast", "table", "uncommitted_steps")
 
     def __init__(self, name: str, replica: Replica, forecast: Forecast = NO_FORECAST) -> None:
         super().__init__(name)
         self.forecast = forecast
         self.uncommitted_steps = 0
         self.before_look: Callable[[], None] | None = None
-        self.many: object = None  # untyped, since `ManyWorkers` imports candidates
+        self.table: object = None  # untyped, since `WorkerTable` imports candidates
         self._replica = replica
 
     @property

@@ -298,7 +298,8 @@ class ClusterCore:
         """Recall waiting sequences that would start earlier on another worker; see `core.balance`."""
         if not self.may_move:
             return []
-        found = self._balance.moves(lambda member: self._catch_up(member, at_ps))
+        placing = self._placing
+        found = self._balance.moves(placing.ready, placing.table, lambda member: self._catch_up(member, at_ps))
         for move in found:
             move.donor.recall(move.sequence.handle, move.taker.name, at_ps)
         return found

@@ -6,11 +6,11 @@ all of the worker.
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 from lorrery.scheduler.core.backlog import Backlog
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.forecast import Forecast, OutputShare
-from lorrery.scheduler.core.many_workers import ManyWorkers
 from lorrery.scheduler.core.plan import (
     Admitted,
     Cancelled,
@@ -30,7 +30,7 @@ from lorrery.scheduler.core.policy_answers import DROPPED_UNKNOWN, HAS_ENDED, LO
 from lorrery.scheduler.core.policy_errors import SequenceError, error_text
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.standings import Standings
+from lorrery.scheduler.core.worker_table import WorkerTable
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.pace import Pace
 
@@ -93,7 +93,8 @@ class Member:
         tally: counts the sequences of all workers that share it.
         counted_waiting: number of waiting sequences at the tally's last count.
         is_touched: whether the tally has to count this worker again.
-        number: in order of attaching, among workers whose waiting sequences may move.
+        blocked: set of workers to be in while a waiting sequence, if any, could not start when tried; None: in none.
+        row: in the table that it reports to.
         withdrawn: handles of cancelled sequences, until they end.
         changed: whether a decision changed the waiting or running sequences; reset by the driver.
         draining: whether it takes nothing new.
@@ -102,11 +103,10 @@ class Member:
     __slots__ = (
         "_is_chunking",
         "_is_new",
-        "_many",
-        "_place",
-        "_standings",
+        "_table",
         "_version",
         "backlog",
+        "blocked",
         "candidate",
         "changed",
         "counted_waiting",
@@ -115,10 +115,10 @@ class Member:
         "is_touched",
         "moving",
         "name",
-        "number",
         "pace",
         "pool_tokens",
         "replica",
+        "row",
         "sequences",
         "tally",
         "withdrawn",
@@ -142,39 +142,35 @@ class Member:
         self.changed = False
         self._is_new = False  # something has come that affects the next decision
         self._version = replica.running.version
-        self._standings: Standings | None = None
-        self.number = -1
-        self._many: ManyWorkers | None = None
-        self._place = -1
+        self.blocked: set[Member] | None = None
+        self._table: WorkerTable | None = None
+        self.row = -1
         self._is_chunking = False
 
-    def stand(self, standings: Standings) -> None:
-        """Report the waiting and running counts to `standings` from now on, under this member's number."""
-        self._standings = standings
-        self._note_standing()
-
-    def stand_among(self, many: ManyWorkers | None, place: int) -> None:
-        """Report changes to `many` from now on, under number `place`; None: to nothing."""
+    def enter_table(self, table: WorkerTable | None, row: int) -> None:
+        """Report changes to a row of a table from now on; None: to nothing."""
         cache = self.candidate.block_cache
         if cache is not None:
-            cache.tell(None, -1)  # until it is asked for
-        self._many, self._place = many, place
-        if many is not None:
-            many.note_chunking(place, self._is_chunking)
-        self.candidate.many = many
-        self.replica.adapters.tell(None if many is None else many.adapter_holders, place)
+            cache.tell(None, -1)  # until prefixes are looked up
+        self._table, self.row = table, row
+        if table is not None:
+            table.note_chunking(row, self._is_chunking)
+        self.candidate.table = table
+        self.replica.adapters.tell(None if table is None else partial(table.note_adapter, row))
 
-    def _note_standing(self) -> None:
+    def note_counts(self) -> None:
         """Report the waiting and running counts; called after whatever may have changed them."""
-        standings, many = self._standings, self._many
+        table, blocked = self._table, self.blocked
         if not self.is_touched:
             self.is_touched = True
             self.tally.touch(self)
-        if many is not None:
-            many.touch(self._place)
-        if standings is not None:
-            replica = self.replica
-            standings.note(self.number, replica.num_waiting, replica.running.num, is_blocked=replica.is_blocked)
+        if table is not None:
+            table.touch(self.row)
+        if blocked is not None:
+            if self.replica.is_blocked:
+                blocked.add(self)
+            else:
+                blocked.discard(self)
 
     def predict(self, outputs: OutputShare) -> None:
         """Keep a forecast from now on; the worker is still empty."""
@@ -193,7 +189,7 @@ class Member:
         except Exception:
             matters = True  # so the policy is called soon, in a decision
         replica.submit(sequence, at_ps)
-        self._note_standing()
+        self.note_counts()
         self._is_new = self._is_new or matters
         return matters
 
@@ -254,15 +250,15 @@ class Member:
                     forecast.stops_waiting(event.sequence.handle)
                 elif isinstance(event, Preempted):
                     forecast.waits(event.sequence.handle, event.sequence.input_tokens)
-        if self._many is not None:
-            self._many.note_chunking(self._place, self._is_chunking)
+        if self._table is not None:
+            self._table.note_chunking(self.row, self._is_chunking)
         version = self.replica.running.version
         if forecast is not None and version != self._version:
             forecast.batch_changed()
         if version != self._version or self._is_new:
             self.changed = True
             self._version, self._is_new = version, False
-        self._note_standing()
+        self.note_counts()
         return decision
 
     def _forget_ended(self, decision: Plan | Idle) -> None:
@@ -297,8 +293,8 @@ class Member:
         self.tally.num -= 1
         if self.forecast is not None:
             self.forecast.stops_waiting(handle)
-            if self._many is not None:
-                self._many.touch(self._place)
+            if self._table is not None:
+                self._table.touch(self.row)
         if self.withdrawn:
             self.withdrawn.discard(handle)
         if self.moving:
@@ -322,7 +318,7 @@ class Member:
                 if self.forecast is not None:
                     self.forecast.outputs.ended(event.output_tokens, event.sequence.max_new_tokens)
         if events or ran.finished:  # otherwise only token counts have changed
-            self._note_standing()
+            self.note_counts()
         return events
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
@@ -353,7 +349,7 @@ class Member:
         for event in events:
             if isinstance(event, _ENDS):
                 self._forget(event.sequence.handle)
-        self._note_standing()
+        self.note_counts()
         return waiting, events
 
     # --- policies that raise ----------------------------------------------------------------------------------------

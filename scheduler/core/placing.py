@@ -10,11 +10,9 @@ from functools import partial
 from typing import Final
 
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.adapter_holders import AdapterHolders
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.door import ClusterRules
-from lorrery.scheduler.core.many_workers import FEW, ManyWorkers
 from lorrery.scheduler.core.member import Member, class_name
 from lorrery.scheduler.core.placement_answers import choice_of
 from lorrery.scheduler.core.placements.base import Candidate
@@ -24,6 +22,7 @@ from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.waiting_room import WaitingRoom
 from lorrery.scheduler.core.watched_candidate import Figures, WatchedCandidate
+from lorrery.scheduler.core.worker_table import FEW, WorkerTable
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 SLICE: Final = 16
@@ -58,6 +57,7 @@ class Placing:
     ) -> None:
         self.ready: list[Member] = []
         self._all = _Fitting([])
+        self._table: WorkerTable | None = None  # of `ready`, if these are several
         self._is_current = True  # whether what is derived from `ready` is up to date
         self._kinds: list[tuple[object, ...]] = []
         self._samples: dict[tuple[object, ...], Member] = {}
@@ -98,21 +98,31 @@ class Placing:
 
     def _take_in_ready(self) -> None:
         for member in self._all.members:
-            member.stand_among(None, -1)
+            member.enter_table(None, -1)
         ready = self.ready
         self._all = _Fitting(ready)
         self._kinds = [member.replica.kind for member in ready]
         self._samples = dict(zip(self._kinds, ready, strict=True))
         self._fit.clear()
         self._is_current = True
-        if len(ready) > FEW:
-            many = ManyWorkers(self._all.candidates, AdapterHolders())
-            for number, member in enumerate(ready):
-                member.stand_among(many, number)
+        self._table = None
+        if len(ready) > 1:
+            self._table = WorkerTable(self._all.candidates)
+            for row, member in enumerate(ready):
+                member.enter_table(self._table, row)
         if self._asks_all and self._bring_up_to_date is not None:
             # A few workers are all brought up to date before the placement is called.
             for member in ready:
                 member.candidate.before_look = partial(self._look, member) if len(ready) > FEW else None
+
+    @property
+    def table(self) -> WorkerTable:
+        """The figures of `ready`, by the same order, up to date; there are several."""
+        if not self._is_current:
+            self._take_in_ready()
+        assert self._table is not None, "a single worker needs none"
+        self._table.refresh()
+        return self._table
 
     def _fitting(self, sequence: Sequence) -> "_Fitting":
         """Return the workers that could hold a sequence; the same lists for the same set of kinds."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from math import ceil
 
-from lorrery.scheduler.core.many_workers import ManyWorkers
 from lorrery.scheduler.core.placements.candidate import Candidate
+from lorrery.scheduler.core.worker_table import FEW, WorkerTable
 
 __all__ = [
     "Candidate",
@@ -13,10 +13,10 @@ __all__ = [
     "Score",
     "bound_given",
     "bound_of",
-    "kept_of",
     "least_loaded",
     "least_of",
     "load_bound",
+    "table_of",
 ]
 
 
@@ -59,26 +59,28 @@ class Choice:
         self.scores = scores
 
 
-def kept_of(candidates: Many[Candidate]) -> ManyWorkers | None:
-    """Return the index of these workers, up to date, if they are many and all of them; None: look at each of them."""
-    many = getattr(candidates[0], "many", None)  # only a replica's candidate has it
-    if not isinstance(many, ManyWorkers) or many.candidates is not candidates:
+def table_of(candidates: Many[Candidate]) -> WorkerTable | None:
+    """Return the figures of these workers as columns, if they are many and all of them; None: read each of them."""
+    if len(candidates) <= FEW:
         return None
-    many.refresh()
-    return many
+    table = getattr(candidates[0], "table", None)  # only a replica's candidate has it
+    if not isinstance(table, WorkerTable) or table.candidates is not candidates:
+        return None
+    table.refresh()
+    return table
 
 
 def least_loaded(candidates: Many[Candidate]) -> Candidate:
     """Return the candidate with the fewest sequences; ties: fewest KV tokens, then the first to attach.
 
-    Cost: a logarithm for the sequence of all workers as `Placement.place` gets it, if they are many
-    (`core.many_workers`); O(candidates) for any other.
+    Cost: a few operations on columns for the sequence of all workers as `Placement.place` gets it, if they are many
+    (`core.worker_table`); for any other, a look at each.
     """
     if len(candidates) == 1:
         return candidates[0]
-    many = kept_of(candidates)
-    if many is not None:
-        return many.least()
+    table = table_of(candidates)
+    if table is not None:
+        return table.least_loaded()
     return least_of(candidates, [candidate.load for candidate in candidates])
 
 

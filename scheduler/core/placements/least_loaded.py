@@ -9,7 +9,7 @@ filling one worker while others idle.
 from collections.abc import Sequence as Many
 from typing import Final
 
-from lorrery.scheduler.core.placements.base import Candidate, Choice, kept_of, least_loaded
+from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded, table_of
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 
@@ -37,8 +37,9 @@ class LeastLoaded:
 
 def _least_loaded_holder(adapter: Adapter, candidates: Many[Candidate], most: float) -> Candidate | None:
     """Return the least loaded of the workers that have an adapter, if its load is not over `most`."""
-    many = kept_of(candidates)
-    if many is not None:
-        return many.least_among(many.adapter_holders.of(adapter.key), most)
+    table = table_of(candidates)
+    if table is not None:
+        rows = table.with_adapter(adapter)
+        return None if rows is None else table.least_loaded_among(rows, most)
     holders = [one for one in candidates if one.has_adapter(adapter) and one.load <= most]
     return least_loaded(holders) if holders else None

@@ -14,7 +14,7 @@ removals need no search. A run without workers is removed, and the root with the
 extent ends any more is merged with the one below, if that has the same workers.
 
 The tree shows what the caches have now. A driver that commits steps late has caches that are behind: they may have less
-soon (blocks evicted for decoding sequences), or more (`ManyWorkers.note_chunking`); so the worker chosen by the tree is
+soon (blocks evicted for decoding sequences), or more (`WorkerTable.note_chunking`); so the worker chosen by the tree is
 brought up to date, and looked up again.
 
 Cost: additions as much as in the cache itself, removals a step up for each run. Memory: the blocks' content once more

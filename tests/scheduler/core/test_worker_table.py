@@ -1,4 +1,4 @@
-"""What is kept of many workers never changes a choice: worker and reason are those that a look at each gives."""
+"""The columns of many workers never change a choice: worker and reason are those that a look at each gives."""
 
 from collections import Counter
 from collections.abc import Sequence as Many
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.many_workers import FEW, bits
-from lorrery.scheduler.core.placements.base import Candidate, Choice, kept_of
+from lorrery.scheduler.core.placements.base import Candidate, Choice, table_of
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.content import of_runs
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.worker_table import FEW
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.worker import SimulatedWorker
@@ -42,17 +42,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class BothWays:
-    """Asks a placement of one name twice, and the second time about a list that nothing is kept of."""
+    """Asks a placement of one name twice, and the second time about a list that has no table."""
 
     def __init__(self, name: str) -> None:
         self.fast, self.plain = (PLACEMENTS[name](np.random.default_rng(1)) for _ in range(2))
         self.moves_waiting = True
         self.predicts = getattr(self.fast, "predicts", False)
         self.reasons: Counter[str] = Counter()
-        self.num_kept = 0
+        self.num_by_table = 0
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
-        self.num_kept += kept_of(candidates) is not None
+        self.num_by_table += table_of(candidates) is not None
         choice = self.fast.place(sequence, candidates)
         plain = self.plain.place(sequence, list(candidates))
         assert (choice.candidate, choice.why) == (plain.candidate, plain.why)
@@ -61,7 +61,7 @@ class BothWays:
 
 
 class OneWay:
-    """A placement that is asked about the workers as they are, or about a list that nothing is kept of."""
+    """A placement that is asked about the workers as they are, or about a list that has no table."""
 
     def __init__(self, name: str, *, kept: bool) -> None:
         self.rule, self.kept = PLACEMENTS[name](np.random.default_rng(1)), kept
@@ -131,7 +131,7 @@ def test_each_choice_is_that_of_a_look_at_each_worker(name: str, kind: str) -> N
     for seed in (1, 2):
         placement = BothWays(name)
         simulate(placement, kind, seed)
-        assert placement.num_kept > NUM_REQUESTS / 2
+        assert placement.num_by_table > NUM_REQUESTS / 2
         if name == "least_loaded" and kind == "adapters":
             assert sum(count for why, count in placement.reasons.items() if why.startswith("has adapter")) > 50
         if name == "prefix_match" and kind != "waiting":
@@ -178,8 +178,3 @@ def test_a_worker_that_comes_back_while_others_compute_long_prompts_changes_no_o
         kept = long_prompts(name, seed, kept=True)
         assert kept == long_prompts(name, seed, kept=False)
     assert kept == long_prompts(name, seed, kept=True, one_step=True)
-
-
-def test_bits_are_numbers_of_workers() -> None:
-    assert list(bits(0)) == []
-    assert list(bits(1 << 700 | 0b1011)) == [0, 1, 3, 700]
