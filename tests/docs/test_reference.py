@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from docs.reference.chart_schema import chart_schema
-from docs.reference.engines_page import engines_page
-from docs.reference.grpc_page import PROTOS, comments_of, declarations, grpc_page, read_protos
-from docs.reference.metrics_page import metrics_page
-from docs.reference.pages import DOCS
-from docs.reference.serve_page import serve_page
-from docs.reference.settings_page import sections, settings_page
+from lab.reference.chart_schema import chart_schema
+from lab.reference.engines_page import engines_page
+from lab.reference.grpc_page import PROTOS, comments_of, declarations, grpc_page, read_protos
+from lab.reference.metrics_page import metrics_page
+from lab.reference.pages import DOCS
+from lab.reference.serve_page import serve_page
+from lab.reference.settings_page import sections, settings_page
 from lorrery.settings import Settings
 
 SETTINGS = [(name, key, field) for name, _, fields in sections(Settings) for key, field in fields.items()]

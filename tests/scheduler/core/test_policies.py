@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import core as bench_core
+from lab.bench import core as bench_core
 from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded
