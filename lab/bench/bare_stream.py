@@ -3,8 +3,7 @@
 `python -m lab.bench.bare_stream` prints its address and serves until its standard input closes. A call carries its pace
 as JSON: {"period_seconds": p, "message_bytes": n}. All streams of one pace are woken together at absolute deadlines,
 like the tokens of a batch, and each writes one message of pre-serialised bytes: no protobuf, no look-up, no text.
-Server and client use the chassis's gRPC options and event loop, so any cost of the router beyond this is its own. A
-call of the other method is refused at once, which is the reference for a refusal.
+Server and client use the chassis's gRPC options and event loop, so any cost of the router beyond this is its own.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from lab.bench.bare_process import serve_bytes, start_bare
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
 
-SERVICE, METHOD, REFUSE = "bench.BareStream", "Stream", "Refuse"
+SERVICE, METHOD = "bench.BareStream", "Stream"
 
 
 class _Ticker:
@@ -81,9 +80,6 @@ class _Server:
                 ticker.close()
                 del self._tickers[period_seconds]
 
-    async def refuse(self, request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-
 
 class BareClient:
     """Opens bare streams; must be used in the loop that created it."""
@@ -121,7 +117,6 @@ async def serve() -> None:
     bare = _Server()
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         METHOD: grpc.unary_stream_rpc_method_handler(bare.stream),
-        REFUSE: grpc.unary_stream_rpc_method_handler(bare.refuse),
     }
     await serve_bytes(SERVICE, handlers)
 

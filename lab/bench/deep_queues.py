@@ -8,10 +8,11 @@ Nothing may block the loop for longer than `AIM_MS`, or live workers look silent
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
+from rich.table import Table
 
 from lorrery.chassis.process import let_collector_rest
 from lorrery.scheduler.cluster import Cluster
@@ -123,3 +124,16 @@ async def _read_plans(worker: Dispatcher, plan_ids: dict[str, int]) -> None:
 def _hand_back(cluster: Cluster, worker: Dispatcher, plan_ids: dict[str, int]) -> None:
     now_ps = cluster.clock.now_ps()
     worker.step_done(StepReport(plan_ids[worker.worker_id], now_ps, Ran(0, now_ps), b"", b"", hand_back=True))
+
+
+def hold_table(rows: Iterable[LoopHold]) -> Table:
+    """Show how long the scheduler's loop was blocked."""
+    table = Table(title=f"Deep queues: longest time between two turns of the scheduler's loop (aim: {AIM_MS:g} ms)")
+    table.add_column("event", no_wrap=True)
+    for name in ("waiting", "longest, ms", "of that CPU, ms", "in all, ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for r in rows:
+        table.add_row(
+            r.what, f"{r.num_waiting:,}", f"{r.longest_ms:.0f}", f"{r.longest_cpu_ms:.0f}", f"{r.whole_ms:.0f}"
+        )
+    return table

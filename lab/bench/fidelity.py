@@ -30,8 +30,11 @@ from itertools import pairwise, product
 from statistics import median
 
 import numpy as np
+from rich.console import Group
+from rich.table import Table
 
 from lab.bench.cluster import BenchBrokenError, endless_request, measured_cluster, while_alive
+from lab.bench.marks import meets, ms, notes_below, percent
 from lab.bench.meter import BUSY_SHARE, Meter, Usage
 from lab.bench.scrape import Reading, fetch
 from lorrery.chassis.sections import TlsSettings
@@ -298,3 +301,42 @@ def _check_alignment(arrivals: list[float], look: _Look) -> None:
 
 def _p50_p99(reading: Reading, name: str) -> tuple[float | None, float | None]:
     return reading.quantile(name, 0.5), reading.quantile(name, 0.99)
+
+
+def fidelity_table(result: Fidelity) -> Group:
+    """Show the pace and the conditions of the run."""
+    table = Table(title="Fidelity: the wall clock at the client against the model", show_header=False)
+    verdict = "[red]void[/]" if result.void else meets(abs(result.error_ratio) <= result.aim_ratio)
+    load = (
+        f"{result.window_seconds:.0f} s, {result.num_steps:.0f} steps ({result.num_decode_steps:.0f} decode),"
+        f" batch {result.mean_batch:.1f}, {result.num_requests} requests ended"
+    )
+    difference = (
+        f"[bold]{result.error_ratio:+.3%}[/] ({result.least_error_ratio:+.3%} to {result.most_error_ratio:+.3%}"
+        f" by where the window is cut); aim: within {result.aim_ratio:.0%}, {verdict}"
+    )
+    rows = [
+        ("load", load),
+        ("mean step, wall clock", f"{result.wall_step_seconds * 1e3:.4f} ms"),
+        ("mean step, modelled", f"{result.modelled_step_seconds * 1e3:.4f} ms"),
+        ("difference", difference),
+        ("difference without gaps", f"{result.error_ratio - result.gap_ratio:+.3%}"),
+        (
+            "gaps (worker stood still)",
+            f"{result.num_gaps}, {result.gap_ratio:.3%} of the time; {result.late_interrupts} late interrupts",
+        ),
+        ("worker lag p50, p99", ms(result.worker_lag_seconds)),
+        ("router lag p50, p99", ms(result.router_lag_seconds)),
+        ("probe's token gaps p50, p99, most", ms(result.client_gap_seconds)),
+        (
+            "cores used",
+            ", ".join(f"{name} {usage.cpu_share:.0%}" for name, usage in result.usage.items()),
+        ),
+        (
+            "waited for a core",
+            ", ".join(f"{name} {percent(usage.run_queue_delay_ratio)}" for name, usage in result.usage.items()),
+        ),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return Group(table, *notes_below(result.void, result.run_queue_delay_ratio))

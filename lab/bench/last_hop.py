@@ -19,13 +19,17 @@ happens if the machine stood still for several steps.
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from rich.console import Group
+from rich.table import Table
+
 from lab.bench.bare_stream import BareClient, bare_server
 from lab.bench.cluster import BenchBrokenError, endless_request, measured_cluster, while_alive
+from lab.bench.marks import notes_below, percent
 from lab.bench.meter import BUSY_SHARE, Meter, Usage
 from lab.bench.scrape import Reading, fetch
 from lorrery.chassis.channel import open_channel
@@ -39,6 +43,7 @@ PROMPT_TOKENS = 16
 _POOL_TOKENS = 400_000  # slightly less than the GPU's pool; all streams must fit at their longest
 SETTLE_SECONDS = 1.0
 MAX_PACE_DIFFERENCE = 0.05
+ROUTER_AIM, INNER_AIM, EFFICIENCY_AIM = 1.25, 0.15, 0.8
 OPEN_SECONDS, CLOSE_SECONDS = 30.0, 20.0
 _STREAM_SECONDS = 300.0
 _NUM_SIZE_SAMPLES = 64
@@ -174,7 +179,7 @@ async def _measure(
             for repetition in range(repetitions):
                 on_progress(f"batch {batch}, repetition {repetition + 1} of {repetitions}")
                 ours = await _window(batch, _cluster_stream(client, batch), pids, window_seconds)
-                await let_go(cluster)
+                await _let_go(cluster)
                 pace = ours.seconds * batch / ours.tokens
 
                 def stream(_index: int, on_tokens: Callable[[int], None], pace: float = pace) -> Any:  # noqa: ANN401
@@ -244,7 +249,7 @@ def _check_running(tasks: Sequence[asyncio.Task[None]]) -> None:
             raise BenchBrokenError("a stream ended by itself")
 
 
-async def let_go(cluster: LocalCluster) -> None:
+async def _let_go(cluster: LocalCluster) -> None:
     """Wait until router and scheduler have removed the cancelled streams."""
     end = time.monotonic() + CLOSE_SECONDS
     while True:
@@ -323,3 +328,47 @@ def _summary(batch: int, message_bytes: int, pairs: list[tuple[Window, Window]])
         run_queue_delay_ratio=max(delays, default=None),
         windows=pairs,
     )
+
+
+def last_hop_table(results: Iterable[LastHop]) -> Group:
+    """Show the cost per token by process, the cluster next to the bare stream."""
+    results = list(results)
+    table = Table(title="Last hop: CPU per token, beside a bare gRPC stream in the same run")
+    table.add_column("")
+    for result in results:
+        table.add_column(f"batch {result.batch}", justify="right")
+    table.add_column("aim", justify="right")
+
+    def row(name: str, cells: Iterable[str], aim: str = "") -> None:
+        table.add_row(name, *cells, aim)
+
+    row("time between two tokens, ms", (f"{r.step_seconds * 1e3:.2f}" for r in results))
+    row("tokens/s, cluster", (f"{r.tokens_per_second:,.0f}" for r in results))
+    row("tokens/s, bare / cluster", (f"{r.pace_ratio:.3f}" for r in results), "1")
+    row("tokens per message", (f"{r.tokens_per_message:.3f}" for r in results))
+    table.add_section()
+    for name in CLUSTER:
+        row(f"{name}, us/token", (f"{r.us_per_token[name]:.2f}" for r in results))
+    for name in BARE:
+        row(f"bare {name}, us/token", (f"{r.bare_us_per_token[name]:.2f}" for r in results))
+    for name in ("worker", "scheduler"):
+        row(f"{name}, us/step", (f"{r.us_per_step[name]:.0f}" for r in results))
+    table.add_section()
+    row("router / bare server, per message", (f"{r.router_ratio:.2f}" for r in results), f"<= {ROUTER_AIM}")
+    row("load generator / bare client, per message", (f"{r.client_ratio:.2f}" for r in results))
+    row(
+        "worker and scheduler, share of all",
+        (f"{r.inner_share:.1%}" for r in results),
+        f"<= {INNER_AIM:.0%} at 256",
+    )
+    row(
+        "tokens per CPU second of router and client / bare",
+        (f"{r.efficiency_ratio:.2f}" for r in results),
+        f">= {EFFICIENCY_AIM}",
+    )
+    table.add_section()
+    row("repetitions (void)", (f"{r.repetitions} ({r.num_void})" for r in results))
+    row("waited for a core, at most", (percent(r.run_queue_delay_ratio) for r in results))
+    void = "; ".join(f"batch {r.batch}: {r.void}" for r in results if r.void)
+    delays = [r.run_queue_delay_ratio for r in results if r.run_queue_delay_ratio is not None]
+    return Group(table, *notes_below(void, max(delays, default=None)))

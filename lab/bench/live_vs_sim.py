@@ -20,9 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
 from lab.bench.cluster import CONFIG, BenchBrokenError, measured_cluster, while_alive
+from lab.bench.marks import meets
 from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport
@@ -212,3 +215,45 @@ def most_at_once(report: LoadReport) -> int:
         open_now += change
         most = max(most, open_now)
     return most
+
+
+def live_vs_sim_table(result: LiveVsSim) -> Group:
+    """Show what clients measured next to what the simulation predicts."""
+    table = Table(title="Live against simulated: what a load generator sees")
+    for name in (
+        "",
+        "live p50, ms",
+        "simulated",
+        "difference",
+        "live p99, ms",
+        "simulated",
+        "difference",
+        "aim of p50",
+    ):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for name, figure in result.figures.items():
+        aim = ""
+        if figure.aim is not None:
+            aim = f"within {figure.aim:.0%}, {meets(abs(figure.difference) <= figure.aim)}"
+        table.add_row(
+            name,
+            f"{figure.live_p50:.2f}",
+            f"{figure.simulated_p50:.2f}",
+            f"{figure.difference:+.2%}",
+            f"{figure.live_p99:.2f}",
+            f"{figure.simulated_p99:.2f}",
+            f"{figure.p99_difference:+.2%}",
+            aim,
+        )
+    replayed = result.replayed
+    verdict = "[green]equal[/]" if result.equal else f"[red]different[/]: {replayed.differences[0]}"
+    load = (
+        f"{result.num_requests} requests in {result.seconds:.0f} s, at most {result.most_streams} at once; sent late by"
+        f" {result.send_delay_p99_ms:.1f} ms (p99); simulated in {result.simulated_cpu_seconds:.2f} s of CPU"
+    )
+    journal = (
+        f"the scheduler's journal, replayed: {verdict}; {replayed.num_plans} plans, {replayed.num_steps} steps,"
+        f" {replayed.num_tokens} tokens; given {replayed.num_gaps} gaps, {replayed.num_late} late inputs"
+    )
+    notes = [load, journal, *(f"[yellow]{warning}[/]" for warning in result.warnings)]
+    return Group(table, *(Text.from_markup(note) for note in notes))

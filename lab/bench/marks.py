@@ -1,4 +1,4 @@
-"""Annotations of a benchmark's figures: whether an aim is met, why a run is void, and the machine.
+"""Annotations of a benchmark's figures: whether an aim is met, and why a run is void.
 
 An *aim* is a target for a figure: values that prototypes of the same design reached, for ratios that do not depend on
 the machine. A missed aim deserves a look; it is not a failure.
@@ -10,11 +10,6 @@ from rich.text import Text
 
 BUSY_DELAY = 0.1
 """Share of the time that a process waits for a core, above which the machine is busy."""
-
-
-def machine_line(facts: dict[str, object]) -> Text:
-    """Show the machine of the run."""
-    return Text("  ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
 
 
 def notes_below(void: str, delay: float | None) -> list[Text]:
@@ -42,3 +37,8 @@ def ms(seconds: Iterable[float | None]) -> str:
 def percent(ratio: float | None) -> str:
     """Format a ratio in per cent; None: unknown."""
     return "unknown" if ratio is None else f"{ratio:.1%}"
+
+
+def or_dash(figure: float | None, form: str) -> str:
+    """Format a figure; None: there was nothing to measure."""
+    return "-" if figure is None else format(figure, form)

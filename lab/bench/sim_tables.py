@@ -1,12 +1,10 @@
-"""Shows the figures of `lab.bench.sim_speed`, `sim_peers`, `sim_growth` and `live_vs_sim` as tables in a terminal."""
+"""Shows the figures of `lab.bench.sim_speed`, `sim_peers` and `sim_growth` as tables in a terminal."""
 
 from collections.abc import Callable
 
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
-from lab.bench.live_vs_sim import LiveVsSim
 from lab.bench.marks import meets
 from lab.bench.sim_growth import COMMAND_AIM_MB, FLAT_AIM, WAITING_AIM_KB, Growth
 from lab.bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, RATE_AIMS, Core, SimSpeed
@@ -115,45 +113,3 @@ def sim_growth(result: Growth) -> Group:
         f"at most {WAITING_AIM_KB:g}",
     )
     return Group(table, memory)
-
-
-def live_vs_sim(result: LiveVsSim) -> Group:
-    """Show what clients measured next to what the simulation predicts."""
-    table = Table(title="Live against simulated: what a load generator sees")
-    for name in (
-        "",
-        "live p50, ms",
-        "simulated",
-        "difference",
-        "live p99, ms",
-        "simulated",
-        "difference",
-        "aim of p50",
-    ):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for name, figure in result.figures.items():
-        aim = ""
-        if figure.aim is not None:
-            aim = f"within {figure.aim:.0%}, {meets(abs(figure.difference) <= figure.aim)}"
-        table.add_row(
-            name,
-            f"{figure.live_p50:.2f}",
-            f"{figure.simulated_p50:.2f}",
-            f"{figure.difference:+.2%}",
-            f"{figure.live_p99:.2f}",
-            f"{figure.simulated_p99:.2f}",
-            f"{figure.p99_difference:+.2%}",
-            aim,
-        )
-    replayed = result.replayed
-    verdict = "[green]equal[/]" if result.equal else f"[red]different[/]: {replayed.differences[0]}"
-    load = (
-        f"{result.num_requests} requests in {result.seconds:.0f} s, at most {result.most_streams} at once; sent late by"
-        f" {result.send_delay_p99_ms:.1f} ms (p99); simulated in {result.simulated_cpu_seconds:.2f} s of CPU"
-    )
-    journal = (
-        f"the scheduler's journal, replayed: {verdict}; {replayed.num_plans} plans, {replayed.num_steps} steps,"
-        f" {replayed.num_tokens} tokens; given {replayed.num_gaps} gaps, {replayed.num_late} late inputs"
-    )
-    notes = [load, journal, *(f"[yellow]{warning}[/]" for warning in result.warnings)]
-    return Group(table, *(Text.from_markup(note) for note in notes))

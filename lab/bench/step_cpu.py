@@ -13,6 +13,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
+from rich.table import Table
+
 from lab.bench import bare_steps
 from lab.bench.cluster import measured_cluster
 from lab.bench.meter import Meter
@@ -162,3 +164,22 @@ def _step(batch: int) -> pb.AttachRequest:
     return pb.AttachRequest(
         step=pb.StepDone(plan_id=3, start_ps=10**13, end_ps=10**13, handles_u32=numbers, token_ids_u32=numbers)
     )
+
+
+def step_table(rows: Iterable[Row]) -> Table:
+    """Show the cost of a step in worker and scheduler, next to bare streams."""
+    table = Table(title="CPU of a step, beside bare gRPC streams with as many messages in the same run")
+    table.add_column("process")
+    for name in ("GPUs x batch", "steps/s", "us/step", "bare, us", "waking, us", "ratio"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row.process,
+            f"{row.gpus} x {row.batch}",
+            f"{row.steps_per_second:,.0f}",
+            f"{row.step_us:.0f}",
+            f"{row.bare_us:.0f}",
+            f"{row.wake_us:.0f}",
+            f"{row.ratio:.2f}",
+        )
+    return table

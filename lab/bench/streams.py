@@ -1,21 +1,18 @@
-"""Endless streams from a router or another server, over gRPC and over HTTP, whose messages are counted but not parsed.
+"""Endless streams from a router, over gRPC, whose messages are counted but not parsed.
 
 Parsing them would add the client's cost and slow it down.
 """
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import grpc.aio
 
 from lab.bench.cluster import BenchBrokenError, endless_request
-from lab.bench.mock_servers import Target
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
-from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2
 
 POOL_TOKENS = 400_000
@@ -29,18 +26,6 @@ _GENERATE = "/lorrery.v1.RouterService/Generate"
 def endless_tokens(num_streams: int) -> int:
     """Return the number of tokens that each of `num_streams` concurrent streams may have."""
     return POOL_TOKENS // num_streams - PROMPT_TOKENS
-
-
-def our_target(cluster: LocalCluster, num_streams: int) -> Target:
-    """Return a cluster's HTTP edge as a target with a request for an endless stream."""
-    body = {
-        "prompt": list(range(1, PROMPT_TOKENS + 1)),
-        "max_tokens": endless_tokens(num_streams),
-        "ignore_eos": True,
-        "stream": True,
-    }
-    roots = [process.pid for process in cluster.processes.values()]
-    return Target(cluster.http_address, "/v1/completions", body, roots)
 
 
 class StreamCount:
@@ -131,61 +116,3 @@ async def grpc_streams(address: str, num_streams: int, num_in_all: int | None = 
     finally:
         for channel in channels:
             await channel.close()
-
-
-class StreamEvents(asyncio.Protocol):
-    """Sends one request and counts the events of its response, each terminated by two line feeds."""
-
-    def __init__(self, request: bytes, count: StreamCount) -> None:
-        self._request = request
-        self._count = count
-        self._last = b""
-        self._begun = self._closing = False
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the request."""
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass
-        self.transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        """Count the events that end in these bytes."""
-        if not self._begun:
-            if b" 200 " not in data[:20]:
-                self._count.failed(data[:300].decode(errors="replace"))
-            self._begun = True
-            self._count.began()
-        self._count.events += (self._last + data).count(b"\n\n")
-        self._last = data[-1:] if data.endswith(b"\n") and not data.endswith(b"\n\n") else b""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Record an end that this side did not cause."""
-        if not self._closing:
-            self._count.failed(f"a stream ended: {exc}")
-
-    def close(self) -> None:
-        """End the stream at once."""
-        self._closing = True
-        if self.transport is not None:
-            self.transport.abort()
-
-
-@contextlib.asynccontextmanager
-async def sse_streams(target: Target, num_streams: int) -> AsyncIterator[StreamCount]:
-    """Open endless streams over HTTP, each on its own connection."""
-    body = json.dumps(target.body).encode()
-    head = f"POST {target.path} HTTP/1.1\r\nhost: {target.address}\r\ncontent-type: application/json\r\n"
-    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-    host, _, port = target.address.rpartition(":")
-    count = StreamCount(num_streams)
-    loop = asyncio.get_running_loop()
-    streams: list[StreamEvents] = []
-    try:
-        for _ in range(num_streams):
-            _, stream = await loop.create_connection(lambda: StreamEvents(request, count), host, int(port))
-            streams.append(stream)
-        await count.all_began()
-        yield count
-    finally:
-        for stream in streams:
-            stream.close()

@@ -8,11 +8,11 @@ that the first waiting request is tested against the running sequences.
 
 Plans that admit are shown separately, per admitted sequence: their cost grows with the work done, not with the queue.
 
-The reference is a plain loop over one slotted object per sequence of the batch (`lab.bench.core`), in the same run.
-Times are the thread's CPU time minus the clock's own cost. If the compiled core has been built (`make compiled`), a
-second process measures it.
+The reference is a plain loop over one slotted object per sequence of the batch (`lab.bench.loaded_replica`), in the
+same run. Times are the thread's CPU time minus the clock's own cost. If the compiled core has been built (`make
+compiled`), a second process measures it.
 
-    python -m lab.bench.deep_policies 500       one run of 500 steps each, as JSON
+    python -m lab.bench.decisions 500       one run of 500 steps each, as JSON
 """
 
 import gc
@@ -22,14 +22,27 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
-from lab.bench import core
 from lab.bench.cluster import BenchBrokenError
-from lab.bench.core import AIM_BATCH, PRESSURES, pressed, reference_us
+from lab.bench.loaded_replica import (
+    MAX_OUTPUT_TOKENS,
+    PRESSURES,
+    PROMPT_TOKENS,
+    RANK,
+    World,
+    clock_us,
+    pressed,
+    profile,
+    reference_us,
+)
+from lab.bench.marks import or_dash
 from lab.bench.sim_scenarios import PROJECT
 from lab.bench.sim_speed import COMPILED
 from lorrery.chassis.version import core_is_compiled
@@ -44,9 +57,9 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 AIM_US, AIM_BYTES = 100.0, 1000
-NUM_WAITING = 100_000
+BATCH, NUM_WAITING = 256, 100_000
 
-_ADAPTERS = tuple(Adapter(f"lora-{number}", core.RANK) for number in range(200))
+_ADAPTERS = tuple(Adapter(f"lora-{number}", RANK) for number in range(200))
 _NUM_TENANTS = 50
 _RUN_TOKENS = 64
 _SHARED_RUNS = 3  # of the four runs of a prompt, the first three belong to one of a few system prompts
@@ -113,11 +126,11 @@ class DecisionCosts:
 
 def measure(num_steps: int, on_row: Callable[[DecisionCost], None] = lambda row: None) -> list[DecisionCosts]:
     """Measure every combination, and again with the compiled core if it has been built."""
-    reference = reference_us(AIM_BATCH, num_steps)
+    reference = reference_us(BATCH, num_steps)
     rows = []
     for settings in combinations():
         for pressure in PRESSURES:
-            rows.append(_measure_one(pressed(settings, pressure, AIM_BATCH), pressure, num_steps, reference))
+            rows.append(_measure_one(pressed(settings, pressure, BATCH), pressure, num_steps, reference))
             on_row(rows[-1])
     waiting_bytes = {policy: _waiting_bytes(_of_policy(policy)) for policy in QUEUES}
     results = [DecisionCosts("compiled" if core_is_compiled() else "interpreted", rows, waiting_bytes)]
@@ -128,7 +141,7 @@ def measure(num_steps: int, on_row: Callable[[DecisionCost], None] = lambda row:
 
 def _measure_compiled(num_steps: int) -> DecisionCosts:
     environment = {**os.environ, "PYTHONPATH": f"{COMPILED}{os.pathsep}{PROJECT}", "PYTHONSAFEPATH": "1"}
-    command = [sys.executable, "-m", "lab.bench.deep_policies", str(num_steps)]
+    command = [sys.executable, "-m", "lab.bench.decisions", str(num_steps)]
     done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BenchBrokenError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -163,7 +176,7 @@ def _of_policy(policy: str) -> ReplicaSettings:
         prefix_cache="radix" if of_sglang else "blocks",
         batch_num_adapters=8,
     )
-    return replace(settings, profile=core.profile()) if QUEUES[policy].needs_profile else settings
+    return replace(settings, profile=profile()) if QUEUES[policy].needs_profile else settings
 
 
 def _by_name(settings: ReplicaSettings) -> dict[str, object]:
@@ -173,14 +186,14 @@ def _by_name(settings: ReplicaSettings) -> dict[str, object]:
 
 
 def _measure_one(settings: ReplicaSettings, pressure: str, num_steps: int, reference: float) -> DecisionCost:
-    world = core.World(build_replica(settings), AIM_BATCH + NUM_WAITING, _sequence)
-    _run(world, 4 * core.MAX_OUTPUT_TOKENS)  # until the sequences' ages are mixed
+    world = World(build_replica(settings), BATCH + NUM_WAITING, _sequence)
+    _run(world, 4 * MAX_OUTPUT_TOKENS)  # until the sequences' ages are mixed
     costs = _run(world, num_steps)
     enqueue_us, cancel_us = _enqueue_and_cancel(world, _NUM_TRIED)
-    clock_us = core.clock_us() / 2
+    own_us = clock_us() / 2
 
     def us(nanoseconds: list[int], quantile: float) -> float:
-        return float(np.quantile(nanoseconds, quantile)) / 1e3 - clock_us
+        return float(np.quantile(nanoseconds, quantile)) / 1e3 - own_us
 
     admissions = [nanoseconds // num for nanoseconds, num in costs.admitting]
     plans = [*costs.quiet_plans, *(nanoseconds for nanoseconds, _ in costs.admitting)]
@@ -216,7 +229,7 @@ class _Costs:
     ending: list[int]
 
 
-def _run(world: core.World, num_steps: int) -> _Costs:
+def _run(world: World, num_steps: int) -> _Costs:
     """Run `num_steps` steps and return the cost of each plan and commit."""
     replica, clock = world.replica, time.thread_time_ns
     costs = _Costs([], [], [], [])
@@ -252,7 +265,7 @@ def _growth(admitting: list[tuple[int, int]]) -> float | None:
     return float(np.median(many) / np.median(few)) if many else None
 
 
-def _enqueue_and_cancel(world: core.World, num: int) -> tuple[float, float]:
+def _enqueue_and_cancel(world: World, num: int) -> tuple[float, float]:
     """Return the mean microseconds to add a request to the queue, and to remove it again."""
     queue, clock = world.replica.queue, time.thread_time_ns
     sequences = [world.next_sequence() for _ in range(num)]
@@ -268,12 +281,12 @@ def _enqueue_and_cancel(world: core.World, num: int) -> tuple[float, float]:
 def _sequence(handle: int, at_ps: int) -> Sequence:
     adapter = _ADAPTERS[handle % len(_ADAPTERS)]
     tenant_id = f"tenant-{handle % _NUM_TENANTS}"
-    sequence = Sequence(handle, core.PROMPT_TOKENS, core.MAX_OUTPUT_TOKENS, at_ps, adapter, tenant_id)
-    num_runs = core.PROMPT_TOKENS // _RUN_TOKENS
+    sequence = Sequence(handle, PROMPT_TOKENS, MAX_OUTPUT_TOKENS, at_ps, adapter, tenant_id)
+    num_runs = PROMPT_TOKENS // _RUN_TOKENS
     system = -1 - handle % _NUM_SYSTEM_PROMPTS * num_runs
     own = [handle * num_runs + run for run in range(num_runs - _SHARED_RUNS)]
     shared = [2**63 + system - run for run in range(_SHARED_RUNS)]
-    sequence.content = of_runs([*shared, *own], _RUN_TOKENS, core.PROMPT_TOKENS)
+    sequence.content = of_runs([*shared, *own], _RUN_TOKENS, PROMPT_TOKENS)
     return sequence
 
 
@@ -292,6 +305,54 @@ def _waiting_bytes(settings: ReplicaSettings) -> float:
     finally:
         tracemalloc.stop()
     return max(sized, queued) / _NUM_WEIGHED
+
+
+def decision_table(results: Iterable[DecisionCosts]) -> Group:
+    """Show the cost of each decision, one table for each core."""
+    shown: list[Table | Text] = []
+    for result in results:
+        shown += [_table(result), _notes(result)]
+    return Group(*shown)
+
+
+def _table(result: DecisionCosts) -> Table:
+    table = Table(
+        title=f"Deep queues: CPU of a decision, {result.core} core, batch {BATCH}, {NUM_WAITING:,} waiting, us"
+        f" (aim: plan and commit <= {AIM_US:g})"
+    )
+    for name in ("policy", "batching", "memory", "full"):
+        table.add_column(name, no_wrap=True)
+    names = ["plan p50", "p99", "no entry p99", "an entry", "p99", "many/few", "entries", "commit p50", "p99"]
+    for name in [*names, "enqueue", "cancel"]:
+        table.add_column(name, justify="right")
+    for row in result.rows:
+        table.add_row(row.policy, row.batching, row.memory, row.pressure, *_figures(row))
+    return table
+
+
+def _figures(row: DecisionCost) -> list[str]:
+    return [
+        f"{row.plan_p50_us:.0f}",
+        f"{row.plan_p99_us:.0f}",
+        or_dash(row.quiet_plan_p99_us, ".0f"),
+        or_dash(row.admission_us, ".1f"),
+        or_dash(row.admission_p99_us, ".0f"),
+        or_dash(row.admission_growth, ".2f"),
+        f"{row.num_admitted:.1f}",
+        f"{row.commit_p50_us:.0f}",
+        f"{row.commit_p99_us:.0f}",
+        f"{row.enqueue_us:.1f}",
+        f"{row.cancel_us:.1f}",
+    ]
+
+
+def _notes(result: DecisionCosts) -> Text:
+    most = max(result.waiting_bytes, key=lambda policy: result.waiting_bytes[policy])
+    return Text(
+        f"{result.num_met} of {len(result.rows)} rows within the aim at p99; a plain loop over the batch:"
+        f" {result.rows[0].reference_us:.0f} us; a request that waits takes at most"
+        f" {result.waiting_bytes[most]:,.0f} bytes ({most}; aim <= {AIM_BYTES:,})"
+    )
 
 
 def main() -> None:

@@ -5,15 +5,15 @@ from dataclasses import asdict
 import pytest
 from rich.console import Console
 
-from lab.bench import deep_policies
-from lab.bench.decision_table import decision_table
+from lab.bench import decisions, loaded_replica
+from lab.bench.decisions import decision_table
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.memories import MEMORIES
 from lorrery.scheduler.core.policies import QUEUES
 
 
 def test_every_policy_way_to_batch_and_memory_rule_has_a_row() -> None:
-    rows = list(deep_policies.combinations())
+    rows = list(decisions.combinations())
     assert {row.policy for row in rows} == set(QUEUES)
     assert {row.batching for row in rows} == set(BATCHINGS)
     assert {row.memory for row in rows} == set(MEMORIES)
@@ -21,20 +21,21 @@ def test_every_policy_way_to_batch_and_memory_rule_has_a_row() -> None:
 
 
 def test_the_cost_of_each_entry_is_compared_between_plans_that_admit_few_and_many() -> None:
-    assert deep_policies._growth([(100, 1), (100, 1), (800, 4), (2400, 8)]) == 2.5
-    assert deep_policies._growth([(30, 3), (60, 3)]) is None
-    assert deep_policies._growth([]) is None
+    assert decisions._growth([(100, 1), (100, 1), (800, 4), (2400, 8)]) == 2.5
+    assert decisions._growth([(30, 3), (60, 3)]) is None
+    assert decisions._growth([]) is None
 
 
 def test_a_table_shows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deep_policies, "NUM_WAITING", 100)
-    monkeypatch.setattr(deep_policies, "AIM_BATCH", 8)
-    monkeypatch.setattr(deep_policies, "_NUM_WEIGHED", 200)
-    monkeypatch.setattr(deep_policies.core, "MAX_OUTPUT_TOKENS", 36)
-    chosen = [next(deep_policies.combinations())]
-    monkeypatch.setattr(deep_policies, "combinations", lambda: chosen)
-    monkeypatch.setattr(deep_policies, "COMPILED", deep_policies.PROJECT / "no such folder")
-    (result,) = deep_policies.measure(40)
+    monkeypatch.setattr(decisions, "NUM_WAITING", 100)
+    monkeypatch.setattr(decisions, "BATCH", 8)
+    monkeypatch.setattr(decisions, "_NUM_WEIGHED", 200)
+    for module in (decisions, loaded_replica):
+        monkeypatch.setattr(module, "MAX_OUTPUT_TOKENS", 36)
+    chosen = [next(decisions.combinations())]
+    monkeypatch.setattr(decisions, "combinations", lambda: chosen)
+    monkeypatch.setattr(decisions, "COMPILED", decisions.PROJECT / "no such folder")
+    (result,) = decisions.measure(40)
     assert [row.pressure for row in result.rows] == ["seats", "memory"]
     assert all(row.num_running and row.commit_p50_us <= row.commit_p99_us for row in result.rows)
     assert min(result.waiting_bytes.values()) > 0
