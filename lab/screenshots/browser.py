@@ -1,4 +1,4 @@
-"""Chromium without a window, for pictures, for tests of pages, and for what they cost to draw.
+"""Chromium without a window, for pictures and for tests of pages.
 
 The browser is the machine's own (Debian: `apt-get install chromium`); LORRERY_CHROMIUM names another. playwright drives
 it, and downloads none.

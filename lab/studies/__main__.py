@@ -11,7 +11,7 @@ STUDIES = {
     "llm_mock": "llm-mock's two charts: prefix cache and batch size against throughput, TTFT and TPOT (7 s)",
     "batch_sizes": "what a larger batch buys and costs: static batches of 1 to 128 (2 s)",
     "static_continuous": "static against continuous batching: the passes of 32 requests in 8 places (1 s)",
-    "long_tail": "does a short request wait for a long one? simulated; by itself with --live the cluster too (2 s)",
+    "long_tail": "does a short request wait for a long one? for each way to batch (2 s)",
     "adapters": "S-LoRA's figures: throughput over adapters, skew and bursts, beside measured runs (25 s)",
     "mixed_fleet": "one H100 beside two L40S: round robin, least loaded, adapter hash, predicted finish (15 s)",
     "shards": "2 and 4 routers and schedulers that do not talk, beside one with the same workers: regret (2 min)",

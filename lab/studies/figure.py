@@ -63,16 +63,14 @@ class Bars:
         legend: text of the legend.
         colour: of all bars.
         values: lengths of the bars.
-        marks: values to compare them with, drawn as strokes across; NaN where there is none.
     """
 
     legend: str
     colour: str
     values: Sequence[float]
-    marks: Sequence[float] = ()
 
 
-def bars(axes: "Axes", names: Sequence[str], groups: Sequence[Bars], form: str, marks_legend: str = "") -> None:
+def bars(axes: "Axes", names: Sequence[str], groups: Sequence[Bars], form: str) -> None:
     """Draw groups of horizontal bars, the first name on top, each with its value next to it.
 
     Args:
@@ -80,28 +78,15 @@ def bars(axes: "Axes", names: Sequence[str], groups: Sequence[Bars], form: str, 
         names: one for each place.
         groups: the bars of each place, the first on top.
         form: format of the values, for `format`.
-        marks_legend: legend of the marks.
     """
     places = np.arange(len(names))
     thickness = 0.8 / len(groups)
     for number, group in enumerate(groups):
         middle = places + (number - (len(groups) - 1) / 2) * thickness
         axes.barh(middle, group.values, thickness * 0.94, color=group.colour, label=group.legend)
-        values, marks = np.array(group.values), np.array(group.marks or np.full(len(names), np.nan))
-        if group.marks:
-            axes.plot(
-                marks,
-                middle,
-                linestyle="none",
-                marker="|",
-                markersize=26 * thickness,
-                markeredgewidth=2,
-                color=VERMILLION,
-                label=marks_legend if number == 0 else None,
-            )
-        for place, value, end in zip(middle, values, np.fmax(values, marks), strict=True):
+        for place, value in zip(middle, group.values, strict=True):
             text = format(value, form)
-            axes.annotate(text, (end, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+            axes.annotate(text, (value, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

@@ -1,6 +1,6 @@
 """Does a short request wait for a long one? Seed document 000's three questions, per way to batch.
 
-    python -m lab.studies.long_tail [--live] [--out docs/figures]
+    python -m lab.studies.long_tail [--out docs/figures]
 
 One worker (an A100 with Llama-3-8B) serves a stream that began before. Then come, a millisecond apart:
 
@@ -10,16 +10,12 @@ One worker (an A100 with Llama-3-8B) serves a stream that began before. Then com
 * stall: the same; the longest gap between two tokens of the stream that was running.
 * decode: (nothing else runs) a request for 600 tokens and one for 20, short prompts. The 20 tokens' end-to-end time.
 
-Each stands beside the same without the long request. Simulated, in about two seconds: writes long_tail.csv and
-long_tail.png. With `--live` the same questions go to a cluster of real processes for each way to batch, some four
-minutes in all; that writes long_tail_live.csv (medians), which the figure of a later simulated run shows as strokes.
+Each stands beside the same without the long request. Writes long_tail.csv and the figure. Takes about two seconds.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lorrery
@@ -31,7 +27,7 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME, LIVE_NAME = "long_tail", "long_tail_live"
+NAME = "long_tail"
 WAYS = {
     "S-LoRA's loop": ("req_queue", "slora_loop"),
     "static": ("fcfs", "static"),
@@ -159,75 +155,39 @@ def measure(way: str) -> list[Row]:
     ]
 
 
-def read_table(path: Path) -> list[Row]:
-    """Read the table of an earlier run; empty if there is none."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [
-            Row(line["way"], line["question"], float(line["without_ms"]), float(line["with_ms"]))
-            for line in csv.DictReader(file)
-        ]
-
-
-def draw(rows: Sequence[Row], live: Sequence[Row]) -> "Figure":
-    """Draw a panel for each question, with the live cluster's results as marks."""
+def draw(rows: Sequence[Row]) -> "Figure":
+    """Draw a panel for each question."""
     drawn, axes = figure.canvas(2, 2, 6.0)
     ways = list(WAYS)
     for one, (question, title) in zip(axes, QUESTIONS.items(), strict=True):
         its = {row.way: row for row in rows if row.question == question}
-        measured = {row.way: row for row in live if row.question == question}
         groups = [
-            figure.Bars(
-                "without the long request",
-                figure.PALE,
-                [its[way].without_ms for way in ways],
-                [measured[way].without_ms for way in ways if measured],
-            ),
-            figure.Bars(
-                "with it",
-                figure.BLUE,
-                [its[way].with_ms for way in ways],
-                [measured[way].with_ms for way in ways if measured],
-            ),
+            figure.Bars("without the long request", figure.PALE, [its[way].without_ms for way in ways]),
+            figure.Bars("with it", figure.BLUE, [its[way].with_ms for way in ways]),
         ]
-        figure.bars(one, ways, groups, ",.0f", "the live cluster")
+        figure.bars(one, ways, groups, ",.0f")
         one.set_title(title)
         one.set_xlabel("time (ms)")
-    figure.legend_above(drawn, axes[0], columns=3)
+    figure.legend_above(drawn, axes[0], columns=2)
     return drawn
 
 
 CAPTION = f"""\
 One A100-80-SXM, Llama-3-8B; at most {MAX_BATCH_TOKENS:,} prompt tokens in a batch (chunks of {CHUNK_TOKENS} for \
 "chunked"). A stream of {RUNNING_OUTPUT} tokens has {RUNNING_BEFORE} of them when the others come; static batching \
-lets nobody in before it has ended. Bars are simulated, strokes are medians of three from live clusters on a machine \
-of two cores: real processes and streams, whose own cost is in them."""
+lets nobody in before it has ended. All simulated."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the study."""
-    parser = figure.parser(__doc__)
-    parser.add_argument("--live", action="store_true", help="ask clusters of real processes; writes the table alone")
-    parser.add_argument("--repetitions", type=int, default=3, help="of --live")
-    options = parser.parse_args(arguments)
-    rows: list[Row] = []
-    if options.live:
-        from lab.studies.long_tail_live import measure_live  # the services' modules: the simulation does without them
-
-        for way in WAYS:
-            rows += measure_live(way, options.repetitions)
-            print(f"{way}: done", flush=True)
-    else:
-        rows = [row for way in WAYS for row in measure(way)]
+    options = figure.parser(__doc__).parse_args(arguments)
+    rows = [row for way in WAYS for row in measure(way)]
     table = [
         {"way": r.way, "question": r.question, "without_ms": round(r.without_ms, 1), "with_ms": round(r.with_ms, 1)}
         for r in rows
     ]
-    figure.write_table(options.out, LIVE_NAME if options.live else NAME, table)
-    if not options.live:
-        live = read_table(options.out / f"{LIVE_NAME}.csv")
-        figure.save(lambda: draw(rows, live), options.out, NAME, CAPTION)
+    figure.write_table(options.out, NAME, table)
+    figure.save(lambda: draw(rows), options.out, NAME, CAPTION)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Several routers and schedulers that do not talk to one another: what does it cost?
 
-    python -m lab.studies.shards [--live] [--out docs/figures] [--seconds 60] [--seeds 3]
+    python -m lab.studies.shards [--out docs/figures] [--seconds 60] [--seeds 3]
 
 Eight H100-SXM serve Llama-3-8B with 200 adapters of rank 16 (power law, exponent 1): under one scheduler, or shared
 evenly by two or four, with as many routers. Routers choose a scheduler, schedulers a worker (`least_loaded`). Lengths
@@ -10,13 +10,12 @@ routers to have sent too (`simulator.shard_choice`).
 
 *Regret* is what a mean is above that of one router and one scheduler with the same workers and requests. Two rules: by
 the adapter alone, and with the bound of `router.max_shard_load`. Writes shards.csv and the figure. Takes about two
-minutes. With `--live` two of each and one are clusters of real processes (`lab.studies.shards_live`), seven minutes in
-all; that writes shards_live.csv alone.
+minutes.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from lorrery.settings import Settings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME, LIVE_NAME = "shards", "shards_live"
+NAME = "shards"
 GPU, NUM_WORKERS = "H100-SXM", 8
 NUMBERS = (2, 4)
 RATES = (40, 80, 120)
@@ -140,16 +139,9 @@ def draw(rows: Sequence[Row]) -> "Figure":
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the study."""
     parser = figure.parser(__doc__)
-    parser.add_argument("--live", action="store_true", help="ask clusters of real processes; writes the table alone")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of requests, simulated")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="workloads at each rate")
     options = parser.parse_args(arguments)
-    if options.live:
-        from lab.studies.shards_live import measure_live  # the services' modules: the simulation does without them
-
-        table = [asdict(row) for seed in range(1, options.seeds + 1) for row in measure_live(seed)]
-        figure.write_table(options.out, LIVE_NAME, table)
-        return
     rows = study(options.seconds, options.seeds)
     columns = Row.__dataclass_fields__
     figure.write_table(options.out, NAME, [{name: getattr(row, name) for name in columns} for row in rows])

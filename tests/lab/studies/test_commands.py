@@ -9,7 +9,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from lab.studies import __main__ as studies
-from lab.studies.long_tail_live import overrides
 from lorrery.plots import style
 
 ROOT = Path(__file__).parents[3]
@@ -68,11 +67,3 @@ def test_a_name_that_is_no_study_is_refused(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         studies.main(["nonsense"])
     assert "no study 'nonsense'" in capsys.readouterr().err
-
-
-def test_the_live_cluster_gets_the_settings_of_the_simulated_one() -> None:
-    assert list(overrides({"model": "M", "scheduler": {"policy": "fcfs", "max_num_seqs": 4}})) == [
-        "model=M",
-        "scheduler.policy=fcfs",
-        "scheduler.max_num_seqs=4",
-    ]
