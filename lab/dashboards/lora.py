@@ -10,19 +10,20 @@ from lab.dashboards.panels import (
     TOKENS_PER_SECOND,
     Query,
     cells,
+    leaders,
     lines,
     mean,
     number,
     quantile,
     rate,
     ratio,
-    top,
 )
 
 ADAPTER = 'adapter=~"$adapter"'
 WORKER = 'worker=~"$worker"'
 LOADS = "lorrery_scheduler_adapter_loads_total"
 THRASH = "lorrery_scheduler_adapter_thrash_total"
+TTFT = "lorrery_router_adapter_time_to_first_token_seconds"
 RESIDENT = "lorrery_scheduler_worker_adapter_resident"
 NAMED = "The adapters with the most traffic are shown by name, the rest as `other`. "
 
@@ -148,7 +149,7 @@ BOARD = Board(
                     NAMED
                     + "Loads per wall second of adapters evicted within the minute before. Look for a few adapters"
                     " that take turns.",
-                    [Query(top(rate(THRASH, "adapter", ADAPTER)), "{{adapter}}")],
+                    leaders(rate(THRASH, "adapter", ADAPTER), "adapter"),
                     PER_SECOND,
                     link="adapter",
                     stacked=True,
@@ -156,12 +157,7 @@ BOARD = Board(
                 lines(
                     "Loads by adapter",
                     NAMED + "Per wall second.",
-                    [
-                        Query(
-                            top(rate("lorrery_scheduler_loads_by_adapter_total", "adapter", ADAPTER)),
-                            "{{adapter}}",
-                        )
-                    ],
+                    leaders(rate("lorrery_scheduler_loads_by_adapter_total", "adapter", ADAPTER), "adapter"),
                     PER_SECOND,
                     link="adapter",
                     stacked=True,
@@ -183,12 +179,7 @@ BOARD = Board(
                     "Requests/s by adapter",
                     NAMED + "`base` is the model without an adapter. Look for how skewed popularity is: a few popular"
                     " adapters fit, many equally popular ones do not.",
-                    [
-                        Query(
-                            top(rate("lorrery_router_adapter_requests_total", "adapter", ADAPTER)),
-                            "{{adapter}}",
-                        )
-                    ],
+                    leaders(rate("lorrery_router_adapter_requests_total", "adapter", ADAPTER), "adapter"),
                     REQUESTS_PER_SECOND,
                     stacked=True,
                     link="adapter",
@@ -196,12 +187,7 @@ BOARD = Board(
                 lines(
                     "Output tokens/s by adapter",
                     NAMED + "Per wall second.",
-                    [
-                        Query(
-                            top(rate("lorrery_router_adapter_output_tokens_total", "adapter", ADAPTER)),
-                            "{{adapter}}",
-                        )
-                    ],
+                    leaders(rate("lorrery_router_adapter_output_tokens_total", "adapter", ADAPTER), "adapter"),
                     TOKENS_PER_SECOND,
                     stacked=True,
                     link="adapter",
@@ -210,12 +196,7 @@ BOARD = Board(
                     "Waiting by adapter",
                     NAMED
                     + "Requests waiting now. Look for one adapter whose requests wait while the others are served.",
-                    [
-                        Query(
-                            top(f"sum by (adapter) (lorrery_scheduler_adapter_waiting_requests{{{ADAPTER}}})"),
-                            "{{adapter}}",
-                        )
-                    ],
+                    leaders(f"sum by (adapter) (lorrery_scheduler_adapter_waiting_requests{{{ADAPTER}}})", "adapter"),
                     COUNT,
                     link="adapter",
                 ),
@@ -223,12 +204,7 @@ BOARD = Board(
                     "Running by adapter",
                     NAMED
                     + "Requests in a batch now. A batch with many adapters costs more per step than one with few.",
-                    [
-                        Query(
-                            top(f"sum by (adapter) (lorrery_scheduler_adapter_running_requests{{{ADAPTER}}})"),
-                            "{{adapter}}",
-                        )
-                    ],
+                    leaders(f"sum by (adapter) (lorrery_scheduler_adapter_running_requests{{{ADAPTER}}})", "adapter"),
                     COUNT,
                     stacked=True,
                     link="adapter",
@@ -237,26 +213,17 @@ BOARD = Board(
                     "TTFT p90 by adapter",
                     NAMED + "Device seconds. Look for rare adapters far above popular ones: they are loaded for each"
                     " request.",
-                    [
-                        Query(
-                            top(
-                                quantile(0.9, "lorrery_router_adapter_time_to_first_token_seconds", "adapter", ADAPTER)
-                            ),
-                            "{{adapter}}",
-                        )
-                    ],
+                    leaders(
+                        quantile(0.9, TTFT, "adapter", ADAPTER),
+                        "adapter",
+                    ),
                     SECONDS,
                     link="adapter",
                 ),
                 lines(
                     "Queue time by adapter",
                     NAMED + "Mean from arrival at the scheduler to first admission, device seconds.",
-                    [
-                        Query(
-                            top(mean("lorrery_scheduler_adapter_queue_seconds", "adapter", ADAPTER)),
-                            "{{adapter}}",
-                        )
-                    ],
+                    leaders(mean("lorrery_scheduler_adapter_queue_seconds", "adapter", ADAPTER), "adapter"),
                     SECONDS,
                     link="adapter",
                 ),

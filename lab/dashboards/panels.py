@@ -64,9 +64,9 @@ def percentiles(metric: str, match: str = "", *, quantiles: Sequence[float] = (0
     return found + [Query(quantile(q, metric, match=match), f"p{q * 100:g}") for q in quantiles]
 
 
-def top(expr: str) -> str:
-    """Return the ten largest series, which is as many as a legend can hold."""
-    return f"topk(10, {expr})"
+def leaders(expr: str, label: str) -> list[Query]:
+    """Return the ten largest series by a label, which is as many as a legend can hold, each named by it."""
+    return [Query(f"topk(10, {expr})", f"{{{{{label}}}}}")]
 
 
 def ratio(part: str, whole: str) -> str:

@@ -10,6 +10,7 @@ from lab.dashboards.panels import (
     TOKENS_PER_SECOND,
     Query,
     heat,
+    leaders,
     lines,
     mean,
     number,
@@ -17,10 +18,10 @@ from lab.dashboards.panels import (
     quantile,
     rate,
     ratio,
-    top,
 )
 
 ENGINE = 'job="worker", model_name=~"$model_name", instance=~"$instance"'
+ON_GPU = 'level="gpu"'
 "Workers only: the HTTP edge exports the same names for the cluster as a whole, and each would count twice."
 
 
@@ -205,12 +206,9 @@ BOARD = Board(
                 lines(
                     "Engines that have an adapter on the GPU",
                     "By adapter, those on the most engines. Look for popular adapters on few engines.",
-                    [
-                        Query(
-                            top(f'sum by (adapter_name) (vllm:lora_adapter_loaded{{level="gpu", {ENGINE}}})'),
-                            "{{adapter_name}}",
-                        )
-                    ],
+                    leaders(
+                        f'sum by (adapter_name) (vllm:lora_adapter_loaded{{level="gpu", {ENGINE}}})', "adapter_name"
+                    ),
                     COUNT,
                     width=12,
                 ),

@@ -16,6 +16,8 @@ PAGES = {
     "engines.md": engines_page,
     "../deploy/helm/lorrery/values.schema.json": chart_schema,
 }
+"""Path from docs/, and the function that returns the text."""
 
-for name, page in PAGES.items():
-    (DOCS / name).write_text(page(), encoding="utf-8")
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
