@@ -19,11 +19,12 @@ happens if the machine stood still for several steps.
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import grpc.aio
 from rich.console import Group
 from rich.table import Table
 
@@ -32,6 +33,7 @@ from lab.bench.cluster import BenchBrokenError, endless_request, measured_cluste
 from lab.bench.marks import notes_below, percent
 from lab.bench.meter import BUSY_SHARE, Meter, Usage
 from lab.bench.scrape import Reading, fetch
+from lab.bench.streams import StreamCount
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.client import Reception, RouterClient
@@ -206,47 +208,35 @@ def _cluster_stream(client: RouterClient, batch: int) -> Stream:
 
 async def _window(batch: int, stream: Stream, pids: dict[str, int], window_seconds: float) -> Window:
     """Open `batch` streams, let them settle, measure, and close them."""
-    tokens = messages = 0
-    open_streams: set[int] = set()
+    count, tokens = StreamCount(batch), 0
 
-    def on_tokens(index: int, count: int) -> None:
-        nonlocal tokens, messages
-        tokens += count
-        messages += 1
-        if len(open_streams) < batch:
-            open_streams.add(index)
+    async def counted(index: int) -> None:
+        begun = False
 
-    def counter(index: int) -> Callable[[int], None]:
-        return lambda count: on_tokens(index, count)
+        def on_tokens(num_tokens: int) -> None:
+            nonlocal begun, tokens
+            if not begun:
+                begun = True
+                count.began()
+            tokens += num_tokens
+            count.events += 1
 
-    tasks = [asyncio.create_task(stream(index, counter(index))) for index in range(batch)]
-    try:
-        end = time.monotonic() + OPEN_SECONDS
-        while len(open_streams) < batch:
-            _check_running(tasks)
-            if time.monotonic() > end:
-                raise BenchBrokenError(f"{len(open_streams)} of {batch} streams began within {OPEN_SECONDS:g} s")
-            await asyncio.sleep(0.05)
+        try:
+            await stream(index, on_tokens)
+            count.failed("a stream ended by itself")
+        except (BenchBrokenError, grpc.aio.AioRpcError) as error:
+            count.failed(str(error))
+
+    async with count.opened(counted):
         await asyncio.sleep(SETTLE_SECONDS)
         meter, start = Meter(pids), time.monotonic()
-        tokens = messages = 0
+        first_token, first_message = tokens, count.events
         await asyncio.sleep(window_seconds)
-        window = Window(time.monotonic() - start, tokens, messages, meter.read())
-        _check_running(tasks)
-        if not tokens:
-            raise BenchBrokenError("no token came in a whole window")
-        return window
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-def _check_running(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        if task.done():
-            task.result()
-            raise BenchBrokenError("a stream ended by itself")
+        seconds = time.monotonic() - start
+        window = Window(seconds, tokens - first_token, count.events - first_message, meter.read())
+    if count.failure or not window.tokens:
+        raise BenchBrokenError(count.failure or "no token came in a whole window")
+    return window
 
 
 async def _let_go(cluster: LocalCluster) -> None:

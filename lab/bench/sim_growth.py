@@ -22,7 +22,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -136,13 +136,13 @@ class Growth:
 
     Attributes:
         core: core that was measured.
-        command: peak memory in MB of `lorrery simulate` by its load; the aim applies to the first two.
+        command_peak_rss_mb: peak memory in MB of `lorrery simulate` by its load; the aim applies to the first two.
         waiting_kb: memory of one additional waiting request, in 1e3 bytes.
     """
 
     core: str
     series: dict[str, list[Point]]
-    command: dict[str, float]
+    command_peak_rss_mb: dict[str, float]
     waiting_kb: float
 
     def ratio(self, name: str) -> float:
@@ -152,18 +152,7 @@ class Growth:
 
     def as_json(self) -> dict[str, object]:
         """Return every run and the derived figures."""
-        series = {
-            name: [{"size": p.size, "us_per_request": p.us_per_request, "peak_rss_mb": p.peak_rss_mb} for p in points]
-            for name, points in self.series.items()
-        }
-        ratios = {name: self.ratio(name) for name in self.series}
-        return {
-            "core": self.core,
-            "series": series,
-            "ratios": ratios,
-            "command_peak_rss_mb": self.command,
-            "waiting_kb": self.waiting_kb,
-        }
+        return {**asdict(self), "ratios": {name: self.ratio(name) for name in self.series}}
 
 
 def measure(sizes: Sizes, on_run: Callable[[str], None] = lambda what: None) -> Growth:

@@ -100,7 +100,7 @@ def sim_growth(result: Growth) -> Group:
     memory = Table(title="lorrery simulate: peak memory", box=None)
     for name in ("", "MB", "aim"):
         memory.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for number, (name, peak) in enumerate(result.command.items()):
+    for number, (name, peak) in enumerate(result.command_peak_rss_mb.items()):
         has_aim = number < 2  # the others serve to compute the memory of one more request
         memory.add_row(
             name,

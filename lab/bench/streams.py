@@ -1,6 +1,6 @@
-"""Endless streams from a router, over gRPC, whose messages are counted but not parsed.
+"""Endless streams that are opened together, counted, and closed together.
 
-Parsing them would add the client's cost and slow it down.
+Those of `grpc_streams` are not parsed, which would add the client's cost and slow it down.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class StreamCount:
         num_streams: number of streams to open.
 
     Attributes:
-        events: of all streams.
+        events: messages of all streams.
         failure: first error of a stream.
     """
 

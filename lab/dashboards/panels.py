@@ -17,7 +17,7 @@ RATE = "$__rate_interval"
 
 SECONDS, RATIO, COUNT, BYTES = "s", "percentunit", "short", "bytes"
 REQUESTS_PER_SECOND, PER_SECOND = "reqps", "cps"
-TOKENS, TOKENS_PER_SECOND = "suffix: tokens", "suffix: tokens/s"
+TOKENS_PER_SECOND = "suffix: tokens/s"
 
 Levels = Mapping[str, float]
 """Colour and the value from which it holds, ascending; green below."""

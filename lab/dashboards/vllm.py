@@ -21,7 +21,6 @@ from lab.dashboards.panels import (
 )
 
 ENGINE = 'job="worker", model_name=~"$model_name", instance=~"$instance"'
-ON_GPU = 'level="gpu"'
 "Workers only: the HTTP edge exports the same names for the cluster as a whole, and each would count twice."
 
 

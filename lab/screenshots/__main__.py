@@ -14,16 +14,9 @@ FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 MOST_KB = 400
 """Of one picture: the repository keeps every version."""
 
-
-def _report(folder: Path) -> list[Path]:
-    path = folder / "report.png"
-    report.draw(path)
-    return [path]
-
-
 PICTURES: dict[str, Callable[[Path], list[Path]]] = {
     "orrery": orrery.take,
-    "report": _report,
+    "report": report.take,
 }
 
 

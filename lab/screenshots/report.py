@@ -1,9 +1,5 @@
-"""The picture of a report: bursts on two workers with more adapters than they hold at once, and a queue that fills up.
+"""docs/figures/report.png: bursts on two workers with more adapters than they hold at once, and a queue that fills."""
 
-`python -m lab.screenshots.report` writes docs/figures/report.png.
-"""
-
-import sys
 from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +7,6 @@ from tempfile import TemporaryDirectory
 import lorrery
 from lab.screenshots.browser import browser, page_of
 
-FIGURE = Path(__file__).parents[2] / "docs" / "figures" / "report.png"
 WIDTH, HEIGHT = 1200, 1720
 
 CLUSTER = {"adapters.max_loras": 8, "adapters.max_cpu_loras": 16, "scheduler.max_waiting_requests": 150}
@@ -27,15 +22,12 @@ WORKLOAD = {
 }
 
 
-def draw(figure: Path = FIGURE) -> None:
+def take(folder: Path) -> list[Path]:
     """Simulate, report, and write the top of the page as a picture."""
-    figure = figure.absolute()
+    figure = folder.absolute() / "report.png"
     with TemporaryDirectory() as place, chdir(place):  # the page names its folder as it was given
         lorrery.simulate(None, WORKLOAD, workers=2, overrides=CLUSTER).write("out/bursts")
         page_file = lorrery.report("out/bursts").absolute()
         with browser() as running, page_of(running, page_file.as_uri(), width=WIDTH, height=HEIGHT) as page:
             page.screenshot(path=figure)
-
-
-if __name__ == "__main__":
-    draw(*map(Path, sys.argv[1:]))
+    return [figure]

@@ -20,7 +20,7 @@ Writes adapters.csv, and the figures adapters and adapters_policies. Takes about
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -274,8 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     points = study(options.duration)
     first, second = captions(points, options.duration)
-    columns = Point.__dataclass_fields__
-    figure.write_table(options.out, NAME, [{name: getattr(point, name) for name in columns} for point in points])
+    figure.write_table(options.out, NAME, map(asdict, points))
     figure.save(lambda: draw(points), options.out, NAME, first)
     figure.save(lambda: draw_policies(points), options.out, f"{NAME}_policies", second)
 

@@ -13,7 +13,7 @@ Writes affinity.csv and the figure. Takes about two minutes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -152,8 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--placements", nargs="+", choices=PLACEMENTS, default=PLACEMENTS, help="to compare")
     options = parser.parse_args(arguments)
     rows = study(options.requests, options.placements)
-    columns = Row.__dataclass_fields__
-    figure.write_table(options.out, NAME, [{name: getattr(row, name) for name in columns} for row in rows])
+    figure.write_table(options.out, NAME, map(asdict, rows))
     caption = (
         f"{NUM_WORKERS} H100, Llama-3-8B, {NUM_PLACES} places for adapters of rank 64 on each and {4 * NUM_PLACES} in"
         f" its host's memory, the others on disk; {options.requests:,} requests a run, prompts of 64 to 192 tokens,"

@@ -15,7 +15,7 @@ every 50 ms on average. Writes autoscaling.csv and the figure.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,8 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=DAY_SECONDS, help="that the day takes")
     options = parser.parse_args(arguments)
     rows = study(options.seconds)
-    columns = Row.__dataclass_fields__
-    figure.write_table(options.out, NAME, [{name: getattr(row, name) for name in columns} for row in rows])
+    figure.write_table(options.out, NAME, map(asdict, rows))
     caption = (
         f"Llama-3-8B on {GPU}, first come first served; Azure's 2023 conversation lengths, a made day: Poisson,"
         f" {MEAN_RATE:g} request/s on average, peak {PEAK_TO_VALLEY:g} times the valley, a minute of twice the rate"

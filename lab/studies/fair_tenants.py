@@ -12,7 +12,7 @@ Writes fair_tenants.csv and the figure. Takes about a minute and a half.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,20 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of traffic")
     options = parser.parse_args(arguments)
     rows = study(options.seconds)
-    figure.write_table(
-        options.out,
-        NAME,
-        [
-            {
-                "policy": row.policy,
-                "times_its_share": row.times_its_share,
-                "others_ttft_p99_ms": row.others_ttft_p99_ms,
-                "greedy_ttft_p99_ms": row.greedy_ttft_p99_ms,
-                "jain_index": row.jain_index,
-            }
-            for row in rows
-        ],
-    )
+    figure.write_table(options.out, NAME, map(asdict, rows))
     figure.save(lambda: draw(rows), options.out, NAME, CAPTION)
 
 

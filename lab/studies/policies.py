@@ -6,14 +6,13 @@ Every table varies one thing and keeps the rest. The load is near what the GPU c
 are simulated; a run of the live cluster with the same settings gives the same batches.
 """
 
-import argparse
-import csv
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from lab.studies import figure
 from lorrery.loadgen.workload.arrivals import scale
 from lorrery.loadgen.workload.popularity import assign, zipf_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
@@ -276,19 +275,15 @@ def _name(request: SimulatedRequest) -> str | None:
 
 def main() -> None:
     """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"))
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "policies.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["table", "row", "figure", "value"])
-        for title, columns, rows in tables():
-            print(f"\n### {title}\n\n| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
-            for name, result in rows:
-                cells = {column: show(result) for column, show in columns.items()}
-                print(f"| {name} | {' | '.join(cells.values())} |", flush=True)
-                writer.writerows([title, name, column, cell] for column, cell in cells.items())
+    options = figure.parser(__doc__).parse_args()
+    lines: list[dict[str, object]] = []
+    for title, columns, rows in tables():
+        print(f"\n### {title}\n\n| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+        for name, result in rows:
+            cells = {column: show(result) for column, show in columns.items()}
+            print(f"| {name} | {' | '.join(cells.values())} |", flush=True)
+            lines += [{"table": title, "row": name, "figure": column, "value": cell} for column, cell in cells.items()]
+    figure.write_table(options.out, "policies", lines)
 
 
 if __name__ == "__main__":

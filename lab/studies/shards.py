@@ -15,7 +15,7 @@ minutes.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,8 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="workloads at each rate")
     options = parser.parse_args(arguments)
     rows = study(options.seconds, options.seeds)
-    columns = Row.__dataclass_fields__
-    figure.write_table(options.out, NAME, [{name: getattr(row, name) for name in columns} for row in rows])
+    figure.write_table(options.out, NAME, map(asdict, rows))
     caption = (
         f"{NUM_WORKERS} {GPU}, Llama-3-8B, {NUM_ADAPTERS} adapters of rank 16, under as many schedulers and routers,"
         f" beside one of each with the same workers and requests; dashed: {100 * GOAL:g} %. Azure's 2023 conversation"
