@@ -165,6 +165,7 @@ def engines_page() -> str:
         INTRODUCTION
         + "\n".join([*_settings(newest), *_gpus(newest), *_versions()])
         + VLLM_RULES
+        + SGLANG_RULES
         + NOT_MODELLED
         + NEXT_VLLM
     )
