@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import (
@@ -70,22 +70,6 @@ def comments_of(file: FileDescriptorProto) -> dict[DescriptorPath, str]:
         for place in file.source_code_info.location
         if place.leading_comments.strip()
     }
-
-
-def declarations(file: FileDescriptorProto) -> Iterator[tuple[str, DescriptorPath]]:
-    """Yield (name, path) of everything that must have a comment."""
-    for index, service in enumerate(file.service):
-        yield service.name, (_SERVICES, index)
-        for number, method in enumerate(service.method):
-            yield f"{service.name}.{method.name}", (_SERVICES, index, _MEMBERS, number)
-    for index, message in enumerate(file.message_type):
-        yield message.name, (_MESSAGES, index)
-        for number, field in enumerate(message.field):
-            yield f"{message.name}.{field.name}", (_MESSAGES, index, _MEMBERS, number)
-    for index, enum in enumerate(file.enum_type):
-        yield enum.name, (_ENUMS, index)
-        for number, value in enumerate(enum.value):
-            yield value.name, (_ENUMS, index, _MEMBERS, number)
 
 
 def _service(service: ServiceDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:

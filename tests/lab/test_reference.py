@@ -1,11 +1,14 @@
 """The pages of docs/ that are made from the code: complete, and as fresh as the code that they are made from."""
 
 import re
+from collections.abc import Iterator
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
+from lab.reference import grpc_page as wire
 from lab.reference.__main__ import PAGES
-from lab.reference.grpc_page import PROTOS, comments_of, declarations, grpc_page, read_protos
+from lab.reference.grpc_page import PROTOS, DescriptorPath, comments_of, grpc_page, read_protos
 from lab.reference.pages import DOCS
 from lab.reference.settings_page import sections, settings_page
 from lorrery.settings import Settings
@@ -31,6 +34,22 @@ def test_the_wires_page_has_every_file_and_every_message_that_it_links_to():
     headings = {line.lstrip("# ") for line in page.splitlines() if line.startswith("#")}
     assert {path.name for path in PROTOS.glob("lorrery/v1/*.proto")} <= headings
     assert set(re.findall(r"\(#([^)]+)\)", page)) <= {heading.lower() for heading in headings}
+
+
+def declarations(file: FileDescriptorProto) -> Iterator[tuple[str, DescriptorPath]]:
+    """Yield (name, path) of everything that must have a comment."""
+    for index, service in enumerate(file.service):
+        yield service.name, (wire._SERVICES, index)
+        for number, method in enumerate(service.method):
+            yield f"{service.name}.{method.name}", (wire._SERVICES, index, wire._MEMBERS, number)
+    for index, message in enumerate(file.message_type):
+        yield message.name, (wire._MESSAGES, index)
+        for number, field in enumerate(message.field):
+            yield f"{message.name}.{field.name}", (wire._MESSAGES, index, wire._MEMBERS, number)
+    for index, enum in enumerate(file.enum_type):
+        yield enum.name, (wire._ENUMS, index)
+        for number, value in enumerate(enum.value):
+            yield value.name, (wire._ENUMS, index, wire._MEMBERS, number)
 
 
 def test_every_declaration_of_the_wire_has_a_comment():
