@@ -75,7 +75,7 @@ async def serve_bytes(service: str, handlers: Mapping[str, "grpc.RpcMethodHandle
         handlers: by method name.
     """
     server = new_server()
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))
+    server.add_registered_method_handlers(service, dict(handlers))
     address = bind(server, "127.0.0.1:0", TlsSettings())
     await server.start()
     print(address, flush=True)

@@ -110,7 +110,9 @@ class LiveVsSim:
 
     def as_json(self) -> dict[str, object]:
         """Return all results as plain values."""
+        replayed = {name: value for name, value in asdict(self.replayed).items() if name != "tally"}
         return asdict(self) | {
+            "replayed": replayed,
             "equal": self.equal,
             "p50_differences": {name: figure.difference for name, figure in self.figures.items()},
         }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from lab.bench import bare_steps
-from lab.bench.cluster import measured_cluster
+from lab.bench.cluster import BenchBrokenError, measured_cluster
 from lab.bench.meter import Meter
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
@@ -107,6 +107,8 @@ async def _pair(cluster: LocalCluster, batch: int, gpus: int, seconds: float) ->
         meter, before = Meter({"worker": sender, "scheduler": relay, "waker": waker}), count.num
         await asyncio.sleep(seconds)
         used, num = meter.read(), count.num - before
+    if not num:
+        raise BenchBrokenError("the bare streams carried no message in a whole window")
     wake_us = used["waker"].cpu_share / rate * 1e6
     return {name: (rate, step_us[name], used[name].cpu_seconds / num * 1e6, wake_us) for name in pids}
 
