@@ -276,7 +276,7 @@ def _name(request: SimulatedRequest) -> str | None:
 def main() -> None:
     """Run the study."""
     options = figure.parser(__doc__).parse_args()
-    lines: list[dict[str, object]] = []
+    lines: list[dict[str, str]] = []
     for title, columns, rows in tables():
         print(f"\n### {title}\n\n| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
         for name, result in rows:
