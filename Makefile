@@ -103,7 +103,7 @@ endif
 # Where it can be made, sim-speed measures the compiled core too.
 bench: setup-dev ## pace, CPU per token and per simulated request, beside bare references
 	@$(MAKE) --no-print-directory compiled || echo 'no compiled core: it takes a C compiler and the headers of Python' >&2
-	$(BIN)/python -m bench $(BENCHMARKS) $(BENCH_ARGS)
+	$(BIN)/python -m lab.bench $(BENCHMARKS) $(BENCH_ARGS)
 
 COMPILED := build/compiled
 PACKAGED := $(shell find -L src -type f -not -path '*/__pycache__/*')
@@ -170,16 +170,16 @@ lint: setup-dev ## style, types, who may import whom, the wire's style
 	$(BIN)/buf lint
 
 docs: setup-dev ## rewrite from the code docs/settings.md, grpc.md, serve.md, metrics.md, and the schema of the Helm chart's values
-	$(BIN)/python -m docs.reference
+	$(BIN)/python -m lab.reference
 
-dashboards: setup-dev ## rewrite deploy/grafana/dashboards from deploy/dashboards
-	$(BIN)/python -m deploy.dashboards
+dashboards: setup-dev ## rewrite deploy/grafana/dashboards from lab/dashboards
+	$(BIN)/python -m lab.dashboards
 
 rules: setup-dev ## check Prometheus' configurations and rules, and every alert; takes prometheus and promtool, or Docker
 	bash .ci/prometheus
 
 screenshots: setup-dev ## take the pictures in docs/figures again; needs Chromium; SCREENSHOTS=orrery for one
-	$(BIN)/python -m docs.screenshots $(SCREENSHOTS)
+	$(BIN)/python -m lab.screenshots $(SCREENSHOTS)
 
 clean: ## remove what was made here, .venv included
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

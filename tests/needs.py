@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from docs.screenshots.browser import chromium
+from lab.screenshots.browser import chromium
 
 OPENSSL = shutil.which("openssl") or "openssl"
 

@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,12 @@ def test_a_room_is_part_of_the_one_package_and_lies_at_the_top_of_this_tree(room
     link = ROOT / "src" / "lorrery" / room
     assert link.readlink() == Path("../..") / room
     assert Path(import_module(f"lorrery.{room}").__file__).samefile(ROOT / room / "__init__.py")
+
+
+def test_the_laboratory_is_no_part_of_the_product() -> None:
+    """That the product imports nothing of it is a contract of import-linter."""
+    assert find_spec("lab") is not None
+    assert find_spec("lorrery.lab") is None
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import async_playwright
 
-from docs.screenshots.browser import chromium
+from lab.screenshots.browser import chromium
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.web_server import WebServer
 from lorrery.local.cluster import LocalCluster

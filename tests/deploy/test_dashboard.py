@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from deploy.dashboards.boards import BOARDS, FOLDER, rendered
-from deploy.dashboards.overview import FAILED
-from deploy.dashboards.panels import LINKS
-from deploy.dashboards.services import GRPC_CODES
+from lab.dashboards.boards import BOARDS, FOLDER, rendered
+from lab.dashboards.overview import FAILED
+from lab.dashboards.panels import LINKS
+from lab.dashboards.services import GRPC_CODES
 from lorrery.router.metrics import OUTCOMES
 from tests.deploy.asked import asked_by_board, board_of, check_series, check_values, rules
 from tests.deploy.files import DASHBOARDS, ROOT

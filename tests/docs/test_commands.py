@@ -131,7 +131,7 @@ def parse_lorrery(arguments: list[str]) -> None:
 def test_a_cheap_command_does_what_the_page_promises(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in ("deploy", "docs", "studies", "tests"):
+    for folder in ("deploy", "docs", "lab", "tests"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     if (path := command.variables.get("PYTHONPATH")) is not None:

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, async_playwright
 
-from docs.screenshots.browser import chromium
+from lab.screenshots.browser import chromium
 from lorrery.local.cluster import LocalCluster
 from tests.browser import PATIENCE_MS
 from tests.cluster.harness import fork_server, metric, write_settings

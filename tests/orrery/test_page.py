@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, Page
 
-from docs.screenshots.browser import browser, page_of
+from lab.screenshots.browser import browser, page_of
 from tests.browser import expect
 from tests.needs import needs_chromium
 from tests.orrery.fake import HOSTILE, FakeFeed, serve

@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.screenshots.browser import browser, page_of
+from lab.screenshots.browser import browser, page_of
 from lorrery.reports.report import report
 from tests.browser import expect
 from tests.needs import needs_chromium

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import core as bench_core
 from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded
@@ -66,8 +65,7 @@ def test_the_page_of_policies_has_a_row_for_each_of_the_table(key: str) -> None:
         assert set(listed) - {"none"} == set(table) - {"none"}
 
 
-def test_benchmark_contract_and_fuzz_corpus_know_every_policy() -> None:
-    assert bench_core.QUEUES is QUEUES
+def test_contract_and_fuzz_corpus_know_every_policy() -> None:
     assert {policy.split()[0] for policy in POLICIES} == set(QUEUES)
     assert {policy.split()[1] for policy in POLICIES} == set(BATCHINGS)
     rows = [draw_case(number).replica.policy for number in range(2 * len(QUEUES))]

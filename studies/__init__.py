@@ -1,4 +1,0 @@
-"""Studies: questions about batching, caches and adapters, each answered by one command with a table and a figure.
-
-`python -m studies` lists them; docs/studies.md shows the results.
-"""
