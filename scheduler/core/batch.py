@@ -154,12 +154,6 @@ class Batch:
         self.aborted.clear()
         return unfinished, ended
 
-    def _release(self, sequence: Sequence, output_tokens: int) -> None:
-        self.running.leave(sequence)
-        self.memory.left(sequence)
-        if self.prefix_cache is not None:
-            self.prefix_cache.release(sequence, output_tokens)
-
     # --- what the device did ----------------------------------------------------------------------------------------
 
     def were_silent(self, handles: frozenset[int]) -> None:
@@ -188,7 +182,10 @@ class Batch:
             if reason is not None:
                 self._finished.hold(self.running, sequence, reason)
         else:
-            self._release(sequence, 1)
+            self.running.leave(sequence)
+            self.memory.left(sequence)
+            if self.prefix_cache is not None:
+                self.prefix_cache.release(sequence, 1)
             events.append(self._finished.finished(sequence, reason, 1, at_ps))
 
     def note_first_token(self, sequence: Sequence, at_ps: int, events: list[Event]) -> None:

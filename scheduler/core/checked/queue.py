@@ -57,9 +57,9 @@ class _AsGiven:
 
     __slots__ = ("sequence", "values")
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, num_fields: int = len(FIELDS)) -> None:
         self.sequence = sequence
-        self.values: tuple[object, ...] = _values_of(sequence)
+        self.values: tuple[object, ...] = _values_of(sequence)[:num_fields]
 
     def is_unchanged(self) -> bool:
         """Return whether the sequence is as it was."""
@@ -88,13 +88,16 @@ class CheckedQueue(Checked):
 
     The plug-in is called as `Any`: the compiled core converts what a typed call returns, and would refuse a wrong type
     with a message of its own.
+
+    Attributes:
+        admitted: running sequences as they were when they were last compared; kept by the batch (`CheckedBatch`).
     """
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(queue)
         self._queue: Any = queue
         self._waiting: dict[int, _AsGiven] = {}
-        self._admitted: dict[Sequence, _AsGiven] = {}
+        self.admitted: dict[Sequence, _AsGiven] = {}
         self._has_passed_over = False
         self._waits = Waits(WAITS, CURE)
         self._running: Running | None = None
@@ -177,7 +180,7 @@ class CheckedQueue(Checked):
             raise
         for sequence in admission.admitted:
             del self._waiting[sequence.handle]
-            self.note_prefill(sequence)
+            self.admitted[sequence] = _AsGiven(sequence, _NUM_LASTING)
         if admission.admitted or ended:
             self._waits.end()
         self._has_passed_over = bool(admission.passed_over)
@@ -322,32 +325,6 @@ class CheckedQueue(Checked):
                 found[name] = None
         return list(found)
 
-    # --- requests that run ------------------------------------------------------------------------------------------
-
-    def settle(self, sequence: Sequence) -> Exception | None:
-        """Put back what the plug-in has changed in a running sequence; return that as an error."""
-        given = self._admitted.get(sequence)
-        if given is None:
-            return None
-        with suppress(Exception):  # of a value that cannot be compared, which is a change too
-            if given.is_unchanged():
-                return None
-        return ValueError(_changed_fields(given.put_back(), "running "))
-
-    def note_prefill(self, sequence: Sequence) -> None:
-        """Note a sequence that is in prefill from now on."""
-        given = _AsGiven(sequence)
-        given.values = given.values[:_NUM_LASTING]
-        self._admitted[sequence] = given
-
-    def note_decoding(self, sequence: Sequence) -> None:
-        """Note a settled sequence that decodes from now on."""
-        self._admitted[sequence] = _AsGiven(sequence)
-
-    def forget_running(self, sequence: Sequence) -> None:
-        """Forget a settled sequence that leaves the batch."""
-        self._admitted.pop(sequence, None)
-
 
 class CheckedBatch(Batch):
     """The batch of a checked queue, which may not change what runs: changes are put back before they have an effect.
@@ -362,18 +339,18 @@ class CheckedBatch(Batch):
         self, queue: CheckedQueue, errors: PolicyErrors, memory: Memory, prefix_cache: PrefixCache | None
     ) -> None:
         super().__init__(memory, prefix_cache)
-        self._queue = queue
+        self._given = queue.admitted
         self._errors = errors
 
     def remove(self, sequence: Sequence, ahead: int = 0) -> int:
         """Remove a sequence; see `Batch.remove`."""
-        self._leaves(sequence)
+        self._settle(sequence)
         return super().remove(sequence, ahead)
 
     def step_aside(self, sequence: Sequence) -> None:
         """Turn a sequence's output into input; see `Batch.step_aside`."""
         super().step_aside(sequence)
-        self._queue.note_prefill(sequence)
+        self._given[sequence] = _AsGiven(sequence, _NUM_LASTING)
 
     def _sampled(
         self, sequence: Sequence, reason: FinishReason | None, at_ps: int, events: list[Event], *, hold: bool
@@ -381,20 +358,17 @@ class CheckedBatch(Batch):
         self._settle(sequence)
         super()._sampled(sequence, reason, at_ps, events, hold=hold)
         if reason is None or hold:
-            self._queue.note_decoding(sequence)
-
-    def _release(self, sequence: Sequence, output_tokens: int) -> None:
-        self._leaves(sequence)
-        super()._release(sequence, output_tokens)
-
-    def _leaves(self, sequence: Sequence) -> None:
-        self._settle(sequence)
-        self._queue.forget_running(sequence)
+            self._given[sequence] = _AsGiven(sequence)
 
     def _settle(self, sequence: Sequence) -> None:
-        error = self._queue.settle(sequence)
-        if error is not None:
-            self._errors.error = error
+        """Put back what the queue has changed in a running sequence since it was noted, and forget it."""
+        given = self._given.pop(sequence, None)
+        if given is None:
+            return
+        with suppress(Exception):  # of a value that cannot be compared, which is a change too
+            if given.is_unchanged():
+                return
+        self._errors.error = ValueError(_changed_fields(given.put_back(), "running "))
 
 
 def _changed_fields(names: list[str], which: str = "") -> str:
