@@ -17,6 +17,9 @@ from lorrery.chassis.toml import read_tables
 from lorrery.scheduler.core.adapter_loads import WELL, LoadFault, LoadFaults
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.checked.batching import CheckedBatching
+from lorrery.scheduler.core.checked.placement import CheckedPlacement
+from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.placements.options import PlacementOptions, Weights
@@ -133,8 +136,7 @@ class ReplicaFactory:
         """
         rng = self._rng if rng is None else rng
         if self._placement is not None:
-            made: Placement = self._placement.make(rng, asks=("predicts", "moves_waiting", "asks_all"))
-            return made
+            return CheckedPlacement(self._placement.make(rng, asks=("predicts", "moves_waiting", "asks_all")))
         own = self._settings.scheduler
         weights = Weights(**own.placement_weights.model_dump())
         options = PlacementOptions(own.placement_homes, own.placement_draws, weights, own.placement_max_load)
@@ -182,8 +184,10 @@ class ReplicaFactory:
         return build_replica(
             settings,
             self.prefix_cache,
-            make_queue=None if queue is None else lambda _settings: queue.make(),
-            make_batching=None if batching is None else lambda chosen: batching.make(batch_limits(chosen)),
+            make_queue=None if queue is None else lambda _settings: CheckedQueue(queue.make()),
+            make_batching=None
+            if batching is None
+            else lambda chosen: CheckedBatching(batching.make(batch_limits(chosen))),
             load_ps=self._costs.load_ps,
             load_faults=self._load_faults(load_rules),
         )

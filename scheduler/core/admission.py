@@ -11,7 +11,7 @@ a sequence that lacks only its adapter (`pass_over`), within a bound: after that
 There is no bound while a fault concerns the adapter's load (`Residency.aside`).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -61,22 +61,6 @@ class BatchLimits:
     max_active: int | None = None
 
 
-def taken_out(dropped: Iterable[Sequence]) -> list[Sequence]:
-    """Mark sequences that `admit` has dropped; return them without those strict S-LoRA sweeps, which had ended before.
-
-    Raises:
-        ValueError: one of them runs, was admitted, or was dropped before.
-    """
-    ended = [sequence for sequence in dropped if not sequence.aborted]
-    for sequence in ended:
-        if sequence.admitted_ps is not None:
-            raise ValueError(BOTH_ANSWERS)
-        if sequence.dropped:
-            raise ValueError(STILL_DROPPED)
-        sequence.dropped = True
-    return ended
-
-
 @mypyc_attr(acyclic=True)
 class AdmissionPass:
     """One admission pass.
@@ -96,6 +80,7 @@ class AdmissionPass:
         aside: keys of adapters whose sequences any number may overtake.
 
     Attributes:
+        on_take: as above.
         admitted: sequences that have passed, in order.
         refused: the last sequence that did not pass, and the limit it met.
         passed_over: sequences that lacked only their adapter, each with the number admitted before it. As memory fills,
@@ -122,7 +107,7 @@ class AdmissionPass:
         self._cached_tokens = cached_tokens
         self._has_adapter = has_adapter
         self._on_check = on_check
-        self._on_take = on_take
+        self.on_take = on_take
         self._at_ps = at_ps
         self._aside = aside
         self._max_overtakes = NEVER if max_overtakes is None else max_overtakes
@@ -173,8 +158,8 @@ class AdmissionPass:
             self.admitted.append(sequence)
             if self.passed_over:
                 self._overtakes_left -= 1
-            if self._on_take is not None:
-                self._on_take(sequence)
+            if self.on_take is not None:
+                self.on_take(sequence)
             return True
         self.refused = (sequence, blocked)
         return False
@@ -320,8 +305,8 @@ class StepPass(AdmissionPass):
             self._overtakes_left -= 1
         self._prompt_tokens_left -= new_tokens
         memory, cache = self._memory, self._cache
-        if self._on_take is not None:
-            self._on_take(sequence)
+        if self.on_take is not None:
+            self.on_take(sequence)
         memory.cover(self._running, sequence, end)
         if cache is not None:
             memory.evict(self._running)

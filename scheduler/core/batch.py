@@ -5,7 +5,6 @@ All joins, advances and departures go through here, so that memory and cache nev
 """
 
 from lorrery.scheduler.core.finished import FinishedSequences
-from lorrery.scheduler.core.given import Given
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.plan import Event, Finished, FirstToken, Plan, Ran
@@ -21,7 +20,6 @@ class Batch:
     Args:
         memory: decides what fits.
         prefix_cache: KV blocks that are already computed; None: no cache.
-        given: what a queue from outside the tree has got; None: it is of the tree.
 
     Attributes:
         running: the running sequences.
@@ -31,9 +29,8 @@ class Batch:
         ended: by handle; with async scheduling: sequences whose end the next decision does not know yet.
     """
 
-    def __init__(self, memory: Memory, prefix_cache: PrefixCache | None, given: Given | None = None) -> None:
+    def __init__(self, memory: Memory, prefix_cache: PrefixCache | None) -> None:
         self.running = Running()
-        self._given = given
         self.memory = memory
         self.prefix_cache = prefix_cache
         self.leaves: list[Sequence] = []
@@ -66,8 +63,6 @@ class Batch:
             ahead: tokens of its output that a prefix cache knows beyond those that are computed; may be negative.
         """
         running = self.running
-        if self._given is not None:
-            self._given.leaves(sequence)
         # The common case, a decoding sequence, avoids a further call.
         if running.prefilling or running.held:
             output_tokens = self.output_tokens(sequence)
@@ -90,8 +85,6 @@ class Batch:
         assert isinstance(memory, OnDemandMemory)
         memory.stop_growing(sequence, running)
         running.resume_prefill(sequence)
-        if self._given is not None:
-            self._given.joined(sequence)
         if self.prefix_cache is not None:
             self.prefix_cache.resume(sequence)
         self.anew.append(sequence)
@@ -161,14 +154,6 @@ class Batch:
         self.aborted.clear()
         return unfinished, ended
 
-    def _release(self, sequence: Sequence, output_tokens: int) -> None:
-        if self._given is not None:
-            self._given.leaves(sequence)
-        self.running.leave(sequence)
-        self.memory.left(sequence)
-        if self.prefix_cache is not None:
-            self.prefix_cache.release(sequence, output_tokens)
-
     # --- what the device did ----------------------------------------------------------------------------------------
 
     def were_silent(self, handles: frozenset[int]) -> None:
@@ -184,22 +169,24 @@ class Batch:
             sequence.computed_tokens += chunk.new_tokens
             if self.prefix_cache is not None:
                 self.prefix_cache.commit(sequence)
-            if not chunk.samples:
-                continue
-            if self._given is not None:
-                self._given.settle(sequence)
-            self.note_first_token(sequence, ran.end_ps, events)
-            reason = ended.get(sequence.handle)
-            if reason is None or plan.hold:
-                self.running.join(sequence)
-                self.memory.joined(sequence)
-                if self._given is not None:
-                    self._given.joined(sequence)
-                if reason is not None:
-                    self._finished.hold(self.running, sequence, reason)
-            else:
-                self._release(sequence, 1)
-                events.append(self._finished.finished(sequence, reason, 1, ran.end_ps))
+            if chunk.samples:
+                self._sampled(sequence, ended.get(sequence.handle), ran.end_ps, events, hold=plan.hold)
+
+    def _sampled(
+        self, sequence: Sequence, reason: FinishReason | None, at_ps: int, events: list[Event], *, hold: bool
+    ) -> None:
+        self.note_first_token(sequence, at_ps, events)
+        if reason is None or hold:
+            self.running.join(sequence)
+            self.memory.joined(sequence)
+            if reason is not None:
+                self._finished.hold(self.running, sequence, reason)
+        else:
+            self.running.leave(sequence)
+            self.memory.left(sequence)
+            if self.prefix_cache is not None:
+                self.prefix_cache.release(sequence, 1)
+            events.append(self._finished.finished(sequence, reason, 1, at_ps))
 
     def note_first_token(self, sequence: Sequence, at_ps: int, events: list[Event]) -> None:
         """Note that a sequence has got a token, which may be its first."""

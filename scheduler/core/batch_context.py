@@ -6,15 +6,13 @@ from typing import NoReturn
 
 from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, StepPass, taken_out
+from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, StepPass
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batching.base import BatchContext
-from lorrery.scheduler.core.given import Given, changed_fields
 from lorrery.scheduler.core.memory.base import Check
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.overlap import NOTHING, Overlap, Unseen
 from lorrery.scheduler.core.plan import Admitted, Chunk, Dropped, Event, Plan, Preempted
-from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_held
 from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
@@ -33,7 +31,6 @@ class ReplicaBatchContext(BatchContext):
         min_computed_tokens: see `ReplicaOptions`.
         adapters: adapters on the GPU; None: they are not used.
         on_check: called with every memory test.
-        given: what a queue from outside the tree has got; None: it is of the tree.
         max_overtakes: see `AdmissionPass`.
         async_scheduling: see `ReplicaOptions`.
 
@@ -60,7 +57,6 @@ class ReplicaBatchContext(BatchContext):
         min_computed_tokens: int,
         adapters: Residency | None,
         on_check: Callable[[Check], None] | None,
-        given: Given | None = None,
         max_overtakes: int | None = 0,
         async_scheduling: bool = False,
     ) -> None:
@@ -72,8 +68,6 @@ class ReplicaBatchContext(BatchContext):
         self.admitted: list[Sequence] = []
         self.events: list[Event] = []
         self._queue = queue
-        self._queue_is_ours = is_ours(queue)
-        self.given = given
         self.queue = queue
         self.memory = self._memory = batch.memory
         self._on_demand = batch.memory if isinstance(batch.memory, OnDemandMemory) else None
@@ -107,8 +101,6 @@ class ReplicaBatchContext(BatchContext):
             SequenceError: the queue cannot take it.
         """
         try:
-            if self.given is not None:
-                self.given.add(sequence)
             put_first = getattr(self._queue, "put_first", None) if preempted else None
             if put_first is None:
                 self._queue.append(sequence, at_ps)
@@ -125,8 +117,6 @@ class ReplicaBatchContext(BatchContext):
             self._queue.cancel(sequence.handle)  # it may have been taken in before the error
         except Exception as other:
             self._errors.error = other
-        if self.given is not None:
-            self.given.forget(sequence.handle)
         raise SequenceError(sequence, error) from error
 
     # --- a step that takes memory as it schedules -------------------------------------------------------------------
@@ -308,23 +298,13 @@ class ReplicaBatchContext(BatchContext):
         running = self.running
         self._at_ps = at_ps
         try:
-            if self._queue_is_ours:
-                dropped = self._queue.admit(admission, self.running, at_ps)
-            else:
-                dropped = dropped_by(self._queue, admission, self.running, at_ps)
-            if self.given is not None:
-                self.given.check(admission.admitted, at_ps)
-                for sequence in dropped:
-                    self.given.dropped(sequence)
-            if dropped:
-                # Strict S-LoRA also drops cancelled sequences, whose end was reported at the cancel.
-                self.events += [Dropped(sequence) for sequence in taken_out(dropped)]
-        except Exception as error:
-            changed = [] if self.given is None else self.given.put_back()
+            dropped = self._queue.admit(admission, running, at_ps)
+        except Exception:
             self._take_back(admission.admitted)
-            if changed:
-                raise ValueError(changed_fields(changed)) from error  # which most likely caused this error
             raise
+        if dropped:
+            # Strict S-LoRA also drops cancelled sequences, whose end was reported at the cancel.
+            self.events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
         refused = admission.refused
         self.blocked = refused is not None and (refused[1] is not Blocked.PROMPT or not admission.admitted)
         self.passed_over = admission.passed_over
@@ -337,8 +317,6 @@ class ReplicaBatchContext(BatchContext):
             if first:
                 sequence.first_admitted_ps = at_ps
                 sequence.first_cached_tokens = min(sequence.cached_tokens, sequence.prompt_tokens)
-            if self.given is not None:
-                self.given.enters(sequence)
             running.admit(sequence)
             self._memory.admitted(sequence)
             queried = first and self._prefix_cache is not None and not sequence.skips_prefix_cache
@@ -371,11 +349,7 @@ class ReplicaBatchContext(BatchContext):
         """
         if not self._tried:
             return limit
-        if self._queue_is_ours:
-            return self._queue.holds_for(self.running, self._memory, limit)
-        if self.passed_over:  # `holds_for` of a queue from outside may only know of the sequence that ended the pass
-            return 1
-        return steps_held(self._queue, self.running, self._memory, limit)
+        return self._queue.holds_for(self.running, self._memory, limit)
 
     def has_no_candidates(self) -> bool:
         """Return whether `admit` would admit nothing, and change nothing, until something arrives."""
@@ -408,8 +382,6 @@ class ReplicaBatchContext(BatchContext):
         assert self._prefix_cache is not None
         sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
         self._prefix_cache.acquire(sequence)
-        if self.given is not None:
-            self.given.cached(sequence, sequence.cached_tokens)
 
     def _take_back(self, sequences: Many[Sequence]) -> None:
         """Undo the admissions of a pass that its queue broke off: the sequences wait again, with nothing pinned."""
@@ -422,8 +394,6 @@ class ReplicaBatchContext(BatchContext):
             if self._prefix_cache is not None:
                 self._prefix_cache.release(sequence, 0)
                 sequence.cached_tokens = sequence.computed_tokens = 0
-                if self.given is not None:
-                    self.given.cached(sequence, 0)
 
 
 def next_chunk(chunk: Chunk) -> Chunk:

@@ -7,9 +7,12 @@ all of the worker.
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Final
 
+from lorrery.scheduler.core.admission import CHECK_IT
 from lorrery.scheduler.core.backlog import Backlog
 from lorrery.scheduler.core.candidates import ReplicaCandidate
+from lorrery.scheduler.core.checked.base import original
 from lorrery.scheduler.core.forecast import Forecast, OutputShare
 from lorrery.scheduler.core.plan import (
     Admitted,
@@ -26,7 +29,6 @@ from lorrery.scheduler.core.plan import (
     Ran,
     Recalled,
 )
-from lorrery.scheduler.core.policy_answers import DROPPED_UNKNOWN, HAS_ENDED, LOST
 from lorrery.scheduler.core.policy_errors import SequenceError, error_text
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -35,6 +37,10 @@ from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.pace import Pace
 
 _ENDS = (Finished, Cancelled, Dropped, Failed)
+
+LOST: Final = f"the queue has lost requests: they neither run nor wait, or its len() leaves them out; {CHECK_IT}"
+HAS_ENDED: Final = f"the queue still has requests that have ended; {CHECK_IT}"
+DROPPED_UNKNOWN: Final = f"`admit` dropped a request that it does not have; {CHECK_IT}"
 
 
 class Tally:
@@ -372,8 +378,6 @@ class Member:
                 raised_alone = not failing
             replica.give_up(failing, self._describe(cause), cause)
             failed.update(sequence.handle for sequence in failing)
-            if len(failed) == len(self.sequences):
-                replica.all_ended()
             try:
                 return replica.plan(at_ps)
             except Exception as again:
@@ -397,4 +401,5 @@ def _why_unknown(events: list[Event]) -> str:
 
 def class_name(policy: object) -> str:
     """Return the name by which settings name the class of a policy."""
-    return f"{type(policy).__module__}:{type(policy).__qualname__}"
+    its = type(original(policy))
+    return f"{its.__module__}:{its.__qualname__}"

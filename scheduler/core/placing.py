@@ -14,9 +14,7 @@ from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.member import Member, class_name
-from lorrery.scheduler.core.placement_answers import choice_of
 from lorrery.scheduler.core.placements.base import Candidate
-from lorrery.scheduler.core.policy_answers import is_ours
 from lorrery.scheduler.core.policy_errors import error_text
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Sequence
@@ -65,7 +63,6 @@ class Placing:
         self._at_ps = 0
         self.room = WaitingRoom()
         self._placement = placement
-        self._is_ours = is_ours(placement)
         self._wait_seconds = rules.worker_wait_seconds
         self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * PS_PER_SECOND)
         self._expects_workers = True
@@ -211,10 +208,7 @@ class Placing:
             figures = {candidate.name: candidate.read for candidate in watched}
             candidates = tuple(watched)
         try:
-            if self._is_ours:
-                choice = self._placement.place(sequence, candidates)
-            else:
-                choice = choice_of(self._placement, sequence, candidates)
+            choice = self._placement.place(sequence, candidates)
             member = fitting.of(choice.candidate)
         except Exception as error:
             message = f"placement {class_name(self._placement)} raised {error_text(error)}"

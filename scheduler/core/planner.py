@@ -13,17 +13,16 @@ from lorrery.scheduler.core.adapters_ahead import Ahead
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Step, decodes_on
+from lorrery.scheduler.core.checked.base import original
 from lorrery.scheduler.core.inbox import Inbox
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
-from lorrery.scheduler.core.plan import Failed, Idle, Plan, Raised
-from lorrery.scheduler.core.policy_answers import WAITS_WITH_ADMITTED, check_step, end_of, is_ours, wake_of
+from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.base import goes_by_arrival, is_asked_every_step
 from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.waits import Waits
 
 
 class Planner:
@@ -64,10 +63,7 @@ class Planner:
         self._on_demand = batch.memory if isinstance(batch.memory, OnDemandMemory) else None
         self._context = context
         self._queue = queue
-        self._queue_is_ours = is_ours(queue)
         self._batching = batching
-        self._batching_is_ours = is_ours(batching)
-        self._waits = None if self._queue_is_ours and self._batching_is_ours else Waits()
         self._adapters = adapters
         self._uses_adapters = not options.no_lora
         self._inbox = inbox
@@ -75,7 +71,8 @@ class Planner:
         self._one_step = is_asked_every_step(queue)
         self._max_sequences = batching.limits.max_sequences if self.decodes_on else 0
         self._look_ahead = 0 if options.no_lora else options.look_ahead
-        self._listed = queue if goes_by_arrival(queue) else None
+        listed = original(queue)
+        self._listed = listed if goes_by_arrival(listed) else None
         # The sequences last looked ahead to. All loads for them that can begin have begun, for as long as the residency
         # stays the same and, if an adapter lacks a place, the batch too.
         self._looked_at: list[Sequence] = []
@@ -101,40 +98,12 @@ class Planner:
         if self._look_ahead and context.adapters_awaited and self._adapters.has_free_load:
             self._load_ahead(at_ps)
         if isinstance(choice, Step):
-            if not self._batching_is_ours:
-                check_step(choice, running)
             return self._plan_step(choice, at_ps)
-        until_ps = choice.until_ps if self._batching_is_ours else end_of(choice, running, self._queue, at_ps)
-        if context.admitted:
-            raise ValueError(WAITS_WITH_ADMITTED)
-        next_ps = self._next_event_ps(at_ps)
-        if self._waits is not None:
-            self._count_wait(self._waits, until_ps, next_ps, at_ps)
-        return Idle(_earlier(until_ps, next_ps))
+        return Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
 
     def _may_decode_on(self, memory: OnDemandMemory) -> bool:
         """Return whether the coming step needs no pass of vLLM's: all have blocks, and some have not ended."""
         return memory.steps_before_full(self._running, 1) == 1 and self._running.num > len(self._batch.ended)
-
-    def all_ended(self) -> None:
-        """Note that an error of a policy has ended all sequences."""
-        if self._waits is not None:
-            self._waits.all_ended()
-
-    def _count_wait(self, waits: Waits, until_ps: int | None, next_ps: int | None, at_ps: int) -> None:
-        """Count a decision to run nothing until a time named by the way to batch, or by the queue if that is earlier.
-
-        Events of other origin (a load that ends, an input) count too; there are few.
-
-        Raises:
-            ValueError: a policy from outside names one time after another.
-        """
-        earliest_ps, events = _earlier(until_ps, next_ps), self._context.events
-        has_raised = bool(events) and all(isinstance(event, (Raised, Failed)) for event in events)
-        if not has_raised and (events or earliest_ps is None):
-            waits.end()
-        elif earliest_ps is not None:
-            waits.add(earliest_ps - at_ps, is_of_queue=earliest_ps == next_ps)
 
     def _decode_on(self, at_ps: int) -> Plan:
         """Return what the way to batch would choose (`decodes_on`) while nothing waits and nothing is in prefill.
@@ -180,8 +149,6 @@ class Planner:
         self._looked_at_batch = batch_version if wants_place else -1  # a place may become free when a sequence leaves
 
     def _plan_step(self, step: Step, at_ps: int) -> Plan:
-        if self._waits is not None:
-            self._waits.end()
         max_steps = step.max_steps
         if max_steps > 1:
             one_step = self._one_step or self._batch.aborted or self._inbox.due(at_ps)
@@ -236,20 +203,11 @@ class Planner:
         if self._errors.error is not None:
             return at_ps
         try:
-            wakes_at_ps = self._queue.wakes_at_ps(at_ps) if self._queue_is_ours else wake_of(self._queue, at_ps)
-        except Exception as error:
-            return self._raises_later(error, at_ps, next_ps)
+            wakes_at_ps = self._queue.wakes_at_ps(at_ps)
+        except Exception as error:  # the next decision, due at once, raises it
+            self._errors.error = error
+            return at_ps
         return next_ps if wakes_at_ps is None else _earlier(next_ps, wakes_at_ps)
-
-    def _raises_later(self, error: Exception, at_ps: int, next_ps: int | None) -> int | None:
-        """Make the next decision, due at once, re-raise an error of the queue; never if nothing waits."""
-        try:
-            if not len(self._queue):
-                return next_ps
-        except Exception as other:
-            error = other
-        self._errors.error = error
-        return at_ps
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext, next_chunk
-from lorrery.scheduler.core.given import Given
+from lorrery.scheduler.core.checked.batching import CheckedBatching
+from lorrery.scheduler.core.checked.queue import CheckedBatch, CheckedQueue
 from lorrery.scheduler.core.headroom import Headroom
 from lorrery.scheduler.core.inbox import Inbox, LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
@@ -35,7 +36,6 @@ from lorrery.scheduler.core.plan import (
     withdrawn,
 )
 from lorrery.scheduler.core.planner import Planner
-from lorrery.scheduler.core.policy_answers import CANCELS_ANOTHER, is_ours
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, SharedBlocks
 from lorrery.scheduler.core.protocols.batching import Batching
@@ -81,8 +81,10 @@ class Replica:
         self.prefix_cache = prefix_cache
         self.options = options
         self._errors = PolicyErrors()
-        given = None if is_ours(queue) else Given(self._errors)
-        self._batch = Batch(memory, prefix_cache, given)
+        if isinstance(queue, CheckedQueue):
+            self._batch: Batch = CheckedBatch(queue, self._errors, memory, prefix_cache)
+        else:
+            self._batch = Batch(memory, prefix_cache)
         self.running = self._batch.running
         self.adapters = Residency() if adapters is None else adapters
         self.adapters.serve(self.running.adapter_use)
@@ -102,7 +104,6 @@ class Replica:
             min_computed_tokens=options.min_computed_tokens,
             adapters=None if options.no_lora else self.adapters,
             on_check=on_check,
-            given=given,
             max_overtakes=options.max_overtakes,
             async_scheduling=options.async_scheduling,
         )
@@ -245,7 +246,7 @@ class Replica:
 
         A way to batch from outside the tree, whose limits may change or raise, makes a kind of its own.
         """
-        if not is_ours(self.batching):
+        if isinstance(self.batching, CheckedBatching):
             return (self.options.strict, self.options.takes_all, id(self))
         limits = self.batching.limits
         most = None if limits.partial else limits.max_prompt_tokens
@@ -322,7 +323,7 @@ class Replica:
     def _apply_cancel(self, handle: int, at_ps: int, scheduled: int = 0, *, on_device: bool = True) -> None:
         sequence = self.running.get(handle)
         if sequence is None:
-            sequence = self._withdrawn(handle)
+            sequence = self.queue.cancel(handle)
             if sequence is not None:
                 self._context.events.append(withdrawn(sequence, sequence.produced_tokens))
         elif self._overlap is not None and handle in self._overlap.unseen.ended:
@@ -345,24 +346,10 @@ class Replica:
 
     def _apply_recall(self, recall: Recall, at_ps: int) -> None:
         if self.running.get(recall.handle) is None:
-            sequence = self._withdrawn(recall.handle)
+            sequence = self.queue.cancel(recall.handle)
             if sequence is not None:
                 sequence.leave_load(at_ps)
                 self._context.events.append(Recalled(sequence, recall.to))
-
-    def _withdrawn(self, handle: int) -> Sequence | None:
-        """Take a sequence out of the queue; None: it does not wait there, or the queue has dropped it but keeps it."""
-        sequence = self.queue.cancel(handle)
-        if sequence is None or sequence.dropped:
-            return None
-        if sequence.handle != handle:
-            raise ValueError(CANCELS_ANOTHER)
-        self._forget_given(handle)
-        return sequence
-
-    def _forget_given(self, handle: int) -> None:
-        if self._context.given is not None:
-            self._context.given.forget(handle)
 
     def _settle(self, overlap: Overlap, plan: Plan | Idle | None, at_ps: int) -> None:
         """Apply the last step's result; its events come before those of the decision that did not know it."""
@@ -482,7 +469,6 @@ class Replica:
     def _drop_unloadable(self, given_up: frozenset[str]) -> None:
         for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.key in given_up]:
             if self.queue.cancel(sequence.handle) is not None:
-                self._forget_given(sequence.handle)
                 self._context.events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
     def _put_out_retired(self, at_ps: int) -> None:
@@ -507,8 +493,6 @@ class Replica:
         Args:
             sequences: all that this replica has. A queue that has raised is not read.
         """
-        if self._context.given is not None:
-            self._context.given.forget_all()
         try:
             self.queue.clear()
         except Exception as error:  # what the queue may still hold must never run, so it is not used again
@@ -534,10 +518,6 @@ class Replica:
                 self._batch.cancel(sequence)
             events.append(Failed(sequence, message))
         self._context.admitted.clear()
-
-    def all_ended(self) -> None:
-        """Note that errors of a policy have ended all sequences."""
-        self._planner.all_ended()
 
     def idle(self) -> Idle:
         """Return a decision to run nothing before the next event, without calling any policy."""
@@ -572,8 +552,6 @@ class Replica:
 
     def _clear_queue(self, at_ps: int) -> dict[int, Sequence]:
         """Empty the queue; sequences it dropped but kept, or strict S-LoRA has not swept, were reported before."""
-        if self._context.given is not None:
-            self._context.given.forget_all()
         waiting = {one.handle: one for one in self.queue.clear() if not (one.aborted or one.dropped)}
         for sequence in waiting.values():
             sequence.leave_load(at_ps)

@@ -14,6 +14,7 @@ from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.queues.fifo import Fifo
@@ -299,7 +300,10 @@ def test_a_queue_that_raises_fails_its_requests_and_the_run_goes_on() -> None:
 
     replica = ReplicaSettings("fcfs", 1_500, 420, max_num_batched_tokens=500)
     workers = build_workers(
-        2, replica, STEP_TIMES["llm-mock"], lambda chosen: build_replica(chosen, make_queue=lambda _: Broken())
+        2,
+        replica,
+        STEP_TIMES["llm-mock"],
+        lambda chosen: build_replica(chosen, make_queue=lambda _: CheckedQueue(Broken())),
     )
     workload = [WorkloadRequest(index, index * 0.5, prompt, 4) for index, prompt in enumerate((10, 13, 10, 13, 10))]
     simulation = Simulation(workers, PLACEMENTS["round_robin"](np.random.default_rng(1)))

@@ -10,6 +10,7 @@ import numpy as np
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.queues.base import ListedQueue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
@@ -61,7 +62,9 @@ class NeverEmpty(ListedQueue):
 
 def simulation_of(queue: ListedQueue) -> Simulation:
     settings = ReplicaSettings("fcfs", 1_000, 400, max_num_seqs=2, max_num_batched_tokens=500)
-    workers = build_workers(1, settings, LlmMock(), lambda s: build_replica(s, make_queue=lambda _: queue))
+    workers = build_workers(
+        1, settings, LlmMock(), lambda s: build_replica(s, make_queue=lambda _: CheckedQueue(queue))
+    )
     return Simulation(workers, PLACEMENTS["least_loaded"](np.random.default_rng(1)))
 
 

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from lorrery.scheduler.core.placement_answers import fields_of, put_back
+from lorrery.scheduler.core.checked.base import original
+from lorrery.scheduler.core.checked.placement import fields_of, put_back
 from lorrery.scheduler.core.placements.base import Choice
 from lorrery.scheduler.core.placements.candidate import PREDICTED, not_kept
 from lorrery.scheduler.core.protocols.placement import Placement
@@ -131,7 +133,7 @@ def _play_twice(
 def _play(make: Callable[[np.random.Generator], Placement], seed: int, number: int) -> list[str]:
     """Place drawn requests on a drawn fleet; return the worker of each."""
     rng = np.random.default_rng([seed, number])
-    placement = make(np.random.default_rng([seed, number, 1]))
+    placement: Any = original(make(np.random.default_rng([seed, number, 1])))  # whose faults are told in full here
     predicts = bool(getattr(placement, "predicts", False))
     fleet = [_worker(rng, index, predicts) for index in range(int(rng.integers(1, _MOST_WORKERS + 1)))]
     placed: list[str] = []

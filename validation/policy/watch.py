@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, NamedTuple
 
+from lorrery.scheduler.core.checked.base import original
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.policy.fault import PolicyFault, seconds
@@ -62,13 +63,13 @@ def watch(replica: Replica, sequences: Iterable[Sequence]) -> Watched:
     and its changes as at run time only.
     """
     watched = Watched([])
-    queue = replica.queue
-    own: Any = queue
+    queue: Any = original(replica.queue)
+    batching = original(replica.batching)
     unchanged = Unchanged(sequences, lambda: watched.at_ps)
-    for policy, methods in ((queue, _OF_QUEUE), (replica.batching, _OF_BATCHING)):
+    for policy, methods in ((queue, _OF_QUEUE), (batching, _OF_BATCHING)):
         with suppress(AttributeError):
             unchanged.guard(policy, methods)
-    admit, holds_for, wakes_at_ps = own.admit, own.holds_for, own.wakes_at_ps
+    admit, holds_for, wakes_at_ps = queue.admit, queue.holds_for, queue.wakes_at_ps
     arrivals_matter: Callable[[], bool]
 
     def admit_noted(admission: Any, running: Any, at_ps: int) -> Any:  # noqa: ANN401  passed on
@@ -119,10 +120,10 @@ def watch(replica: Replica, sequences: Iterable[Sequence]) -> Watched:
         return ask
 
     with suppress(AttributeError):
-        own.admit, own.holds_for = admit_noted, holds_noted
-        own.wakes_at_ps = wakes_noted
+        queue.admit, queue.holds_for = admit_noted, holds_noted
+        queue.wakes_at_ps = wakes_noted
         for method in _TYPES:
-            setattr(own, method, typed(method))
-        arrivals_matter = own.arrivals_matter
-        own.arrivals_matter = heeds_noted
+            setattr(queue, method, typed(method))
+        arrivals_matter = queue.arrivals_matter
+        queue.arrivals_matter = heeds_noted
     return watched

@@ -7,6 +7,7 @@ from operator import index
 from typing import SupportsIndex
 
 from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.checked.base import original
 from lorrery.scheduler.core.plan import Chunk
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -84,9 +85,14 @@ class BatchContext:
     A base class and not a protocol, so that compiled code calls its methods without a lookup: any other context (a
     test's, a wrapper) derives from it. Not abstract by `abc`: mypyc gives the instances of such a class weak references
     that outlive them.
+
+    Attributes:
+        running: sequences in the batch.
+        admitted: those of them that were admitted and are not yet in a plan.
     """
 
     running: Running
+    admitted: list[Sequence]
 
     @property
     def num_waiting(self) -> int:
@@ -171,7 +177,7 @@ def decodes_on(batching: object) -> bool:
     waiting, its choice is to decode until the first one reaches its length. Then it need not be called, nor notified of
     steps. The attribute holds for the class that defines it: one that redefines any other part has to repeat it.
     """
-    for cls in type(batching).__mro__:
+    for cls in type(original(batching)).__mro__:
         if "decodes_on" in vars(cls):
             return bool(vars(cls)["decodes_on"])
         if not _PARTS.isdisjoint(vars(cls)):

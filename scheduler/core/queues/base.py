@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
 from lorrery.scheduler.core.admission import Blocked
+from lorrery.scheduler.core.checked.base import original
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.protocols.queue import Queue
@@ -85,7 +86,7 @@ def is_asked_every_step(queue: Queue) -> bool:
     `holds_for` counts for the class that defines it and for what that inherits. A class that derives from it and
     overrides any other part of the protocol has to define `holds_for` again, as the inherited one may be wrong.
     """
-    for cls in type(queue).__mro__:
+    for cls in type(original(queue)).__mro__:
         if "holds_for" in vars(cls):
             return False
         if any(name in vars(cls) for name in _PARTS):
@@ -93,14 +94,14 @@ def is_asked_every_step(queue: Queue) -> bool:
     return True
 
 
-def goes_by_arrival(queue: Queue) -> TypeGuard[ListedQueue]:
+def goes_by_arrival(queue: object) -> TypeGuard[ListedQueue]:
     """Return whether a queue's order is that of its list, so that its `front` gives the first of it."""
     return isinstance(queue, ListedQueue) and type(queue).__iter__ is ListedQueue.__iter__
 
 
 def hears_of_steps(queue: Queue) -> bool:
     """Return whether a queue implements `decoded`."""
-    return getattr(type(queue), "decoded", None) is not ListedQueue.decoded
+    return getattr(type(original(queue)), "decoded", None) is not ListedQueue.decoded
 
 
 _PARTS = frozenset(name for name in vars(Queue) if not name.startswith("_")) | {"__len__", "__iter__"}

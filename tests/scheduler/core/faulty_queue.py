@@ -2,6 +2,7 @@
 
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.plan import Failed, Idle, Plan
@@ -69,7 +70,7 @@ def member(queue: Faulty, *, blocks: bool = False) -> Member:
         memory="paged" if blocks else "peak",
         prefix_cache="blocks" if blocks else "none",
     )
-    return Member("w", build_replica(settings, make_queue=lambda _: queue), NEVER)
+    return Member("w", build_replica(settings, make_queue=lambda _: CheckedQueue(queue)), NEVER)
 
 
 def submit(worker: Member, *handles: int, at_ps: int = 0) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Failed, Plan, Raised, Ran
 from lorrery.scheduler.core.queues.fifo import Fifo
@@ -37,7 +38,7 @@ class Unlisted(Fifo):
 def replica(queue: Fifo) -> Replica:
     """Return one with two seats."""
     settings = ReplicaSettings("fcfs", 1_000, 80, max_num_seqs=2, max_num_batched_tokens=100)
-    return build_replica(settings, make_queue=lambda _: queue, load_ps=lambda adapter, tier: LOAD_PS)
+    return build_replica(settings, make_queue=lambda _: CheckedQueue(queue), load_ps=lambda adapter, tier: LOAD_PS)
 
 
 def with_adapter(handle: int) -> Sequence:

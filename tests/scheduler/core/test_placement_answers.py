@@ -8,7 +8,7 @@ import pytest
 
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.placement_answers import CHECK_IT, FIELDS
+from lorrery.scheduler.core.checked.placement import CHECK_IT, FIELDS, CheckedPlacement
 from lorrery.scheduler.core.placements.base import Choice
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -34,7 +34,9 @@ class Own:
 
 def run(place: Place, num_workers: int) -> list[SimulatedRequest]:
     settings = ReplicaSettings("fcfs", 1_000, 400, max_num_seqs=2, max_num_batched_tokens=500)
-    simulation = Simulation(build_workers(num_workers, settings, LlmMock(), build_replica), Own(place))
+    simulation = Simulation(
+        build_workers(num_workers, settings, LlmMock(), build_replica), CheckedPlacement(Own(place))
+    )
     workload = [WorkloadRequest(n, n / 100, 50, 20) for n in range(NUM_REQUESTS)]
     return sorted(simulation.run(build_requests(workload, "", {})), key=lambda request: request.handle)
 

@@ -9,10 +9,13 @@ import pytest
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.admission import CHECK_IT, BatchLimits
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.checked.batching import CheckedBatching
+from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.plan import Idle, Plan, Raised, Ran
 from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.build import build_requests, build_workers
@@ -92,16 +95,24 @@ from tests.scheduler.core.wrong_queues import (
 NUM_REQUESTS = 6
 
 
+def replica_of(
+    settings: ReplicaSettings, make_queue: Callable[[], Queue], make_batching: Callable[[], Batching] | None = None
+) -> Replica:
+    return build_replica(
+        settings,
+        make_queue=lambda _: CheckedQueue(make_queue()),
+        make_batching=None if make_batching is None else lambda _: CheckedBatching(make_batching()),
+    )
+
+
 def run(
-    make_queue: Callable[[ReplicaSettings], Queue],
-    make_batching: Callable[[ReplicaSettings], Batching] | None = None,
+    make_queue: Callable[[], Queue],
+    make_batching: Callable[[], Batching] | None = None,
     cancels: Iterable[tuple[int, int]] = (),
 ) -> list[SimulatedRequest]:
     """Run requests for which there are two seats."""
     settings = ReplicaSettings("fcfs", 1_000, 400, max_num_seqs=2, max_num_batched_tokens=500)
-    workers = build_workers(
-        1, settings, LlmMock(), lambda s: build_replica(s, make_queue=make_queue, make_batching=make_batching)
-    )
+    workers = build_workers(1, settings, LlmMock(), lambda s: replica_of(s, make_queue, make_batching))
     simulation = Simulation(workers, PLACEMENTS["least_loaded"](np.random.default_rng(1)))
     workload = [WorkloadRequest(n, n / 100, 50, 20) for n in range(NUM_REQUESTS)]
     ended = list(simulation.run(build_requests(workload, "Llama-2-7B", {}), cancels))
@@ -112,15 +123,15 @@ def run(
 
 def of(batch: type[Batch]) -> list[SimulatedRequest]:
     limits = BatchLimits(2, 500)
-    return run(lambda _: Queue(), lambda _: batch(limits))
+    return run(Queue, lambda: batch(limits))
 
 
 def test_what_answers_well_runs() -> None:
-    assert {request.outcome for request in [*run(lambda _: Queue()), *of(Batch)]} == {"finished"}
+    assert {request.outcome for request in [*run(Queue), *of(Batch)]} == {"finished"}
 
 
 def test_a_run_ends_though_its_policies_name_one_time_after_another() -> None:
-    assert {request.outcome for request in [*run(lambda _: WakesLater()), *of(Polls)]} == {"finished"}
+    assert {request.outcome for request in [*run(WakesLater), *of(Polls)]} == {"finished"}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +162,7 @@ def test_a_run_ends_though_its_policies_name_one_time_after_another() -> None:
     ],
 )
 def test_a_queue_whose_answer_makes_no_sense_has_raised(queue: type[Queue], answer: str) -> None:
-    ended = run(lambda _: queue())
+    ended = run(queue)
     assert len(ended) == NUM_REQUESTS
     failed = [request for request in ended if request.outcome == "failed"]
     assert failed
@@ -176,7 +187,7 @@ def test_what_a_queue_changes_in_a_running_request_is_put_back_and_an_error(
     queue: type[WritesRunning], batching: str
 ) -> None:
     settings = ReplicaSettings("fcfs", 1_000, 400, batching=batching, max_num_seqs=4, max_num_batched_tokens=60)
-    workers = build_workers(1, settings, LlmMock(), lambda s: build_replica(s, make_queue=lambda _: queue()))
+    workers = build_workers(1, settings, LlmMock(), lambda s: replica_of(s, queue))
     simulation = Simulation(workers, PLACEMENTS["least_loaded"](np.random.default_rng(1)))
     workload = [WorkloadRequest(n, n / 100, 50, 20) for n in range(NUM_REQUESTS)]
     ended = list(simulation.run(build_requests(workload, "Llama-2-7B", {})))
@@ -197,7 +208,7 @@ def test_what_a_cache_says_of_a_prompt_is_no_change(prompt: int, answer: str) ->
         max_num_batched_tokens=500,
     )  # fmt: skip
     queue = MarksCachedAfterwards() if answer else Queue()
-    worker = Member("w", build_replica(settings, make_queue=lambda _: queue), NEVER)
+    worker = Member("w", replica_of(settings, lambda: queue), NEVER)
     for handle in range(2):
         worker.submit(Sequence(handle, prompt, 1, 0, prompt_token_ids=range(prompt)), 0)
         plan = worker.plan(handle)
@@ -212,7 +223,7 @@ def test_what_a_cache_says_of_a_prompt_is_no_change(prompt: int, answer: str) ->
     ("queue", "ahead"), [(LetsNobodyIn, "1 ps later"), (LetsNobodyInFor90Microseconds, "100,000,000 ps later")]
 )
 def test_a_queue_that_names_one_time_after_another_in_vain_has_raised(queue: type[Queue], ahead: str) -> None:
-    ended = run(lambda _: queue())
+    ended = run(queue)
     assert [request.outcome for request in ended] == ["failed"] * NUM_REQUESTS
     for request in ended:
         assert f"policy {queue.__module__}:{queue.__qualname__} under " in request.detail
@@ -225,12 +236,12 @@ def test_the_decision_that_is_one_too_many_is_counted_not_timed() -> None:
     worker.submit(Sequence(0, 50, 20, 0), 0)
     late_ps = 10**9  # as in a live scheduler, which gets to each decision after its time
     times = [n * late_ps for n in range(10_000)]
-    assert not [message for at_ps in times[:-1] for message in raised(worker, at_ps)]
-    assert len(raised(worker, times[-1])) == 1
+    assert not [message for at_ps in times for message in raised(worker, at_ps)]
+    assert len(raised(worker, times[-1])) == 1  # the decision after that answer, which is due at once
     assert not worker.sequences
     # The same queue may try the next requests' patience a tenth as often.
     worker.submit(Sequence(1, 50, 20, times[-1]), times[-1])
-    again = [message for _ in range(1_000) for message in raised(worker, times[-1])]
+    again = [message for _ in range(1_001) for message in raised(worker, times[-1])]
     assert len(again) == 1
     assert "1,000 times in a row" in again[0]
 
@@ -239,7 +250,7 @@ def test_a_queue_that_polled_too_often_once_may_still_name_times_of_use() -> Non
     queue = LetsNobodyIn()
     worker = member(queue)
     worker.submit(Sequence(0, 50, 20, 0), 0)
-    assert len([message for _ in range(10_000) for message in raised(worker, 0)]) == 1
+    assert len([message for _ in range(10_001) for message in raised(worker, 0)]) == 1
     queue.ahead_ps = 100 * 10**6
     worker.submit(Sequence(1, 50, 20, 0), 0)
     assert not [message for n in range(3_000) for message in raised(worker, n * queue.ahead_ps)]
@@ -248,7 +259,7 @@ def test_a_queue_that_polled_too_often_once_may_still_name_times_of_use() -> Non
 
 @pytest.mark.parametrize("queue", [HoldsBack, HoldsBackForLong, WakesLater])
 def test_a_queue_may_hold_requests_back_until_times_that_it_names(queue: type[Queue]) -> None:
-    assert {request.outcome for request in run(lambda _: queue())} == {"finished"}
+    assert {request.outcome for request in run(queue)} == {"finished"}
 
 
 def test_times_in_vain_are_counted_anew_once_a_request_was_dropped() -> None:
@@ -271,7 +282,7 @@ def test_a_way_to_batch_that_waits_on_though_requests_run_ends_them() -> None:
 
 def test_strict_slora_polls_a_queue_that_lets_nobody_in_for_as_long_as_it_likes() -> None:
     settings = ReplicaSettings("fcfs", 1_000, 400, batching="slora_loop", limits="slora", strict=True)
-    worker = Member("w", build_replica(settings, make_queue=lambda _: NeverAdmits(strict=True)), NEVER)
+    worker = Member("w", replica_of(settings, lambda: NeverAdmits(strict=True)), NEVER)
     worker.submit(Sequence(0, 50, 20, 0), 0)
     at_ps = 0
     for _ in range(25_000):
@@ -292,7 +303,7 @@ def test_strict_slora_polls_a_queue_that_lets_nobody_in_for_as_long_as_it_likes(
 )
 def test_an_answer_for_no_step_is_refused_where_memory_is_full(queue: type[Queue], answer: str) -> None:
     settings = ReplicaSettings("fcfs", 100, 90, max_num_seqs=2, max_num_batched_tokens=500)
-    workers = build_workers(1, settings, LlmMock(), lambda s: build_replica(s, make_queue=lambda _: queue()))
+    workers = build_workers(1, settings, LlmMock(), lambda s: replica_of(s, queue))
     simulation = Simulation(workers, PLACEMENTS["least_loaded"](np.random.default_rng(1)))
     workload = [WorkloadRequest(n, n / 100, 50, 20) for n in range(NUM_REQUESTS)]
     ended = list(simulation.run(build_requests(workload, "Llama-2-7B", {})))
@@ -320,7 +331,7 @@ def test_a_queue_whose_len_is_wrong_ends_its_requests_and_rests() -> None:
     ],
 )
 def test_an_error_whose_message_cannot_be_shown_is_told_all_the_same(queue: type[Queue], message: str) -> None:
-    ended = run(lambda _: queue())
+    ended = run(queue)
     assert {request.outcome for request in ended} == {"failed"}
     assert all(request.detail.endswith(message) for request in ended)
 
@@ -339,7 +350,7 @@ def test_requests_of_a_queue_that_says_it_has_none_end_once() -> None:
 
 def test_a_request_that_is_dropped_after_its_end_has_ended_once() -> None:
     last = NUM_REQUESTS - 1
-    ended = run(lambda _: DropsTheCancelled(), cancels=[(60_000_000_000, last)])
+    ended = run(DropsTheCancelled, cancels=[(60_000_000_000, last)])
     outcomes = {request.handle: request.outcome for request in ended}
     assert outcomes == {n: "cancelled" if n == last else "finished" for n in range(NUM_REQUESTS)}
     assert len(ended) == NUM_REQUESTS
@@ -347,7 +358,7 @@ def test_a_request_that_is_dropped_after_its_end_has_ended_once() -> None:
 
 def member(queue: Queue) -> Member:
     settings = ReplicaSettings("fcfs", 1_000, 400, max_num_seqs=2, max_num_batched_tokens=500)
-    return Member("w", build_replica(settings, make_queue=lambda _: queue), NEVER)
+    return Member("w", replica_of(settings, lambda: queue), NEVER)
 
 
 def raised(worker: Member, at_ps: int) -> list[str]:

@@ -92,12 +92,13 @@ def test_a_dropped_request_ends_once_though_its_queue_keeps_it(blocks: bool) -> 
 
 @pytest.mark.parametrize("leave", ["cancel", "withdraw", "lose"])
 def test_a_dropped_request_that_is_still_in_the_queue_is_nobodys_any_more(leave: str) -> None:
-    worker = member(Drops("keeps"))
+    queue = Drops("keeps")
+    worker = member(queue)
     submit(worker, 1, 2)
     worker.cancel(1, 30)
     worker.recall(2, "other", 30)
     assert len(worker.plan(0).events) == 2
-    worker.replica.queue.admit = lambda *_: []  # type: ignore[method-assign]
+    queue.admit = lambda *_: []  # type: ignore[method-assign]
     if leave == "cancel":
         assert not worker.plan(30).events
     assert (worker.withdraw_waiting(40) if leave == "withdraw" else worker.lose(40)) == ([], [])

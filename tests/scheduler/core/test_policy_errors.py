@@ -8,6 +8,8 @@ from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.checked.batching import CheckedBatching
+from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import Placed, Refused
 from lorrery.scheduler.core.member import Member
@@ -178,7 +180,10 @@ def test_a_worker_whose_limits_have_changed_does_not_speak_for_others() -> None:
     ways = [Narrowing(chooses=True), Narrowing(chooses=True)]
     core = ClusterCore(LeastLoaded())
     for number, way in enumerate(ways):
-        core.attach(Member(f"w{number}", build_replica(settings, make_batching=lambda _, way=way: way), NEVER), 0)
+        core.attach(
+            Member(f"w{number}", build_replica(settings, make_batching=lambda _, way=way: CheckedBatching(way)), NEVER),
+            0,
+        )
     ways[1].limits = BatchLimits(2, 10)
     for handle in range(4):
         (event,) = core.submit(Sequence(handle, 50, 5), 0)
@@ -190,7 +195,9 @@ def test_a_worker_whose_limits_have_changed_does_not_speak_for_others() -> None:
 
 
 def test_a_worker_whose_limits_raise_has_no_seat_for_requests_that_move() -> None:
-    replica = build_replica(ReplicaSettings("fcfs", 400, 80), make_batching=lambda _: NoLimits(chooses=True))
+    replica = build_replica(
+        ReplicaSettings("fcfs", 400, 80), make_batching=lambda _: CheckedBatching(NoLimits(chooses=True))
+    )
     assert not replica.headroom().has(Sequence(1, 5, 5))
     with pytest.raises(ZeroDivisionError, match="in limits"):
         replica.plan(0)
@@ -199,7 +206,9 @@ def test_a_worker_whose_limits_raise_has_no_seat_for_requests_that_move() -> Non
 @pytest.mark.parametrize("chooses", [True, False])
 def test_limits_that_raise_take_nobody_along_at_the_door(chooses: bool) -> None:
     settings = ReplicaSettings("fcfs", 400, 80)
-    worker = Member("w", build_replica(settings, make_batching=lambda _: NoLimits(chooses=chooses)), NEVER)
+    worker = Member(
+        "w", build_replica(settings, make_batching=lambda _: CheckedBatching(NoLimits(chooses=chooses))), NEVER
+    )
     core = ClusterCore(LeastLoaded())
     core.attach(worker, 0)
     (event,) = core.submit(Sequence(1, 5, 5), 0)
@@ -225,7 +234,7 @@ def test_a_queue_that_cannot_say_how_many_wait_ends_who_waits_and_nothing_raises
     settings = ReplicaSettings("fcfs", 200, 80, max_num_seqs=1, max_num_batched_tokens=100)
     core = ClusterCore(LeastLoaded())
     for name in ("w0", "w1"):
-        core.attach(Member(name, build_replica(settings, make_queue=lambda _settings: Uncountable())), 0)
+        core.attach(Member(name, build_replica(settings, make_queue=lambda _settings: CheckedQueue(Uncountable()))), 0)
     first = core.members["w0"]
     first.submit(Sequence(0, 5, 5), 0)
     first.plan(0)

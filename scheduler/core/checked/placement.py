@@ -1,8 +1,7 @@
-"""Checks of a placement from outside the tree, made where the core calls it.
+"""A placement from outside the tree, checked at each call.
 
 It gets the core's own request object, and may only read it: a changed length would surface in the device, as an error
 that names no policy. So every change is undone, and having made one is an error of the placement, as if it had raised.
-Placements of the tree are not checked; their tests do it.
 """
 
 from collections.abc import Sequence as Many
@@ -10,7 +9,9 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
-from lorrery.scheduler.core.placements.base import Candidate, Choice
+from lorrery.scheduler.core.checked.base import Checked, a
+from lorrery.scheduler.core.placements.base import Choice
+from lorrery.scheduler.core.placements.candidate import Candidate
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Sequence
 
@@ -24,26 +25,34 @@ fields_of = attrgetter(*FIELDS)
 """Returns the values of these fields of a request."""
 
 
-def choice_of(placement: Placement, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
-    """Call a placement from outside the tree.
+class CheckedPlacement(Checked):
+    """A placement that calls one from outside the tree, and has its attributes."""
 
-    Raises:
-        TypeError: its result is no `Choice`.
-        ValueError: it changed the request.
-        Exception: whatever it raised.
-    """
-    policy: Any = placement
-    before = fields_of(sequence)
-    try:
-        choice = policy.place(sequence, candidates)
-    finally:
-        changed = put_back(sequence, before)
-    if changed:
-        raise ValueError(f"`place` changed the request's {', '.join(changed)}; it may only look; {CHECK_IT}")
-    if not isinstance(choice, Choice):
-        what = "None" if choice is None else f"a {type(choice).__name__}"
-        raise TypeError(f"`place` answered {what}; it must be a Choice(candidate, why); {CHECK_IT}")
-    return choice
+    def __init__(self, placement: Placement) -> None:
+        super().__init__(placement)
+        self._placement: Any = placement
+        self.predicts = bool(getattr(placement, "predicts", False))
+        self.moves_waiting = bool(getattr(placement, "moves_waiting", False))
+        self.asks_all = bool(getattr(placement, "asks_all", False))
+
+    def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
+        """Choose one of the candidates.
+
+        Raises:
+            TypeError: the result is no `Choice`.
+            ValueError: the placement changed the request.
+            Exception: whatever it raised.
+        """
+        before = fields_of(sequence)
+        try:
+            choice = self._placement.place(sequence, candidates)
+        finally:
+            changed = put_back(sequence, before)
+        if changed:
+            raise ValueError(f"`place` changed the request's {', '.join(changed)}; it may only look; {CHECK_IT}")
+        if not isinstance(choice, Choice):
+            raise TypeError(f"`place` answered {a(choice)}; it must be a Choice(candidate, why); {CHECK_IT}")
+        return choice
 
 
 def put_back(sequence: Sequence, before: tuple[object, ...]) -> list[str]:
