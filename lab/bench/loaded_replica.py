@@ -22,7 +22,7 @@ from itertools import count
 
 import numpy as np
 
-from lorrery.chassis.tables import read_tables
+from lorrery.chassis.toml import read_tables
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.plan import Finished, Plan, Ran
 from lorrery.scheduler.core.queues.profile import Profile
