@@ -83,6 +83,7 @@ async def test_the_tokenizer_counts_as_a_prompt(tmp_path: Path, path: str) -> No
         assert status == 403, error
 
 
+@pytest.mark.timing
 async def test_streams_of_a_thousand_outputs_leave_others_their_turns(
     attacked: Client, shared_cluster: LocalCluster
 ) -> None:
