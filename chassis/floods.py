@@ -68,6 +68,7 @@ class Floods:
         self._ended = set[_Peer]()
         self._others = set[int]()  # inodes of what is open and no connection of the server
         self._trimming: asyncio.TimerHandle | None = None
+        self._any_freed = False  # since the last trim
         self._log = BoundedLog(get_logger("chassis.floods"), "connection_ended")
 
     def call_began(self, peer: str) -> None:
@@ -104,6 +105,7 @@ class Floods:
     def call_was_empty(self, peer: str) -> None:
         """Count a call that its client ended before its first message; end the connection if there are too many."""
         self._empty[peer] += 1
+        self._any_freed = True
         num_empty = self._empty[peer]
         if MAX_EMPTY_CALLS <= num_empty > self._begun[peer] / 2 and (
             num_empty >= MAX_EMPTY_CALLS_OF_USERS or peer not in self._users
@@ -145,11 +147,17 @@ class Floods:
             if its_peer == peer:
                 connection.shutdown(socket.SHUT_RDWR)
                 self._log.say("flood", peer=f"{peer[0]}:{peer[1]}", why=why)
+        self._trim_later()
+
+    def _trim_later(self) -> None:
         if self._trimming is None:
             self._trimming = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._trim)
 
     def _trim(self) -> None:
         self._trimming = None
+        if self._any_freed:  # a busy service takes long to take the calls of an ended connection from the queue
+            self._any_freed = False
+            self._trim_later()
         with suppress(AttributeError):  # another C library than GNU's
             ctypes.CDLL(None).malloc_trim(0)
 

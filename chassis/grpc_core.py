@@ -12,7 +12,7 @@ import os
 from importlib import metadata
 
 KNOWING = ("1.85",)
-"""Versions of grpcio with both experiments, and the methods that `unknown_methods` replaces. Tests check the installed
+"""Versions of grpcio with both experiments, and the methods that the server replaces. Tests check the installed
 one (tests/chassis/test_grpc_core.py, test_server.py)."""
 
 

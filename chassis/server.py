@@ -1,10 +1,13 @@
 """The gRPC server of a process: health, reflection, TLS, limits."""
 
+import asyncio
 import socket
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import grpc.aio
+from grpc._cython import cygrpc
+from grpc.aio import _server as library
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from lorrery.chassis.calls import CallGuard
@@ -13,7 +16,10 @@ from lorrery.chassis.grpc_core import installed_version, is_known
 from lorrery.chassis.metrics import address_error
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.tls import server_credentials
-from lorrery.chassis.unknown_methods import OutlivingServer
+
+# ruff: noqa: SLF001  the library has no public hook for calls of unknown methods
+
+_core: Any = cygrpc
 
 RECEIVE_BYTES = 4 * 1024 * 1024
 """gRPC's default limit on received messages. A longer message ends its call with RESOURCE_EXHAUSTED."""
@@ -32,8 +38,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # A connection costs some 15 kB, and 80 kB with TLS.
     ("grpc.max_allowed_incoming_connections", 4096),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # Calls open at once on one connection; a client keeps further ones back. gRPC counts reset ones too until Python
-    # has let go of them.
+    # Calls open at once on one connection. gRPC counts reset ones too until Python has let go of them, so this bounds
+    # what a rapid reset takes. Clients keep further calls back, but for those that they begin as soon as others end:
+    # of 10,000 at once on one connection a third gets UNAVAILABLE.
     ("grpc.max_concurrent_streams", 2_000),
     # Calls waiting for the event loop: above 1,000 gRPC would cancel random ones silently. Refusals, with a reason, are
     # the service's task.
@@ -94,7 +101,7 @@ def new_server(receive_bytes: int = RECEIVE_BYTES, guard: CallGuard | None = Non
     interceptors = [guard or CallGuard()]
     if not is_known(installed_version()):
         return grpc.aio.server(interceptors=interceptors, options=options)
-    return cast("grpc.aio.Server", OutlivingServer(interceptors, options))
+    return cast("grpc.aio.Server", _OutlivingServer(interceptors, options))
 
 
 def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = "listen") -> str:
@@ -157,3 +164,41 @@ def listening_socket(setting: str, listen: str) -> socket.socket:
     except OSError as error:
         raise address_error(setting, listen, error) from None
     return listener
+
+
+class _OutlivingServer(library.Server):
+    """The library's server, which outlives calls of methods that it does not have.
+
+    grpcio (1.85) decodes the path of such a call in its serving loop. A path that is no UTF-8 ends the loop, and the
+    whole server with it: one call of anybody's. So these calls are answered here, with UNIMPLEMENTED and without their
+    path. They are those that match no registered method; a generic handler of the library's has no methods that it
+    could be asked for. Options for compression and thread pools are left out.
+
+    Args:
+        interceptors: of its calls.
+        options: of the channel.
+    """
+
+    def __init__(
+        self, interceptors: Sequence["grpc.aio.ServerInterceptor"], options: Sequence[tuple[str, int]]
+    ) -> None:
+        self._loop = _core.get_working_loop()
+        self._server = _Outliving(self._loop, None, (), interceptors, options, None)
+
+
+class _Outliving(_core.AioServer):  # type: ignore[misc]
+    def _make_request_call_future(self, method: bytes | None) -> "asyncio.Future[Any]":
+        """Return a future of the next call of `method`; None: of any other, which the serving loop is not to see."""
+        if method is not None:
+            return cast("asyncio.Future[Any]", super()._make_request_call_future(method))
+        return asyncio.create_task(self._answer_others(), name="calls of unknown methods")
+
+    async def _answer_others(self) -> None:
+        loop, answering = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        no_methods = _core._MethodResolver([], {})
+        while True:
+            call = await self._request_call()
+            answer = _core._handle_rpc("", no_methods, (), call, loop, False)
+            task = loop.create_task(_core._schedule_rpc_coro(answer, call, loop, ""))
+            answering.add(task)
+            task.add_done_callback(answering.discard)

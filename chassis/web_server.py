@@ -24,13 +24,13 @@ from lorrery.chassis.handshakes import REFUSED_SECONDS, Handshakes
 from lorrery.chassis.hosts import Hosts, named_in
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.chassis.lingering import LingeringTransport
+from lorrery.chassis.metrics import MAX_HEAD_BYTES
 from lorrery.chassis.server import at_port, listening_socket
 
 REQUEST_SECONDS = 30.0
 """From the start of the connection, or the first byte after a previous request, to the last byte of a request."""
 MAX_CONNECTIONS = 256
 """A browser opens up to six for a page."""
-MAX_HEAD_BYTES = 1 << 16
 _MAX_AHEAD = 8
 """Requests that may wait behind another on their connection; no browser sends any."""
 _LINGER_BYTES = 1 << 24

@@ -20,7 +20,7 @@ from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.vocabulary.wire_time import to_wire
 
 MAX_WEIGHT_CHARACTERS = 100
@@ -202,7 +202,7 @@ def refused(handle: int, refusal: Refusal) -> ToRouter:
     message = pb.Refused(handle=handle, reason=reason, message=refusal.message, facts=facts)
     message.scope = _REFUSAL_SCOPE[refusal.scope]
     if refusal.retry_ps is not None:
-        message.retry_ps = refusal.retry_ps
+        message.retry_ps = min(refusal.retry_ps, NEVER)
     message.retry_step_ps = refusal.retry_step_ps
     return ToRouter(refused=message)
 

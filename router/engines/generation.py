@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lorrery.chassis import status
-from lorrery.chassis.errors import Conflict, Reason
+from lorrery.chassis.errors import Conflict, Overloaded, Reason
 from lorrery.chassis.names import quoted
 from lorrery.router.grpc_call import FAREWELL_SECONDS, GrpcCall, begin_stream
 from lorrery.tokenizer.base import Tokenizer
@@ -80,6 +80,7 @@ class Open:
         self._calls: list[GrpcCall] = []
         self._task: asyncio.Task[Any] | None = None
         self._has_begun = False
+        self._write: asyncio.Future[None] | None = None
 
     @property
     def num_unstarted_tokens(self) -> int:
@@ -99,7 +100,7 @@ class Open:
         """Serve all outputs concurrently, and write their messages.
 
         Raises:
-            RequestError: one of them fails; the others are ended.
+            RequestError: one of them fails, and the others are ended; or an aborted request's reader takes nothing.
         """
         task = self._task = asyncio.current_task()
         assert task is not None
@@ -107,15 +108,11 @@ class Open:
 
         def call_of(output: Output) -> GrpcCall:
             async def take(message: router_pb2.GenerateResponse) -> None:
-                output.add(message)
-                call.complete = output.reason is not None
-                if len(self.outputs) == 1:
-                    await self._begin(context)
-                    await write(output, message)
-                    return
                 async with writing:
-                    await self._begin(context)
-                    await write(output, message)
+                    output.add(message)
+                    call.complete = output.reason is not None
+                    self._write = asyncio.ensure_future(self._send(context, write, output, message))
+                    await asyncio.shield(self._write)
 
             call = GrpcCall(context, take)
             return call
@@ -131,21 +128,30 @@ class Open:
         finally:
             self._task = None
 
-    async def _begin(self, context: status.Context) -> None:
+    async def _send(
+        self, context: status.Context, write: Write, output: Output, message: router_pb2.GenerateResponse
+    ) -> None:
         if not self._has_begun:
             self._has_begun = True
             await begin_stream(context)
+        await write(output, message)
 
     async def _farewell(self, write: Write) -> None:
-        """Report every unfinished output as aborted."""
+        """Report every unfinished output as aborted.
+
+        gRPC refuses a message while another is on its way, and would then never end the call: so no write is cancelled.
+        """
         try:
             async with asyncio.timeout(FAREWELL_SECONDS):
+                if self._write is not None:
+                    await self._write
                 for output in self.outputs:
                     if output.reason is None:
                         output.abort()
                         await write(output, router_pb2.GenerateResponse())
-        except TimeoutError:  # the client reads nothing, not even this
-            raise asyncio.CancelledError from None
+        except TimeoutError:
+            text = f"the request was aborted, and the reader took nothing for {FAREWELL_SECONDS:g} s"
+            raise Overloaded(text, Reason.SLOW_READER) from None
 
     async def _serve(self, serve: Serve) -> None:
         if len(self._messages) == 1:

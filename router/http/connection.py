@@ -27,7 +27,7 @@ from lorrery.chassis.handshakes import MAX_REFUSED, REFUSED_SECONDS
 from lorrery.chassis.hosts import Hosts, named_in
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.chassis.lingering import LingeringTransport
-from lorrery.chassis.web_server import MAX_HEAD_BYTES
+from lorrery.chassis.metrics import MAX_HEAD_BYTES
 from lorrery.router.http.edge import ROLES
 from lorrery.router.http.errors import body
 from lorrery.router.http.stuck_reader import ReaderWatch

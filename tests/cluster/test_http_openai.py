@@ -48,6 +48,7 @@ async def test_a_completion_is_what_grpc_gives(cluster: LocalCluster, openai: As
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (8, 12, 20)
 
 
+@pytest.mark.timing  # a router that falls behind sends several tokens at once
 async def test_a_stream_has_a_token_a_chunk_and_its_finish_reason_on_the_last(
     cluster: LocalCluster, openai: AsyncOpenAI
 ) -> None:

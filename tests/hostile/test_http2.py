@@ -77,7 +77,7 @@ async def test_calls_of_many_connections_that_have_no_message(attacked: Client, 
     process = shared_cluster.processes["router"]
     async with watched(process) as watch:
         method = "/lorrery.v1.RouterService/Generate"
-        assert await ended_connections("few_calls", method, process.grpc, seconds=8, num_connections=80) > 5
+        assert await ended_connections("few_calls", method, process.grpc, seconds=15, num_connections=80) > 5
         figures = await watch.figures(within_seconds=30, left_bytes=60 * MEGABYTE)
     assert figures.peak_bytes < 450 * MEGABYTE  # gRPC's core keeps 20,000 calls that Python has not taken yet
     assert figures.gap_seconds < 1.5
@@ -105,4 +105,4 @@ async def test_frames_that_are_no_call(attacked: Client, shared_cluster: LocalCl
         method = "/lorrery.v1.RouterService/Generate"
         assert await ended_connections(attack, method, process.grpc) == NUM_CONNECTIONS
         figures = await watch.figures()
-    assert figures.peak_bytes < 50 * MEGABYTE
+    assert figures.peak_bytes < 100 * MEGABYTE

@@ -1,10 +1,12 @@
 """Clients that take more than their share: of a key's minute, and of the CPU of a router."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from lorrery.local.cluster import LocalCluster
 from tests.cluster.client import Client
@@ -18,6 +20,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 MOST_GAP_SECONDS = 0.5
 """Of a router that is saturated; it was 0.7, with every output writing whenever it had a token."""
 MANY = {"prompt": [PROMPT] * 8, "n": 128, "max_tokens": 60, "ignore_eos": True, "logprobs": 20, "stream": True}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
+    """A cluster that waits for a client on a busy machine."""
+    folder = tmp_path_factory.mktemp("cluster")
+    async with running_cluster(folder, "router.reader_timeout_seconds=60", num_workers=2) as cluster:
+        yield cluster
 
 
 async def _posted(cluster: LocalCluster, path: str, body: dict[str, Any], secret: str) -> tuple[int, Any]:
@@ -73,6 +83,7 @@ async def test_the_tokenizer_counts_as_a_prompt(tmp_path: Path, path: str) -> No
         assert status == 403, error
 
 
+@pytest.mark.timing
 async def test_streams_of_a_thousand_outputs_leave_others_their_turns(
     attacked: Client, shared_cluster: LocalCluster
 ) -> None:
