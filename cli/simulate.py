@@ -26,10 +26,10 @@ from lorrery.loadgen.flags import Out, Report, check_report, takes_load_options
 from lorrery.loadgen.options import load_options
 from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
+from lorrery.scheduler.core.facts import Subscriber
 from lorrery.settings import Settings
 from lorrery.simulator.interface import checked_record, prepare
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
-from lorrery.simulator.step_span import Observer
 from lorrery.sweeps import flags as sweep_flags
 from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE, STEPS_FILE
 from lorrery.worker.device.basis import grounds, slow_kernels
@@ -293,21 +293,21 @@ def _run(
     console = table_console()
     written: list[Path] = []
     with ExitStack() as stack:
-        observers: list[Observer] = []
+        subscribers: list[Subscriber] = []
         if out is not None and steps:
             from lorrery.simulator.steps import StepWriter
 
             written.append(out / STEPS_FILE)
-            observers.append(StepWriter(_text(written[-1], stack)))
+            subscribers.append(StepWriter(_text(written[-1], stack)))
         if out is not None and perfetto:
             from lorrery.simulator.trace import TraceWriter
 
             written.append(out / TRACE_FILE)
             trace = TraceWriter(_text(written[-1], stack))
             stack.callback(trace.close)
-            observers.append(trace)
+            subscribers.append(trace)
             run.on_end = trace.ended
-        run.observers = observers
+        run.subscribers = subscribers
         stop_then_exit(run.stop)
         if sys.stderr.isatty():
             from lorrery.cli.progress_bar import ProgressBar

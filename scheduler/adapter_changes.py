@@ -6,7 +6,7 @@ a worker that attaches later loads an adapter with the first request.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from lorrery.chassis.clock import DeviceClock
@@ -16,9 +16,8 @@ from lorrery.chassis.names import quoted
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.facts import AdapterLoaded, AdapterUnloaded, Facts
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.scheduler.frames.feed import Feed
-from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
@@ -36,36 +35,30 @@ class AdapterChanges:
     Args:
         loaded: decides changes, and merges those that others decide.
         core: resolves the adapters that requests name.
+        facts: of the scheduler.
         factory: builds adapters.
         routers: connected; they are sent changes.
         workers: attached; they retire adapters that are out of use.
-        feed: its history drops adapters that were unloaded.
-        journal: records changes; None: there is no journal.
         clock: device clock.
-        foresee: called with the names that requests will use.
     """
 
     def __init__(
         self,
         loaded: LoadedAdapters,
         core: ClusterCore,
+        facts: Facts,
         factory: ReplicaFactory,
         routers: Collection[RouterLink],
         workers: Mapping[str, Dispatcher],
-        feed: Feed,
-        journal: Journal | None,
         clock: DeviceClock,
-        foresee: Callable[[Iterable[str]], None],
     ) -> None:
         self._loaded = loaded
         self._core = core
+        self._facts = facts
         self._factory = factory
         self._routers = routers
         self._workers = workers
-        self._feed = feed
-        self._journal = journal
         self._clock = clock
-        self._foresee = foresee
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by adapter id, of running loads
         self._num_numbered = len(core.adapters)
         self._carry_out(self.log.changes)
@@ -145,7 +138,6 @@ class AdapterChanges:
         await self._loaded.save()
 
     def _carry_out(self, changes: Sequence[AdapterChange]) -> None:
-        self._foresee(change.adapter_id for change in changes if change.rank)
         at_ps = self._clock.now_ps()
         log_change = log.info
         for number, (version, adapter_id, rank) in enumerate(changes):
@@ -157,10 +149,8 @@ class AdapterChanges:
                 before = self._core.load_adapter(adapter)
             else:
                 before = self._core.unload_adapter(adapter_id)
-                if self._feed.history is not None:
-                    self._feed.history.adapters.forget(adapter_id)
-            if self._journal is not None:
-                self._journal.adapter(adapter_id, rank, version, at_ps)
+            known = AdapterLoaded(adapter_id, rank, version) if rank else AdapterUnloaded(adapter_id)
+            self._facts.publish((known,), at_ps)
             if before is not None:
                 for worker in self._workers.values():
                     worker.retired(before.key, at_ps)

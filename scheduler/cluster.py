@@ -21,15 +21,18 @@ from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.adapter_changes import AdapterChanges
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.facts import Facts, FaultBegan, Joined
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
-from lorrery.scheduler.engine_counts import EngineTally
+from lorrery.scheduler.engine_counts import EngineTallies, EngineTally
+from lorrery.scheduler.facts import FaultsSet
 from lorrery.scheduler.faults import ClusterFaults, told_to
 from lorrery.scheduler.frames.feed import Feed
 from lorrery.scheduler.gauges import Gauges
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.kv_events import KvEvents
+from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import Load, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
@@ -75,38 +78,37 @@ class Cluster:
             ],
             notes_figures=path is not None,
         )
-        self.metrics = SchedulerMetrics(registry, settings.metrics)
+        self.facts = facts = Facts()
+        lives: dict[int, LiveRequest] = {}
+        self.metrics = SchedulerMetrics(registry, lives, settings.metrics)
         self.metrics.adapters.foresee(self.core.adapters)
-        self.feed = Feed(self.core, self.workers, self.clock)
+        self.feed = Feed(self.core, facts, self.workers, self.clock)
         self.faults = ClusterFaults(settings, self.clock, self.metrics.faults, self.workers, self._lose)
-        self.journal = None if path is None else Journal(path, settings)
+        self.journal = None if path is None else Journal(path, settings, lives)
         own = settings.scheduler
         self.kv_events = KvEvents(own.prefix_cache.kind, 8 * own.max_pending_router_tokens)
-        self.traces = RequestTraces(tracer, self.clock)
+        self.traces = RequestTraces(tracer, self.clock, lives)
+        shown = settings.metrics
+        self._engines = EngineTallies(self._engine_tally) if shown.vllm or shown.sglang else None
+        if self.journal is not None:
+            facts.subscribe(self.journal)
+        facts.subscribe(self.traces)
+        facts.subscribe(self.metrics)
+        if self._engines is not None:
+            facts.subscribe(self._engines)
         self.requests = Requests(
             self.core,
+            facts,
+            lives,
             self.workers,
             self._factory,
             self.metrics,
-            self.feed,
-            self.journal,
             clock=self.clock,
             awake=self.awake,
             slices=self.slices,
-            traces=self.traces,
-            log_placement=settings.scheduler.log_placement,
+            log_placement=own.log_placement,
         )
-        self.adapters = AdapterChanges(
-            loaded,
-            self.core,
-            self._factory,
-            self.routers,
-            self.workers,
-            self.feed,
-            self.journal,
-            self.clock,
-            self.metrics.adapters.foresee,
-        )
+        self.adapters = AdapterChanges(loaded, self.core, facts, self._factory, self.routers, self.workers, self.clock)
         self._groups = OutputGroups()
         Gauges(self.metrics, self)
 
@@ -140,7 +142,7 @@ class Cluster:
     @property
     def fairness(self) -> float:
         """Jain's index of the service that tenants got."""
-        return self.requests.served.jain_index(self.clock.now_ps() / PS_PER_SECOND)
+        return self.metrics.served.jain_index(self.clock.now_ps() / PS_PER_SECOND)
 
     # --- read by routers, and by workers that look for a scheduler ----------------------------------------------------
 
@@ -196,19 +198,15 @@ class Cluster:
         at_ps = self.clock.now_ps()
         self.faults.begin(at_ps)
         load_rules = self.faults.load_rules(hello.worker_id)
-        journal = None if self.journal is None else self.journal.attached(hello, at_ps)
         member = Member(
             hello.worker_id, self._factory.replica(settings, load_rules), settings.max_total_token_num, hello.pace
         )
+        self.facts.publish((Joined(member, hello),), at_ps, member)
         events = self.core.attach(member, at_ps)
-        if (history := self.feed.history) is not None:
-            history.joined(member, at_ps)
         watch = Watch(self.settings.scheduler.worker_timeout_seconds, self.awake.now())
         kv_events = self.kv_events.attach(hello.worker_id, member.replica.prefix_cache, kv_source)
-        engine = self._engine_tally(member)
-        worker = self.workers[hello.worker_id] = Dispatcher(
-            hello, member, self, watch, instance_id, journal, kv_events, engine
-        )
+        engine = None if self._engines is None else self._engines.of(member)
+        worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, watch, instance_id, kv_events, engine)
         log.info(
             "worker_attached",
             worker_id=hello.worker_id,
@@ -224,11 +222,8 @@ class Cluster:
         self.look_for_moves()
         return worker
 
-    def _engine_tally(self, member: Member) -> EngineTally | None:
-        """Return the tally of what a worker shows under other engines' names; None: it shows nothing."""
-        shown = self.settings.metrics
-        if not (shown.vllm or shown.sglang):
-            return None
+    def _engine_tally(self, member: Member) -> EngineTally:
+        """Return the tally of what a worker shows under other engines' names."""
         replica, known = member.replica, self.core.adapters.values()
         options, max_loras = replica.adapters.options, replica.batching.limits.max_sequences
         if options.max_loras is not None:
@@ -253,11 +248,8 @@ class Cluster:
         """
         from_ps = max([self.clock.now_ps(), *(worker.boundary_ps + 1 for worker in self.workers.values())])
         taken = self.faults.take(rules, from_ps, add=add)
-        if self.journal is not None:
-            self.journal.faults([fault.text for fault in taken], from_ps, add=add)
-        if (history := self.feed.history) is not None:
-            for fault in taken:
-                history.fault(fault.text, self.clock.now_ps())
+        texts = [fault.text for fault in taken]
+        self.facts.publish((FaultsSet(texts, from_ps, add), *map(FaultBegan, texts)), self.clock.now_ps())
         for worker in self.workers.values():
             worker.let_go_wrong(told_to(worker.worker_id, taken), add=add)
 
@@ -273,9 +265,6 @@ class Cluster:
         at_ps = self.clock.now_ps()
         gave_back, events = self.core.drain(worker.member, at_ps)
         worker.drained(gave_back, at_ps)
-        if (history := self.feed.history) is not None:
-            history.draining(worker.member, at_ps)
-        self.requests.given_back(gave_back.sequences, "worker_draining", at_ps)
         self.requests.place(events, at_ps)
         self.look_for_moves()
 
@@ -296,11 +285,7 @@ class Cluster:
         at_ps = self.clock.now_ps()
         gave_back, events = self.core.lose(worker.member, at_ps, worker.boundary_ps)
         worker.lost(gave_back, at_ps)
-        self.requests.given_back(gave_back.sequences, "worker_lost", at_ps)
         num_requeued = len(gave_back.sequences)
-        if (history := self.feed.history) is not None:
-            history.lost(worker.member, num_requeued, at_ps)
-        self.metrics.requeued.inc(num_requeued)
         left = worker.draining or self._closing
         if not left:
             self.metrics.workers_lost.inc()
@@ -355,10 +340,7 @@ class Cluster:
         A worker whose stream ends earlier is lost even while the scheduler drains: its requests are recomputed.
         """
         self._closing = True
-        for live in self.requests.lives.values():
-            if live.trace is not None:
-                live.trace.ended(self.clock.now_ps())
-                live.trace = None
+        self.traces.close(self.clock.now_ps())
 
     # --- the journal ------------------------------------------------------------------------------------------------
 
@@ -375,4 +357,5 @@ class Cluster:
 
     def _gather_steps(self) -> None:
         for worker in self.workers.values():
-            worker.flush_journal()
+            if self.journal is not None and worker.steps_are_settled:
+                self.journal.flush_steps(worker.member)

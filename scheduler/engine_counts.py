@@ -5,21 +5,28 @@ request, nothing per step; running and waiting counts are read when sent. The na
 with a plan at most every `NAMES_EVERY_PS`: a hundred names cost as much as everything else in a plan.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import get_args
 
 from lorrery.chassis.output_groups import OutputGroup, OutputGroups
-from lorrery.scheduler.core.adapter_events import AdapterEvent, LoadEnded
-from lorrery.scheduler.core.plan import (
+from lorrery.scheduler.core.facts import (
+    ADAPTER_FACTS,
+    AdapterEvent,
     Admitted,
     Cancelled,
     Dropped,
-    Event,
     Failed,
     Finished,
     FirstToken,
+    GaveBack,
+    Handler,
+    Joined,
+    LoadEnded,
+    Placed,
     Preempted,
     Recalled,
 )
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.wire_workers import EngineCounts
@@ -31,6 +38,56 @@ NAMES_EVERY_PS = PS_PER_SECOND // 10
 SETTLED_PS = PS_PER_SECOND // 2
 """How long tokens of a running request wait until they count. Its router may find a stop string in them, or that its
 client has left; like vLLM's front end, which does the same in its own process, we do not count what comes after."""
+
+
+Happening = Admitted | Cancelled | Dropped | Failed | Finished | FirstToken | Preempted | Recalled
+
+
+class EngineTallies:
+    """The tallies of all workers.
+
+    Args:
+        make: makes the tally of a worker.
+    """
+
+    def __init__(self, make: Callable[[Member], "EngineTally"]) -> None:
+        self._make = make
+        self._tallies: dict[Member, EngineTally] = {}
+
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {
+            Joined: self._joined,
+            Placed: self._placed,
+            GaveBack: self._gave_back,
+            **dict.fromkeys(get_args(Happening), self._happened),
+            **dict.fromkeys(ADAPTER_FACTS, self._adapter_changed),
+        }
+
+    def of(self, member: Member) -> "EngineTally | None":
+        """Return a worker's tally; None: it is not attached."""
+        return self._tallies.get(member)
+
+    def _joined(self, fact: Joined, at_ps: int, member: Member | None) -> None:
+        self._tallies[fact.member] = self._make(fact.member)
+
+    def _placed(self, fact: Placed, at_ps: int, member: Member | None) -> None:
+        self._tallies[fact.member].placed(fact.sequence)
+
+    def _gave_back(self, fact: GaveBack, at_ps: int, member: Member | None) -> None:
+        if fact.lost:
+            del self._tallies[fact.member]
+        else:
+            self._tallies[fact.member].gave_back(fact.sequences)
+
+    def _happened(self, fact: Happening, at_ps: int, member: Member | None) -> None:
+        if member in self._tallies:
+            self._tallies[member].happened(fact)
+
+    def _adapter_changed(self, fact: AdapterEvent, at_ps: int, member: Member | None) -> None:
+        if member in self._tallies:
+            self._tallies[member].adapter_changed(fact)
 
 
 class EngineTally:
@@ -89,41 +146,43 @@ class EngineTally:
             self._wait(sequence, -1)
             self._keeps(sequence, sequence.produced_tokens)
 
-    def happened(self, events: Iterable[Event]) -> None:
-        """Record the events of a decision or a step."""
-        told = self._next
-        for event in events:
-            if isinstance(event, Admitted):
-                sequence = event.sequence
-                self._wait(sequence, -1)
-                self._tokens.setdefault(sequence.handle, _Tokens(sequence))
-                if event.queried_tokens:
-                    told.prefix_queries += event.queried_tokens
-                    told.prefix_hits += sequence.cached_tokens
-            elif isinstance(event, FirstToken):
-                self._first_tokens.append(event)
-            elif isinstance(event, Finished):
-                self._keeps(event.sequence, event.output_tokens)
-                if event.reason is FinishReason.ABORTED:
-                    told.num_aborted += 1
-                else:
-                    self._finished(event)
-            elif isinstance(event, Preempted):
-                self._wait(event.sequence, 1)
-                told.num_preemptions += 1
-            elif isinstance(event, Recalled):
-                self._wait(event.sequence, -1)
-                self._keeps(event.sequence, event.sequence.produced_tokens)
-            elif isinstance(event, (Cancelled, Dropped, Failed)):
-                if event.sequence.admitted_ps is None:
-                    self._wait(event.sequence, -1)
-                withdrawal = event.sequence.withdrawal
-                self._keeps(event.sequence, None if withdrawal is None else withdrawal.kept_tokens)
-                if not isinstance(event, Cancelled):
-                    told.num_failed += 1
-                elif withdrawal is None or MEANINGS[withdrawal.cause].outcome:
-                    told.num_aborted += 1
-            self._happened = True
+    def happened(self, fact: Happening) -> None:
+        """Record a fact of a decision or a step."""
+        told, sequence = self._next, fact.sequence
+        self._happened = True
+        if isinstance(fact, Admitted):
+            self._wait(sequence, -1)
+            self._tokens.setdefault(sequence.handle, _Tokens(sequence))
+            if fact.queried_tokens:
+                told.prefix_queries += fact.queried_tokens
+                told.prefix_hits += sequence.cached_tokens
+        elif isinstance(fact, FirstToken):
+            self._first_tokens.append(fact)
+        elif isinstance(fact, Finished):
+            self._keeps(sequence, fact.output_tokens)
+            if fact.reason is FinishReason.ABORTED:
+                told.num_aborted += 1
+            else:
+                self._finished(fact)
+        elif isinstance(fact, Preempted):
+            self._wait(sequence, 1)
+            told.num_preemptions += 1
+        elif isinstance(fact, Recalled):
+            self._wait(sequence, -1)
+            self._keeps(sequence, sequence.produced_tokens)
+        else:
+            self._ended_otherwise(fact)
+
+    def _ended_otherwise(self, fact: Cancelled | Dropped | Failed) -> None:
+        sequence, told = fact.sequence, self._next
+        if sequence.admitted_ps is None:
+            self._wait(sequence, -1)
+        withdrawal = sequence.withdrawal
+        self._keeps(sequence, None if withdrawal is None else withdrawal.kept_tokens)
+        if not isinstance(fact, Cancelled):
+            told.num_failed += 1
+        elif withdrawal is None or MEANINGS[withdrawal.cause].outcome:
+            told.num_aborted += 1
 
     def _finished(self, event: Finished) -> None:
         self._ended.append(event)
@@ -160,14 +219,13 @@ class EngineTally:
                 self._waiting.pop(key, None)
                 self._waiting_ids.pop(key, None)
 
-    def adapters_changed(self, events: Iterable[AdapterEvent]) -> None:
-        """Record the events of the worker's adapters."""
-        for event in events:
-            if isinstance(event, LoadEnded) and not event.failed:
-                took = self._next.host_load_ps if event.tier == "host" else self._next.disk_load_ps
-                took.append(event.took_ps)
-            self._changed[event.adapter.key] = event.adapter
-            self._happened = True
+    def adapter_changed(self, fact: AdapterEvent) -> None:
+        """Record a fact of the worker's adapters."""
+        if isinstance(fact, LoadEnded) and not fact.failed:
+            took = self._next.host_load_ps if fact.tier == "host" else self._next.disk_load_ps
+            took.append(fact.took_ps)
+        self._changed[fact.adapter.key] = fact.adapter
+        self._happened = True
 
     # --- telling ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,27 @@ from typing import Any
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.version import VERSION
-from lorrery.scheduler.core.plan import Event, Idle, Plan
+from lorrery.scheduler import wire_routers
+from lorrery.scheduler.core.facts import (
+    AdapterLoaded,
+    AdapterUnloaded,
+    Arrived,
+    Cancelled,
+    Finished,
+    GaveBack,
+    Handler,
+    Joined,
+    Placed,
+    Refused,
+    Withdrawn,
+)
+from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
-from lorrery.scheduler.core.refusals import RefusalReason
-from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.watched_candidate import Figures
-from lorrery.scheduler.effects import NOBODY, Awaited
-from lorrery.scheduler.messages import StepReport, WorkerHello
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.facts import Decided, FaultsSet, InputLate, InputTaken, Stepped
+from lorrery.scheduler.inputs import NOBODY
+from lorrery.scheduler.live_request import LiveRequest
 from lorrery.settings import Settings
 
 FLUSH_SECONDS = 1.0
@@ -40,18 +54,21 @@ class Journal:
     Args:
         path: of the file.
         settings: the cluster's.
+        lives: the scheduler's requests, by handle.
 
     Raises:
         LorreryError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, settings: Settings) -> None:
+    def __init__(self, path: Path, settings: Settings, lives: Mapping[int, LiveRequest]) -> None:
         self._path = path
+        self._lives = lives
         self._lines: list[str] = []
         self._num_workers = 0
+        self._workers: dict[Member, _WorkerLines] = {}
         self._writing = threading.Lock()
         self._ended = False
-        self.with_prompts = settings.scheduler.prefix_cache.kind != "none" or settings.worker.output.mode != "random"
+        self._with_prompts = settings.scheduler.prefix_cache.kind != "none" or settings.worker.output.mode != "random"
         try:
             _move_aside(path)
             self._file = path.open("x", encoding="utf-8")
@@ -61,19 +78,40 @@ class Journal:
         self._add(header | {"settings": _what_matters(settings)})
         self._write()
 
-    # --- lines ------------------------------------------------------------------------------------------------------
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {
+            Arrived: self._arrived,
+            Refused: self._refused,
+            Cancelled: self._ended_unplaced,
+            Finished: self._ended_unplaced,
+            AdapterLoaded: self._adapter_loaded,
+            AdapterUnloaded: self._adapter_unloaded,
+            FaultsSet: self._faults_set,
+            Joined: self._joined,
+            InputTaken: self._input_taken,
+            InputLate: self._input_late,
+            Decided: self._decided,
+            Stepped: self._stepped,
+            GaveBack: self._gave_back,
+        }
 
-    def request(self, sequence: Sequence, request_id: str, sampling: Record, *, resumed: bool) -> None:
-        """Record an accepted request."""
+    # --- the scheduler's lines --------------------------------------------------------------------------------------
+
+    def _arrived(self, fact: Arrived, at_ps: int, member: Member | None) -> None:
+        if not fact.accepted:
+            return
+        sequence, live = fact.sequence, self._lives[fact.sequence.handle]
         line: Record = {
             "type": "request",
             "handle": sequence.handle,
             "at_ps": sequence.arrived_ps,
-            "request_id": request_id,
+            "request_id": live.request_id,
             "prompt_tokens": sequence.prompt_tokens,
-            "sampling": sampling,
+            "sampling": wire_routers.sampling_record(live.sampling),
         }
-        if self.with_prompts:
+        if self._with_prompts:
             line["prompt_token_ids"] = list(sequence.prompt_token_ids)
         if sequence.adapter is not None:
             line["adapter_id"] = sequence.adapter.adapter_id
@@ -91,50 +129,92 @@ class Journal:
             line["cache_salt"] = sequence.cache_salt
         if sequence.produced_tokens:
             line["produced_token_ids"] = list(sequence.output_token_ids)
-        if resumed:
+        if fact.resumed:
             line["resumed"] = True
         self._add(line)
 
-    def refused(
-        self,
-        request_id: str,
-        at_ps: int,
-        reason: RefusalReason,
-        handle: int | None = None,
-        figures: dict[str, Figures] | None = None,
-    ) -> None:
-        """Record a request that was not accepted, or that waited for a worker in vain.
-
-        Args:
-            request_id: the client's.
-            at_ps: now.
-            reason: of the refusal.
-            handle: of a request recorded before.
-            figures: what the placement had read of each candidate when it raised; None: it did not raise.
-        """
-        line: Record = {"type": "refused", "at_ps": at_ps, "request_id": request_id, "reason": reason.name.lower()}
-        if handle is not None:
+    def _refused(self, fact: Refused, at_ps: int, member: Member | None) -> None:
+        """Record a request that was not accepted, or that waited for a worker in vain."""
+        handle = fact.sequence.handle
+        line: Record = {
+            "type": "refused",
+            "at_ps": at_ps,
+            "request_id": self._lives[handle].request_id,
+            "reason": fact.refusal.reason.name.lower(),
+        }
+        if not fact.on_arrival or fact.figures is not None:
             line["handle"] = handle
-        self._add(line if figures is None else {**line, "candidates": figures})
+        self._add(line if fact.figures is None else {**line, "candidates": fact.figures})
 
-    def cancelled_unplaced(self, sequence: Sequence, at_ps: int) -> None:
+    def _ended_unplaced(self, fact: Cancelled | Finished, at_ps: int, member: Member | None) -> None:
         """Record a cancel of a request that no worker has."""
-        self._add({"type": "cancel", "handle": sequence.handle, "at_ps": at_ps, **_cancel(sequence)})
+        if member is None:
+            sequence = fact.sequence
+            self._add({"type": "cancel", "handle": sequence.handle, "at_ps": at_ps, **_cancel(sequence)})
 
-    def adapter(self, adapter_id: str, rank: int, version: int, at_ps: int) -> None:
-        """Record an adapter that was loaded at run time, or, with rank 0, unloaded."""
-        line: Record = {"type": "adapter" if rank else "adapter_removed", "at_ps": at_ps, "adapter_id": adapter_id}
-        self._add({**line, "rank": rank, "version": version} if rank else line)
+    def _adapter_loaded(self, fact: AdapterLoaded, at_ps: int, member: Member | None) -> None:
+        line: Record = {"type": "adapter", "at_ps": at_ps, "adapter_id": fact.adapter_id}
+        self._add({**line, "rank": fact.rank, "version": fact.version})
 
-    def faults(self, rules: Iterable[str], at_ps: int, *, add: bool) -> None:
-        """Record an operator's faults, which hold from `at_ps` on, in place of the last ones or beside them."""
-        self._add({"type": "faults", "at_ps": at_ps, "rules": list(rules)} | ({"add": True} if add else {}))
+    def _adapter_unloaded(self, fact: AdapterUnloaded, at_ps: int, member: Member | None) -> None:
+        self._add({"type": "adapter_removed", "at_ps": at_ps, "adapter_id": fact.adapter_id})
 
-    def attached(self, hello: WorkerHello, at_ps: int) -> "WorkerJournal":
-        """Record a worker that was attached; return the journal of its inputs and steps."""
+    def _faults_set(self, fact: FaultsSet, at_ps: int, member: Member | None) -> None:
+        line: Record = {"at_ps": fact.from_ps, "rules": list(fact.rules)} | ({"add": True} if fact.add else {})
+        if member is None:
+            self._add({"type": "faults", **line})
+        else:
+            self._workers[member].add("faults", line)
+
+    def _joined(self, fact: Joined, at_ps: int, member: Member | None) -> None:
         number, self._num_workers = self._num_workers, self._num_workers + 1
-        self._add({"type": "attached", "worker": number, "at_ps": at_ps, "hello": asdict(hello)})
-        return WorkerJournal(number, self._add)
+        self._add({"type": "attached", "worker": number, "at_ps": at_ps, "hello": asdict(fact.origin)})
+        self._workers[fact.member] = _WorkerLines(number, self._add)
+
+    # --- a worker's lines -------------------------------------------------------------------------------------------
+
+    def _input_taken(self, fact: InputTaken, at_ps: int, member: Member | None) -> None:
+        assert member is not None
+        kind, line = _input(fact, at_ps)
+        self._workers[member].add(kind, line)
+
+    def _input_late(self, fact: InputLate, at_ps: int, member: Member | None) -> None:
+        """Record an input that took effect at this boundary, later than it should have, or never.
+
+        `missed`: plans already made at that boundary.
+        """
+        assert member is not None
+        boundary_ps = None if fact.never else at_ps
+        line: Record = {"input": fact.number, "handle": fact.handle, "boundary_ps": boundary_ps}
+        self._workers[member].add("late", {**line, "missed": fact.missed} if fact.missed else line)
+
+    def _decided(self, fact: Decided, at_ps: int, member: Member | None) -> None:
+        """Record a decision, if it changes anything."""
+        assert member is not None
+        worker = self._workers[member]
+        record = worker.decisions.record(fact.decision)
+        if record is not None:
+            worker.flush()
+            worker.add("plan", {"at_ps": at_ps, **record})
+
+    def _stepped(self, fact: Stepped, at_ps: int, member: Member | None) -> None:
+        assert member is not None
+        self._workers[member].stepped(fact)
+
+    def _gave_back(self, fact: GaveBack, at_ps: int, member: Member | None) -> None:
+        """Record that a worker drains or is gone, and which sequences are requeued for it."""
+        worker = self._workers[fact.member]
+        worker.flush()
+        requeued = [(sequence.handle, sequence.produced_tokens) for sequence in fact.sequences]
+        line: Record = {"at_ps": at_ps, "num_steps": worker.num_steps, "boundary_ps": worker.boundary_ps}
+        worker.add("lost" if fact.lost else "drained", {**line, "requeued": requeued, **describe_events(fact.events)})
+        if fact.lost:
+            del self._workers[fact.member]
+
+    def flush_steps(self, member: Member) -> None:
+        """Add the line of a worker's gathered steps."""
+        if (worker := self._workers.get(member)) is not None:
+            worker.flush()
 
     def _add(self, line: Record) -> None:
         if not self._ended:
@@ -171,8 +251,8 @@ class Journal:
                 log.error("journal_failed", path=str(self._path), reason=error.strerror)
 
 
-class WorkerJournal:
-    """Records the inputs and steps of one worker, from attaching to leaving.
+class _WorkerLines:
+    """The lines of one worker, from attaching to leaving.
 
     Args:
         number: the worker's; one that comes back gets a new one.
@@ -182,90 +262,30 @@ class WorkerJournal:
     def __init__(self, number: int, add: Callable[[Record], None]) -> None:
         self._number = number
         self._add_line = add
-        self._decisions = Decisions()
-        self._num_steps = 0
-        self._boundary_ps = 0
+        self.decisions = Decisions()
+        self.num_steps = 0
+        self.boundary_ps = 0
         self._steps = _Steps()
 
-    def _add(self, kind: str, line: Record) -> None:
+    def add(self, kind: str, line: Record) -> None:
+        """Add a line of this worker."""
         self._add_line({"type": kind, "worker": self._number, **line})
 
-    def faults(self, rules: list[str], at_ps: int, *, add: bool) -> None:
-        """Record an operator's faults that the worker follows by itself, as `Journal.faults` does."""
-        self._add("faults", {"at_ps": at_ps, "rules": rules} | ({"add": True} if add else {}))
-
-    def placed(
-        self,
-        number: int,
-        handle: int,
-        at_ps: int,
-        figures: dict[str, Figures] | None,
-        moved_from: str = "",
-        *,
-        overdue: bool,
-    ) -> None:
-        """Record a request given to the worker.
-
-        Args:
-            number: of the input, from 0.
-            handle: the request's.
-            at_ps: its stamp.
-            figures: what the placement read of each candidate, by its id; None: it was not called.
-            moved_from: the id of the worker at which it waited; empty: it did not move.
-            overdue: whether the boundary at which it should have taken effect has passed.
-        """
-        line = _input(number, handle, at_ps, overdue)
-        if moved_from:
-            line["moved_from"] = moved_from
-        self._add("placed", line if figures is None else {**line, "candidates": figures})
-
-    def cancelled(self, number: int, sequence: Sequence, at_ps: int, *, overdue: bool) -> None:
-        """Record a cancel that is sent to the worker."""
-        self._add("cancel", {**_input(number, sequence.handle, at_ps, overdue), **_cancel(sequence)})
-
-    def recalled(self, number: int, handle: int, to: str, at_ps: int, *, overdue: bool) -> None:
-        """Record a request that is to move to another worker, if it still waits when the recall takes effect."""
-        self._add("recall", {**_input(number, handle, at_ps, overdue), "to": to})
-
-    def retired(self, number: int, adapter_key: str, at_ps: int, *, overdue: bool) -> None:
-        """Record an adapter that the worker is to release once no sequence there has it."""
-        self._add("retire", {**_input(number, NOBODY, at_ps, overdue), "adapter_key": adapter_key})
-
-    def load(self, number: int, adapter: Adapter, at_ps: int, *, overdue: bool) -> None:
-        """Record an adapter that the worker is to load on an operator's request."""
-        named = [adapter.adapter_id, adapter.rank, adapter.version]
-        self._add("load", {**_input(number, NOBODY, at_ps, overdue), "adapter": named})
-
-    def late(self, event: Awaited, boundary_ps: int | None) -> None:
-        """Record an input that took effect at this boundary, later than it should have; None: it left before.
-
-        `missed`: plans already made at that boundary.
-        """
-        line: Record = {"input": event.number, "handle": event.handle, "boundary_ps": boundary_ps}
-        self._add("late", {**line, "missed": event.missed} if event.missed else line)
-
-    def decided(self, decision: Plan | Idle, at_ps: int) -> None:
-        """Record a decision, if it changes anything."""
-        record = self._decisions.record(decision)
-        if record is not None:
-            self.flush()
-            self._add("plan", {"at_ps": at_ps, **record})
-
-    def stepped(self, step: StepReport, gap_ps: int, events: Iterable[Event]) -> None:
-        """Record a step; `gap_ps`: how long the worker stood still before it."""
-        steps = self._steps
+    def stepped(self, fact: Stepped) -> None:
+        """Gather a step."""
+        steps, step = self._steps, fact.step
         index = len(steps.durations_ps)
         if not index:
-            steps.start_ps = step.start_ps - gap_ps
-        if gap_ps:
-            steps.gaps.append((index, gap_ps))
+            steps.start_ps = step.start_ps - fact.gap_ps
+        if fact.gap_ps:
+            steps.gaps.append((index, fact.gap_ps))
         steps.durations_ps.append(step.ran.end_ps - step.start_ps)
         steps.checksums.append(tokens_checksum(step.handles_u32, step.token_ids_u32))
-        said = describe_events(events)
+        said = describe_events(fact.events)
         if said:
             steps.events.append((index, said))
-        self._num_steps += 1
-        self._boundary_ps = step.ran.end_ps
+        self.num_steps += 1
+        self.boundary_ps = step.ran.end_ps
 
     def flush(self) -> None:
         """Add the line of the gathered steps."""
@@ -277,15 +297,8 @@ class WorkerJournal:
             line["gaps_ps"] = steps.gaps
         if steps.events:
             line["events"] = steps.events
-        self._add("steps", line)
+        self.add("steps", line)
         self._steps = _Steps()
-
-    def gave_back(self, kind: str, at_ps: int, sequences: Iterable[Sequence], events: Iterable[Event]) -> None:
-        """Record that a worker drains ("drained") or is gone ("lost"), and which sequences are requeued for it."""
-        self.flush()
-        requeued = [(sequence.handle, sequence.produced_tokens) for sequence in sequences]
-        line: Record = {"at_ps": at_ps, "num_steps": self._num_steps, "boundary_ps": self._boundary_ps}
-        self._add(kind, {**line, "requeued": requeued, **describe_events(events)})
 
 
 def _cancel(sequence: Sequence) -> Record:
@@ -295,9 +308,28 @@ def _cancel(sequence: Sequence) -> Record:
     return line if withdrawal.kept_tokens is None else {**line, "kept_tokens": withdrawal.kept_tokens}
 
 
-def _input(number: int, handle: int, at_ps: int, overdue: bool) -> Record:
-    line: Record = {"input": number, "handle": handle, "at_ps": at_ps}
-    return {**line, "overdue": True} if overdue else line
+def _input(fact: InputTaken, at_ps: int) -> tuple[str, Record]:
+    """Return the kind of an input and its line."""
+    what = fact.what
+    line: Record = {"input": fact.number, "handle": NOBODY, "at_ps": at_ps}
+    if fact.overdue:
+        line["overdue"] = True
+    match what:
+        case Placed():
+            line["handle"] = what.sequence.handle
+            if what.moved_from:
+                line["moved_from"] = what.moved_from
+            return "placed", line if what.figures is None else {**line, "candidates": what.figures}
+        case Withdrawn():
+            line["handle"] = what.sequence.handle
+            return "cancel", {**line, **_cancel(what.sequence)}
+        case Recall():
+            line["handle"] = what.handle
+            return "recall", {**line, "to": what.to}
+        case Retire():
+            return "retire", {**line, "adapter_key": what.adapter_key}
+        case LoadOnRequest(adapter):
+            return "load", {**line, "adapter": [adapter.adapter_id, adapter.rank, adapter.version]}
 
 
 class _Steps:

@@ -27,12 +27,12 @@ class LiveRequest:
         sequence: the core's view of it.
         router: that it came from.
         router_handle: its handle on that router's stream.
+        adapter_id: that it names; empty: none.
         sampling: the wire's message, passed on unchanged to the worker, including the hidden true output length.
         token_ids: the output so far, for a resumption.
         num_repeats: tokens that its worker makes again and its router has: those lost in a preemption.
         counted: how much of it was counted on an earlier, broken stream.
         orphaned: whether its router's stream has ended.
-        refused: whether its router has been told of its end while its worker still has it.
         group: the client's request that it is one of several outputs of; None: it is the only one.
         context: the span that it is part of; None: none.
         trace: makes its spans; None: they are not kept.
@@ -42,13 +42,13 @@ class LiveRequest:
     router: RouterLink
     router_handle: int
     request_id: str
+    adapter_id: str
     prompt_token_ids_u32: bytes
     sampling: object
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
     num_repeats: int = 0
     counted: Counted = Counted.NOTHING
     orphaned: bool = False
-    refused: bool = False
     group: OutputGroup | None = None
     context: TraceContext | None = None
     trace: RequestTrace | None = None

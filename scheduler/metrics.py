@@ -1,6 +1,6 @@
 """A scheduler's counters; `series.py` describes each of them, `gauges.py` shows the current state."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -10,12 +10,37 @@ from lorrery.chassis.sections import MetricsSettings
 from lorrery.chassis.series import Exporter, Sample, Series
 from lorrery.chassis.top import TopNames
 from lorrery.scheduler import series
-from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadEnded
 from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.adapter_tally import AdapterTally, count
+from lorrery.scheduler.core.facts import (
+    AdapterEvent,
+    AdapterLoaded,
+    AdapterLost,
+    Admitted,
+    Arrived,
+    Cancelled,
+    Dropped,
+    Evicted,
+    Failed,
+    Finished,
+    FirstToken,
+    GaveBack,
+    Handler,
+    LoadBegan,
+    LoadEnded,
+    Placed,
+    Preempted,
+    Refused,
+    Withdrawn,
+)
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Plan
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.facts import Decided, InputLate, Stepped
+from lorrery.scheduler.fairness import ServedByTenant
+from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.watch import Loss
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
@@ -55,42 +80,49 @@ class SchedulerMetrics:
 
     Args:
         registry: where they are shown.
+        lives: the scheduler's requests, by handle.
         limits: how many adapters and tenants have series of their own.
 
     Attributes:
+        served: service to tenants.
         tally: figures of all adapters since the start.
     """
 
-    def __init__(self, registry: CollectorRegistry, limits: MetricsSettings = DEFAULT) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, lives: Mapping[int, LiveRequest], limits: MetricsSettings = DEFAULT
+    ) -> None:
+        self._lives = lives
+        self._num_evictions: dict[Member, int] = {}
+        self.served = ServedByTenant()
         shown = self.shown = Exporter(registry, series.TABLE)
         finishes = (reason.word for reason in FinishReason if reason)
         self.requests = shown.numbers(series.REQUESTS, *finishes, "cancelled", "dropped", "refused", "failed")
-        self.orphaned = shown.number(series.ORPHANED)
-        self.cancels = shown.numbers(series.CANCELS, *(cause.word for cause in MEANINGS))
-        self.plans = shown.number(series.PLANS)
-        self.late_interrupts = shown.number(series.LATE_INTERRUPTS)
-        self.moved = shown.number(series.MOVED)
-        self.requeued = shown.number(series.REQUEUED)
-        self.preemptions = shown.number(series.PREEMPTIONS)
+        self._orphaned = shown.number(series.ORPHANED)
+        self._cancels = shown.numbers(series.CANCELS, *(cause.word for cause in MEANINGS))
+        self._plans = shown.number(series.PLANS)
+        self._late_interrupts = shown.number(series.LATE_INTERRUPTS)
+        self._moved = shown.number(series.MOVED)
+        self._requeued = shown.number(series.REQUEUED)
+        self._preemptions = shown.number(series.PREEMPTIONS)
         self.workers_lost = shown.number(series.WORKERS_LOST)
         self.faults = shown.numbers(series.FAULTS, *sorted(LOAD_KINDS), *sorted(WORKER_KINDS))
         self.workers_given_up = shown.numbers(series.WORKERS_GIVEN_UP, *Loss)
-        self.prompt_tokens = shown.number(series.PROMPT_TOKENS)
-        self.output_tokens = shown.number(series.OUTPUT_TOKENS)
-        self.prefix_queries = shown.number(series.PREFIX_QUERIES)
-        self.prefix_hits = shown.number(series.PREFIX_HITS)
-        self.prefix_evictions = shown.number(series.PREFIX_EVICTIONS)
-        self.gap_seconds = shown.number(series.GAPS)
+        self._prompt_tokens = shown.number(series.PROMPT_TOKENS)
+        self._output_tokens = shown.number(series.OUTPUT_TOKENS)
+        self._prefix_queries = shown.number(series.PREFIX_QUERIES)
+        self._prefix_hits = shown.number(series.PREFIX_HITS)
+        self._prefix_evictions = shown.number(series.PREFIX_EVICTIONS)
+        self._gap_seconds = shown.number(series.GAPS)
         self.queue_seconds = shown.histogram(series.QUEUE)
         self.ttft_seconds = shown.histogram(series.TTFT)
         phases = shown.histograms(series.REQUEST_PHASE, *PHASES)
         self._phases = [phases.labels(name) for name in PHASES]
         step_seconds = shown.histograms(series.STEP, "prefill", "decode")
         self._prefill_seconds, self._decode_seconds = step_seconds.labels("prefill"), step_seconds.labels("decode")
-        self.batch_size = shown.histogram(series.BATCH_SIZE)
-        self.batch_tokens = shown.histogram(series.BATCH_TOKENS)
-        self.plan_seconds = shown.histogram(series.PLAN_CPU)
-        self.commit_seconds = shown.histogram(series.COMMIT_CPU)
+        self._batch_size = shown.histogram(series.BATCH_SIZE)
+        self._batch_tokens = shown.histogram(series.BATCH_TOKENS)
+        self._plan_seconds = shown.histogram(series.PLAN_CPU)
+        self._commit_seconds = shown.histogram(series.COMMIT_CPU)
         tiers = [tier.value for tier in Tier]
         self._loads = shown.numbers(series.ADAPTER_LOADS)
         for tier in tiers:
@@ -124,84 +156,178 @@ class SchedulerMetrics:
             yield (label, "prompt"), use.prompt_tokens
             yield (label, "output"), use.output_tokens
 
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {
+            Arrived: self._arrived,
+            Placed: self._placed,
+            Refused: self._refused,
+            Withdrawn: self._withdrawn,
+            Admitted: self._admitted,
+            FirstToken: self._first_token,
+            Preempted: self._preempted,
+            Finished: self._finished,
+            Cancelled: self._cancelled,
+            Dropped: self._dropped,
+            Failed: self._failed,
+            GaveBack: self._gave_back,
+            InputLate: self._input_late,
+            Decided: self._decided,
+            Stepped: self._stepped,
+            LoadBegan: self._adapter_changed,
+            LoadEnded: self._load_ended,
+            Evicted: self._evicted,
+            AdapterLost: self._adapter_changed,
+            AdapterLoaded: self._adapter_loaded,
+        }
+
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def arrived(self, adapter: Adapter | None, tenant_id: str) -> None:
+    def _arrived(self, fact: Arrived, at_ps: int, member: Member | None) -> None:
         """Count a request, even if refused, as traffic of its adapter, if any, and its tenant."""
+        adapter = fact.sequence.adapter
         if adapter is not None:
             self.adapters.count(adapter.adapter_id)
-        self.tenants.count(tenant_id)
+        self.tenants.count(fact.sequence.tenant_id)
 
-    def admitted(self, sequence: Sequence, queue_ps: int) -> None:
-        """Record a request's first admission."""
-        seconds, adapter = queue_ps / _PS, sequence.adapter
-        self.queue_seconds.observe(seconds)
-        self.adapters.of("" if adapter is None else adapter.adapter_id).queue.observe(seconds)
-        self.tenants.of(sequence.tenant_id).queue.observe(seconds)
-        self.prompt_tokens.inc(sequence.prompt_tokens)
+    def _placed(self, fact: Placed, at_ps: int, member: Member | None) -> None:
+        if fact.moved_from:
+            self._moved.inc()
 
-    def prefix_looked_up(self, queried_tokens: int, cached_tokens: int) -> None:
-        """Record a request's look-up in the prefix cache, at its first admission."""
-        self.prefix_queries.inc(queried_tokens)
-        self.prefix_hits.inc(cached_tokens)
+    def _refused(self, fact: Refused, at_ps: int, member: Member | None) -> None:
+        self.refused(fact.refusal)
+        if not fact.on_arrival:
+            self._serve(fact.sequence, fact.sequence.produced_tokens, at_ps)
 
-    def first_token(self, ttft_ps: int) -> None:
-        """Record a request's first token."""
-        self.ttft_seconds.observe(ttft_ps / _PS)
+    def refused(self, refusal: Refusal, outcome: str = "refused") -> None:
+        """Count a request that ends without (further) tokens."""
+        failed = refusal.reason in (RefusalReason.INTERNAL, RefusalReason.WORKERS_LOST)
+        self.requests.labels("failed" if failed else outcome).inc()
 
-    def cancelled(self, cause: CancelCause) -> None:
-        """Count a cancelled request that has not finished."""
-        self.cancels.labels(cause.word).inc()
-        outcome = MEANINGS[cause].outcome
-        if outcome:
-            self.requests.labels(outcome).inc()
-        elif cause is CancelCause.ROUTER_LEFT:
-            self.orphaned.inc()
+    def _withdrawn(self, fact: Withdrawn, at_ps: int, member: Member | None) -> None:
+        if fact.refusal is not None:
+            self.refused(fact.refusal, "dropped")
 
-    def finished(self, reason: FinishReason, phases: Phases) -> None:
-        """Record a request that ended by itself."""
-        self.requests.labels(reason.word).inc()
-        for histogram, phase_ps in zip(self._phases, phases, strict=True):
+    def _admitted(self, fact: Admitted, at_ps: int, member: Member | None) -> None:
+        """Record a request's first admission, and its look-up in the prefix cache."""
+        sequence = fact.sequence
+        live = self._lives.get(sequence.handle)
+        if live is not None and live.counted >= Counted.ADMISSION:
+            return
+        if fact.first and sequence.first_admitted_ps is not None:
+            seconds, adapter = (sequence.first_admitted_ps - sequence.arrived_ps) / _PS, sequence.adapter
+            self.queue_seconds.observe(seconds)
+            self.adapters.of("" if adapter is None else adapter.adapter_id).queue.observe(seconds)
+            self.tenants.of(sequence.tenant_id).queue.observe(seconds)
+            self._prompt_tokens.inc(sequence.prompt_tokens)
+            if live is not None and live.trace is not None:
+                self.queue_seconds.exemplify(seconds, live.trace.trace_id)
+        if fact.queried_tokens:
+            self._prefix_queries.inc(fact.queried_tokens)
+            self._prefix_hits.inc(sequence.cached_tokens)
+
+    def _first_token(self, fact: FirstToken, at_ps: int, member: Member | None) -> None:
+        live = self._lives[fact.sequence.handle]
+        if live.counted < Counted.FIRST_TOKEN and not live.orphaned:
+            self.ttft_seconds.observe((fact.at_ps - fact.sequence.arrived_ps) / _PS)
+
+    def _preempted(self, fact: Preempted, at_ps: int, member: Member | None) -> None:
+        self._preemptions.inc()
+
+    def _finished(self, fact: Finished, at_ps: int, member: Member | None) -> None:
+        sequence = fact.sequence
+        self.requests.labels(fact.reason.word).inc()
+        for histogram, phase_ps in zip(self._phases, sequence.phases(fact.at_ps), strict=True):
             histogram.observe(phase_ps / _PS)
+        withdrawal = sequence.withdrawal
+        if withdrawal is not None and withdrawal.cause.finish is fact.reason:  # and not by itself, in the meantime
+            self._cancels.labels(withdrawal.cause.word).inc()
+        self._serve(sequence, fact.output_tokens, at_ps)
 
-    def served(self, tenant_id: str, prompt_tokens: int, output_tokens: int) -> None:
-        """Count the service to a tenant by a request that was admitted and has ended."""
-        use = self.tenants.of(tenant_id)
-        use.prompt_tokens += prompt_tokens
-        use.output_tokens += output_tokens
+    def _cancelled(self, fact: Cancelled, at_ps: int, member: Member | None) -> None:
+        """Count a cancelled request that has not finished."""
+        withdrawal = fact.sequence.withdrawal
+        if withdrawal is not None and not withdrawal.by_scheduler:
+            cause = withdrawal.cause
+            self._cancels.labels(cause.word).inc()
+            outcome = MEANINGS[cause].outcome
+            if outcome:
+                self.requests.labels(outcome).inc()
+            elif cause is CancelCause.ROUTER_LEFT:
+                self._orphaned.inc()
+        self._serve(fact.sequence, fact.output_tokens, at_ps)
+
+    def _dropped(self, fact: Dropped, at_ps: int, member: Member | None) -> None:
+        self.requests.labels("dropped").inc()
+        self._serve(fact.sequence, fact.sequence.produced_tokens, at_ps)
+
+    def _failed(self, fact: Failed, at_ps: int, member: Member | None) -> None:
+        self.requests.labels("failed").inc()
+        self._serve(fact.sequence, fact.output_tokens, at_ps)
+
+    def _serve(self, sequence: Sequence, output_tokens: int, at_ps: int) -> None:
+        """Count the service to a tenant by a request that has ended, if it was admitted."""
+        if sequence.first_admitted_ps is not None:
+            use = self.tenants.of(sequence.tenant_id)
+            use.prompt_tokens += sequence.prompt_tokens
+            use.output_tokens += output_tokens
+            self.served.add(sequence.tenant_id, sequence.prompt_tokens + output_tokens, at_ps / PS_PER_SECOND)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def step(self, plan: Plan, step_ps: int, gap_ps: int, num_tokens_out: int, cpu_seconds: float) -> None:
-        """Record one step of a plan.
+    def _input_late(self, fact: InputLate, at_ps: int, member: Member | None) -> None:
+        if not fact.never:
+            self._late_interrupts.inc()
 
-        Args:
-            plan: that it belongs to.
-            step_ps: its duration.
-            gap_ps: how long the worker stood still before it.
-            num_tokens_out: tokens that it produced.
-            cpu_seconds: CPU time of the core to commit it.
-        """
-        (self._decode_seconds if plan.decode else self._prefill_seconds).observe(step_ps / _PS)
+    def _decided(self, fact: Decided, at_ps: int, member: Member | None) -> None:
+        self._plan_seconds.observe(fact.cpu_seconds)
+        if isinstance(fact.decision, Plan):
+            self._plans.inc()
+        self._evict_blocks(member)
+
+    def _stepped(self, fact: Stepped, at_ps: int, member: Member | None) -> None:
+        plan, step, num_tokens_out = fact.plan, fact.step, fact.num_tokens
+        seconds = self._decode_seconds if plan.decode else self._prefill_seconds
+        seconds.observe((step.ran.end_ps - step.start_ps) / _PS)
         num_tokens = num_tokens_out if plan.decode else 0
         if plan.prefills:
             num_tokens += sum([chunk.new_tokens - (chunk.samples and plan.decode) for chunk in plan.prefills])
-        self.batch_tokens.observe(num_tokens)
-        self.batch_size.observe(num_tokens_out)
-        self.commit_seconds.observe(cpu_seconds)
-        self.output_tokens.inc(num_tokens_out)
-        if gap_ps:
-            self.gap_seconds.inc(gap_ps / _PS)
+        self._batch_tokens.observe(num_tokens)
+        self._batch_size.observe(num_tokens_out)
+        self._commit_seconds.observe(fact.cpu_seconds)
+        self._output_tokens.inc(num_tokens_out)
+        if fact.gap_ps:
+            self._gap_seconds.inc(fact.gap_ps / _PS)
+        self._evict_blocks(member)
 
-    # --- adapters ---------------------------------------------------------------------------------------------------
+    def _evict_blocks(self, member: Member | None) -> None:
+        """Count what a worker's prefix cache has evicted since the last call."""
+        cache = None if member is None else member.replica.prefix_cache
+        if member is not None and cache is not None:
+            before, self._num_evictions[member] = self._num_evictions.get(member, 0), cache.num_evictions
+            self._prefix_evictions.inc(cache.num_evictions - before)
 
-    def adapters_changed(self, events: Collection[AdapterEvent]) -> None:
-        """Record the events of a worker's adapters."""
-        self.tally.record(events)
-        for event in events:
-            count(self.adapters.of(event.adapter.adapter_id).figures, event)
-            if isinstance(event, Evicted):
-                self._evictions.labels(event.level).inc()
-            elif isinstance(event, LoadEnded):
-                self._loads.labels(event.tier, "failed" if event.failed else "ok").inc()
-                self._load_seconds.labels(event.tier).observe(event.took_ps / _PS)
+    # --- workers and adapters ---------------------------------------------------------------------------------------
+
+    def _gave_back(self, fact: GaveBack, at_ps: int, member: Member | None) -> None:
+        if fact.lost:
+            self._evict_blocks(fact.member)
+            self._num_evictions.pop(fact.member, None)
+            self._requeued.inc(len(fact.sequences))
+
+    def _adapter_loaded(self, fact: AdapterLoaded, at_ps: int, member: Member | None) -> None:
+        self.adapters.foresee((fact.adapter_id,))
+
+    def _adapter_changed(self, fact: AdapterEvent, at_ps: int, member: Member | None) -> None:
+        self.tally.count(fact)
+        count(self.adapters.of(fact.adapter.adapter_id).figures, fact)
+
+    def _load_ended(self, fact: LoadEnded, at_ps: int, member: Member | None) -> None:
+        self._adapter_changed(fact, at_ps, member)
+        self._loads.labels(fact.tier, "failed" if fact.failed else "ok").inc()
+        self._load_seconds.labels(fact.tier).observe(fact.took_ps / _PS)
+
+    def _evicted(self, fact: Evicted, at_ps: int, member: Member | None) -> None:
+        self._adapter_changed(fact, at_ps, member)
+        self._evictions.labels(fact.level).inc()

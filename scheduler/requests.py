@@ -1,11 +1,12 @@
 """The requests of one scheduler, live: they arrive, are placed and end as the core decides.
 
-The driver stamps inputs with its clock, hands them to `scheduler.core.cluster`, and carries out the events: to the
-workers, to the routers, to the journal, the log and the metrics.
+The driver stamps inputs with its clock, hands them to `scheduler.core.cluster`, publishes the facts, and carries out
+what they ask for: at the workers and at the routers.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.bounded_log import BoundedLog
@@ -15,24 +16,35 @@ from lorrery.chassis.recent import Recent
 from lorrery.chassis.slices import Slices
 from lorrery.chassis.trace_context import TraceContext, log_fields
 from lorrery.scheduler import wire_routers
+from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
-from lorrery.scheduler.core.history import History
+from lorrery.scheduler.core.facts import (
+    Admitted,
+    Arrived,
+    Cancelled,
+    ClusterEvent,
+    Dropped,
+    Event,
+    Facts,
+    Failed,
+    Finished,
+    FirstToken,
+    Placed,
+    Preempted,
+    Raised,
+    Recalled,
+    Refused,
+    Withdrawn,
+)
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import Finished, Recalled
 from lorrery.scheduler.core.prefix_cache.content import of_u32
-from lorrery.scheduler.core.refusals import Refusal, RefusalReason, withheld
-from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.fairness import ServedByTenant
-from lorrery.scheduler.frames.feed import Feed
-from lorrery.scheduler.journal import Journal
+from lorrery.scheduler.core.refusals import Refusal, withheld
+from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.messages import Submit
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
-from lorrery.scheduler.tracing import RequestTraces
-from lorrery.scheduler.workers import Dispatcher
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -47,55 +59,65 @@ AFTER_STOP_SECONDS = 1.0
 log = get_logger("scheduler.requests")
 
 
+class Worker(Protocol):
+    """An attached worker, as far as requests concern it."""
+
+    def placed(self, event: Placed, at_ps: int) -> None:
+        """Handle a request that the core has given this worker."""
+        ...
+
+    def withdrawn(self, event: Withdrawn, at_ps: int) -> None:
+        """Handle a request of this worker that has been cancelled."""
+        ...
+
+    def retired(self, adapter_key: str, at_ps: int) -> None:
+        """Release an adapter that no further request will name, once no sequence has it."""
+        ...
+
+
 class Requests:
     """The requests that have arrived and not ended.
 
     Args:
         core: decides.
+        facts: of the scheduler.
+        lives: requests, by the scheduler's handle.
         workers: attached, by name; placed requests go to them.
         factory: builds the adapters that resumed requests bring.
-        metrics: counters.
-        feed: of the watchers.
-        journal: records requests; None: there is no journal.
+        metrics: count what is no request yet.
         clock: device clock.
         awake: counts the seconds in which this process ran.
         slices: runs work that may concern ten thousand requests at once.
-        traces: begins the spans of requests.
         log_placement: whether placements are logged.
 
     Attributes:
-        lives: by the scheduler's handle.
         empty: set while there are no requests.
     """
 
     def __init__(
         self,
         core: ClusterCore,
-        workers: Mapping[str, Dispatcher],
+        facts: Facts,
+        lives: dict[int, LiveRequest],
+        workers: Mapping[str, Worker],
         factory: ReplicaFactory,
         metrics: SchedulerMetrics,
-        feed: Feed,
-        journal: Journal | None,
         *,
         clock: DeviceClock,
         awake: AwakeClock,
         slices: Slices,
-        traces: RequestTraces,
         log_placement: bool,
     ) -> None:
-        self.lives: dict[int, LiveRequest] = {}
-        self.served = ServedByTenant()
+        self.lives = lives
         self.empty = asyncio.Event()
-        self.metrics = metrics
         self._core = core
-        self._feed = feed
+        self._facts = facts
         self._workers = workers
         self._factory = factory
-        self._journal = journal
+        self._metrics = metrics
         self._clock = clock
         self._awake = awake
         self._slices = slices
-        self._traces = traces
         self._log_placement = log_placement
         self._num_handles = 0
         self._release_soon: asyncio.Handle | None = None
@@ -105,11 +127,6 @@ class Requests:
         self._log_refused = BoundedLog(log, "request_refused")
         self._orphans: Recent[tuple[str, str], Counted] = Recent(MAX_REMEMBERED)
 
-    @property
-    def history(self) -> History | None:
-        """The history, while there is a watcher."""
-        return self._feed.history
-
     def submit(self, submit: Submit, router: RouterLink) -> None:
         """Accept a request, or refuse it at once."""
         if submit.only_counted_tokens is not None:
@@ -118,7 +135,7 @@ class Requests:
         counted = self._take_over(submit, router) if submit.resumed else Counted.NOTHING
         at_ps = self._clock.now_ps()
         self._num_handles += 1
-        sequence = Sequence(
+        sequence = CoreSequence(
             handle=self._num_handles,
             prompt_tokens=len(submit.prompt_token_ids_u32) // 4,
             max_new_tokens=submit.max_new_tokens,
@@ -136,7 +153,6 @@ class Requests:
         sequence.skips_prefix_cache = submit.skips_prefix_cache
         if submit.time_left_ps:
             sequence.deadline_ps = at_ps + submit.time_left_ps
-        trace = self._traces.begin(submit, sequence)
         pinned = None
         if submit.resumed and submit.adapter_version and submit.adapter_rank:
             pinned = self._factory.adapter(submit.adapter_id, submit.adapter_rank, submit.adapter_version)
@@ -148,35 +164,25 @@ class Requests:
             pinned=pinned,
             quota=submit.quota,
         )
-        self.metrics.arrived(sequence.adapter, sequence.tenant_id)
         refused = next((event for event in events if isinstance(event, Refused)), None)
-        if (history := self.history) is not None:
-            history.arrived(sequence)
-            if refused is not None:
-                history.refused(sequence, refused.refusal.message, at_ps)
-        if self._journal is not None and (refused is None or refused.figures is not None):
-            sampling = wire_routers.sampling_record(submit.sampling)
-            self._journal.request(sequence, submit.request_id, sampling, resumed=submit.resumed)
-        if refused is not None:
-            self._note_refused(refused, submit.request_id, at_ps, None if refused.figures is None else sequence.handle)
-            self._tell_refused(refused, submit.request_id, router, submit.handle, submit.trace)
-            if trace is not None:
-                trace.refused(refused.refusal)
-                trace.ended(self._clock.now_ps())
-            return
         self.lives[sequence.handle] = LiveRequest(
             sequence=sequence,
             router=router,
             router_handle=submit.handle,
             request_id=submit.request_id,
+            adapter_id=submit.adapter_id,
             prompt_token_ids_u32=submit.prompt_token_ids_u32,
             sampling=submit.sampling,
             token_ids=submit.produced,
             counted=counted,
             group=submit.group,
             context=submit.trace,
-            trace=trace,
         )
+        accepted = refused is None or refused.figures is not None
+        self._facts.publish((Arrived(sequence, submit.resumed, accepted),), at_ps)
+        if refused is not None:
+            self._carry_out(events, at_ps)
+            return
         adapter = sequence.adapter
         if adapter is not None and adapter.version != submit.adapter_version:
             router.send(wire_routers.adapter_pinned(submit.handle, adapter))
@@ -198,7 +204,7 @@ class Requests:
         if refusal is not None:
             router.refused(submit.handle, withheld(refusal))
             return
-        sequence = Sequence(handle=0, prompt_tokens=tokens, max_new_tokens=0, arrived_ps=at_ps)
+        sequence = CoreSequence(handle=0, prompt_tokens=tokens, max_new_tokens=0, arrived_ps=at_ps)
         router.finished(wire_routers.finished(submit.handle, sequence, FinishReason.LENGTH, 0, "", at_ps))
 
     def _take_over(self, submit: Submit, router: RouterLink) -> Counted:
@@ -242,8 +248,6 @@ class Requests:
         """Drop a request that has ended."""
         if self.lives.pop(live.sequence.handle, None) is not None:
             self._end_use(live)
-            if live.trace is not None:
-                live.trace.ended(self._clock.now_ps())
         live.router.owned.pop(live.router_handle, None)
         self.tell_if_empty()
 
@@ -276,12 +280,7 @@ class Requests:
 
     def _end_use(self, live: LiveRequest) -> None:
         """Stop counting a request against its API key."""
-        sequence, at_ps = live.sequence, self._clock.now_ps()
-        if sequence.first_admitted_ps is not None:
-            output_tokens = live.output_tokens
-            self.served.add(sequence.tenant_id, sequence.prompt_tokens + output_tokens, at_ps / PS_PER_SECOND)
-            self.metrics.served(sequence.tenant_id, sequence.prompt_tokens, output_tokens)
-        may_release = self._core.ended(sequence, live.output_tokens, at_ps)
+        may_release = self._core.ended(live.sequence, live.output_tokens, self._clock.now_ps())
         if may_release and self._release_soon is None:
             # Not at once: the worker whose step has ended it is about to get its next plan.
             self._release_soon = asyncio.get_running_loop().call_soon(self._release)
@@ -292,24 +291,11 @@ class Requests:
         at_ps = self._clock.now_ps()
         self.place(self._core.release(at_ps), at_ps)
 
-    def finished(self, live: LiveRequest, event: Finished) -> None:
-        """Count and drop a request that has ended by itself, or that its router had cut, and so knows of."""
-        withdrawal = event.sequence.withdrawal
-        self.metrics.finished(event.reason, event.sequence.phases(event.at_ps))
-        if withdrawal is not None and withdrawal.cause.finish is event.reason:  # and not by itself, in the meantime
-            self.metrics.cancels.labels(withdrawal.cause.word).inc()
-        if live.trace is not None:
-            live.trace.finished(event.reason, event.output_tokens, event.at_ps)
-        self.forget(live)
-
-    def cancelled(self, lives: Collection[LiveRequest]) -> None:
-        """Count and drop cancelled requests, in slices."""
+    def _forget_all(self, lives: Collection[LiveRequest]) -> None:
+        """Drop cancelled requests, in slices: a router that leaves may have thousands."""
 
         def forget_each() -> Iterator[None]:
             for live in lives:
-                withdrawal = live.sequence.withdrawal
-                if not live.refused and withdrawal is not None:
-                    self.metrics.cancelled(withdrawal.cause)
                 self.forget(live)
                 yield
 
@@ -317,71 +303,80 @@ class Requests:
 
     # --- decisions of the core --------------------------------------------------------------------------------------
 
-    def _carry_out(self, events: Iterable[ClusterEvent], at_ps: int) -> None:
+    def _carry_out(self, events: Sequence[ClusterEvent], at_ps: int) -> None:
+        """Publish decisions about requests, and carry them out."""
+        self._facts.publish(events, at_ps)
         for event in events:
             live = self.lives[event.sequence.handle]
             if isinstance(event, Placed):
-                if self._log_placement:
-                    log.info(
-                        "placed",
-                        request_id=live.request_id,
-                        worker_id=event.member.name,
-                        why=event.why,
-                        **log_fields(live.context),
-                    )
-                if live.trace is not None:
-                    live.trace.placed(event.member.name, event.why, at_ps)
-                worker, adapter = self._workers[event.member.name], event.sequence.adapter
-                worker.placed(event, at_ps)
-                if adapter is not None and self._core.is_out_of_use(adapter):
-                    worker.retired(adapter.key, at_ps)
+                self._place_at(self._workers[event.member.name], event, live, at_ps)
             elif isinstance(event, Refused):
-                self._note_refused(event, live.request_id, at_ps, event.sequence.handle)
-                if (history := self.history) is not None:
-                    history.refused(event.sequence, event.refusal.message, at_ps)
-                    history.ended(event.sequence, "", "refused", len(live.token_ids), at_ps)
-                self._tell_refused(event, live.request_id, live.router, live.router_handle, live.context)
-                if live.trace is not None:
-                    live.trace.refused(event.refusal)
-                self.forget(live)
-            elif isinstance(event, Withdrawn) and event.refusal is not None:
-                live.refused = True
-                if (history := self.history) is not None:
-                    history.refused(event.sequence, event.refusal.message, at_ps)
-                self.refuse(live.router, live.router_handle, live.request_id, event.refusal, "dropped", live.context)
-                if live.trace is not None:
-                    live.trace.refused(event.refusal)
-                self._workers[event.member.name].withdrawn(event.sequence, at_ps)
-            elif isinstance(event, Withdrawn):
-                # The router is told of the usage at once: a stream that it ends by itself has to report it.
-                worker_id = event.member.name if event.sequence.first_admitted_ps is not None else ""
-                num_tokens = len(live.token_ids)
-                live.router.finished(
-                    wire_routers.finished(
-                        live.router_handle, event.sequence, FinishReason.ABORTED, num_tokens, worker_id, at_ps
-                    )
-                )
-                self._workers[event.member.name].withdrawn(event.sequence, at_ps)
-            else:
-                if self._journal is not None:
-                    self._journal.cancelled_unplaced(event.sequence, at_ps)
-                outcome = event.reason.word if isinstance(event, Finished) else "cancelled"
-                if (history := self.history) is not None:
-                    history.ended(event.sequence, "", outcome, live.output_tokens, at_ps)
-                if isinstance(event, Finished):
-                    self.finished(live, event)
+                if event.error is not None:
+                    self._log_error(event.refusal.message, event.error)
+                self._tell_refused(live, event.refusal)
+                if event.on_arrival:
+                    del self.lives[event.sequence.handle]
                 else:
-                    self.cancelled([live])
+                    self.forget(live)
+            elif isinstance(event, Withdrawn):
+                if event.refusal is not None:
+                    self._tell_refused(live, event.refusal)
+                else:
+                    # The router is told of the usage at once: a stream that it ends by itself has to report it.
+                    worker_id = event.member.name if event.sequence.first_admitted_ps is not None else ""
+                    self._tell_finished(live, FinishReason.ABORTED, len(live.token_ids), worker_id, at_ps)
+                self._workers[event.member.name].withdrawn(event, at_ps)
+            elif isinstance(event, Finished):
+                self.forget(live)
+            else:
+                self._forget_all([live])
         self._watch_waits()
 
-    def given_back(self, sequences: Iterable[Sequence], why: str, at_ps: int) -> None:
-        """Record in the traces that requests came back from a worker, and need another."""
-        for sequence in sequences:
-            live = self.lives.get(sequence.handle)
-            if live is not None and live.trace is not None:
-                live.trace.given_back(why, at_ps)
+    def _place_at(self, worker: Worker, event: Placed, live: LiveRequest, at_ps: int) -> None:
+        if self._log_placement:
+            name = event.member.name
+            log.info("placed", request_id=live.request_id, worker_id=name, why=event.why, **log_fields(live.context))
+        worker.placed(event, at_ps)
+        adapter = event.sequence.adapter
+        if adapter is not None and self._core.is_out_of_use(adapter):
+            worker.retired(adapter.key, at_ps)
 
-    def place(self, events: Iterable[ClusterEvent], at_ps: int) -> None:
+    def carry_out(self, events: Iterable[Event], member: Member) -> None:
+        """Carry out what a worker's decisions and steps mean for requests; the facts have been published."""
+        lives, cancelled, recalled = self.lives, list[LiveRequest](), list[Recalled]()
+        for event in events:
+            if isinstance(event, (Admitted, FirstToken)):
+                continue
+            if isinstance(event, Finished):
+                live = lives[event.sequence.handle]
+                if event.sequence.withdrawal is None:  # the router of a cancelled one was told at once
+                    self._tell_finished(live, event.reason, event.output_tokens, member.name, event.at_ps)
+                self.forget(live)
+            elif isinstance(event, Cancelled):
+                cancelled.append(lives[event.sequence.handle])
+            elif isinstance(event, Recalled):
+                recalled.append(event)
+            elif isinstance(event, Preempted):
+                live, produced_tokens = lives[event.sequence.handle], event.sequence.produced_tokens
+                if len(live.token_ids) > produced_tokens:  # `core.overlap`
+                    live.num_repeats += len(live.token_ids) - produced_tokens
+                    del live.token_ids[produced_tokens:]
+            elif isinstance(event, Dropped):
+                self._end(lives[event.sequence.handle], refusals.dropped(event.sequence, event.reason))
+            elif isinstance(event, Failed):
+                self._end(lives[event.sequence.handle], refusals.raised(event.message))
+            elif isinstance(event, Raised):
+                self._log_error(event.message, event.error)
+        if cancelled:
+            self._forget_all(cancelled)
+        if recalled:
+            self._take_recalled(recalled, member)
+
+    def _end(self, live: LiveRequest, refusal: Refusal) -> None:
+        live.router.refused(live.router_handle, withheld(refusal))
+        self.forget(live)
+
+    def place(self, events: Sequence[ClusterEvent], at_ps: int) -> None:
         """Carry out events of a change of workers, and place the remaining untried requests, in slices."""
         self._carry_out(events, at_ps)
         self._slices.do(self._place_rest())
@@ -392,46 +387,34 @@ class Requests:
             self._carry_out(self._core.place_again(at_ps), at_ps)
             yield
 
-    def take_recalled(self, recalled: Iterable[Recalled], donor: Member) -> None:
+    def _take_recalled(self, recalled: Iterable[Recalled], donor: Member) -> None:
         """Give recalled requests that have left their worker to another, all at once: they can join together."""
         at_ps = self._clock.now_ps()
-        events = [event for one in recalled for event in self._core.take_recalled(one, donor, at_ps)]
-        self.metrics.moved.inc(sum(isinstance(event, Placed) for event in events))
-        if (history := self.history) is not None:
-            for event in events:
-                if isinstance(event, Placed):
-                    history.moved(event.sequence, donor.name, event.member.name, at_ps)
-        self._carry_out(events, at_ps)
+        self._carry_out([event for one in recalled for event in self._core.take_recalled(one, donor, at_ps)], at_ps)
 
-    def _note_refused(self, event: Refused, request_id: str, at_ps: int, handle: int | None) -> None:
-        if self._journal is not None:
-            self._journal.refused(request_id, at_ps, event.refusal.reason, handle, event.figures)
-
-    def _tell_refused(
-        self, event: Refused, request_id: str, router: RouterLink, router_handle: int, context: TraceContext | None
+    def _tell_finished(
+        self, live: LiveRequest, reason: FinishReason, output_tokens: int, worker_id: str, at_ps: int
     ) -> None:
-        if event.error is not None:
-            self.log_error(event.refusal.message, event.error)
-        self.refuse(router, router_handle, request_id, event.refusal, context=context)
+        sequence, handle = live.sequence, live.router_handle
+        live.router.finished(wire_routers.finished(handle, sequence, reason, output_tokens, worker_id, at_ps))
 
-    def refuse(
-        self,
-        router: RouterLink,
-        router_handle: int,
-        request_id: str,
-        refusal: Refusal,
-        outcome: str = "refused",
-        context: TraceContext | None = None,
+    def _tell_refused(self, live: LiveRequest, refusal: Refusal) -> None:
+        self._refuse(live.router, live.router_handle, live.request_id, refusal, live.context)
+
+    def refuse(self, router: RouterLink, router_handle: int, request_id: str, refusal: Refusal) -> None:
+        """Refuse what is no request of the core: it could not be read."""
+        self._metrics.refused(refusal)
+        self._refuse(router, router_handle, request_id, refusal, None)
+
+    def _refuse(
+        self, router: RouterLink, router_handle: int, request_id: str, refusal: Refusal, context: TraceContext | None
     ) -> None:
         """Tell a router that a request, which is part of the span `context`, ends without (further) tokens."""
-        failed = refusal.reason in (RefusalReason.INTERNAL, RefusalReason.WORKERS_LOST)
-        self.metrics.requests.labels("failed" if failed else outcome).inc()
-        self._log_refused.say(
-            refusal.reason.name.lower(), request_id=request_id, reason=refusal.message, **log_fields(context)
-        )
+        kind = refusal.reason.name.lower()
+        self._log_refused.say(kind, request_id=request_id, reason=refusal.message, **log_fields(context))
         router.refused(router_handle, withheld(refusal))
 
-    def log_error(self, message: str, error: Exception) -> None:
+    def _log_error(self, message: str, error: Exception) -> None:
         """Log a policy's exception with its traceback; each message once, as it may occur for every request."""
         if message not in self._logged_errors:
             self._logged_errors.put(message, True)

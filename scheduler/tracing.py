@@ -12,14 +12,31 @@ before they are rounded.
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.span import Kind, Span, SpanEvent, Value
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.chassis.tracing import Tracer
+from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.facts import (
+    Admitted,
+    Arrived,
+    Cancelled,
+    Dropped,
+    Failed,
+    Finished,
+    FirstToken,
+    GaveBack,
+    Handler,
+    Placed,
+    Preempted,
+    Refused,
+    Withdrawn,
+)
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.messages import Submit
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -28,48 +45,139 @@ MAX_EVENTS = 100
 
 
 class RequestTraces:
-    """Begins the spans of a scheduler's requests.
+    """Makes the spans of a scheduler's requests.
 
     Args:
         tracer: receives them; None: tracing is off.
         clock: device clock.
+        lives: the scheduler's requests, by handle; each has its trace.
     """
 
-    def __init__(self, tracer: Tracer | None, clock: DeviceClock) -> None:
-        self._tracer, self._clock = tracer, clock
+    def __init__(self, tracer: Tracer | None, clock: DeviceClock, lives: Mapping[int, "Traced"]) -> None:
+        self._tracer, self._clock, self._lives = tracer, clock, lives
 
-    def begin(self, submit: Submit, sequence: Sequence) -> "RequestTrace | None":
-        """Return the trace of a request that has just arrived; None: its spans are not kept."""
-        if self._tracer is None or submit.trace is None or not submit.trace.sampled:
-            return None
-        return RequestTrace(self._tracer, self._clock, submit, submit.trace, sequence)
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        if self._tracer is None:
+            return {}
+        return {
+            Arrived: self._arrived,
+            Placed: self._placed,
+            Refused: self._refused,
+            Withdrawn: self._withdrawn,
+            Admitted: self._admitted,
+            FirstToken: self._first_token,
+            Preempted: self._preempted,
+            Finished: self._finished,
+            Cancelled: self._cancelled,
+            Dropped: self._dropped,
+            Failed: self._failed,
+            GaveBack: self._gave_back,
+        }
 
     def unix_ns(self, at_ps: int) -> int:
         """Return a device time as Unix time; 0: tracing is off."""
         return 0 if self._tracer is None else self._tracer.unix_ns(self._clock.to_monotonic(at_ps))
+
+    def close(self, at_ps: int) -> None:
+        """Make the spans of unfinished requests."""
+        for live in self._lives.values():
+            if live.trace is not None:
+                live.trace.ended(at_ps)
+                live.trace = None
+
+    def _of(self, sequence: Sequence) -> "RequestTrace | None":
+        live = self._lives.get(sequence.handle)
+        return None if live is None else live.trace
+
+    def _arrived(self, fact: Arrived, at_ps: int, member: Member | None) -> None:
+        live = self._lives[fact.sequence.handle]
+        if self._tracer is not None and live.context is not None and live.context.sampled:
+            live.trace = RequestTrace(self._tracer, self._clock, live, live.context, resumed=fact.resumed)
+
+    def _placed(self, fact: Placed, at_ps: int, member: Member | None) -> None:
+        if (trace := self._of(fact.sequence)) is not None:
+            trace.placed(fact.member.name, fact.why, at_ps)
+
+    def _refused(self, fact: Refused, at_ps: int, member: Member | None) -> None:
+        self._fail(fact.sequence, fact.refusal, at_ps)
+
+    def _withdrawn(self, fact: Withdrawn, at_ps: int, member: Member | None) -> None:
+        if fact.refusal is not None and (trace := self._of(fact.sequence)) is not None:
+            trace.refused(fact.refusal)
+
+    def _admitted(self, fact: Admitted, at_ps: int, member: Member | None) -> None:
+        if (trace := self._of(fact.sequence)) is not None:
+            trace.admitted(at_ps, has_cache=member is not None and member.replica.prefix_cache is not None)
+
+    def _first_token(self, fact: FirstToken, at_ps: int, member: Member | None) -> None:
+        if (trace := self._of(fact.sequence)) is not None:
+            trace.first_token(fact.at_ps)
+
+    def _preempted(self, fact: Preempted, at_ps: int, member: Member | None) -> None:
+        if (trace := self._of(fact.sequence)) is not None:
+            trace.preempted(at_ps)
+
+    def _finished(self, fact: Finished, at_ps: int, member: Member | None) -> None:
+        if (trace := self._of(fact.sequence)) is not None:
+            trace.finished(fact.reason, fact.output_tokens, fact.at_ps)
+            trace.ended(fact.at_ps)
+
+    def _cancelled(self, fact: Cancelled, at_ps: int, member: Member | None) -> None:
+        if (trace := self._of(fact.sequence)) is not None:
+            trace.ended(at_ps)
+
+    def _dropped(self, fact: Dropped, at_ps: int, member: Member | None) -> None:
+        self._fail(fact.sequence, refusals.dropped(fact.sequence, fact.reason), at_ps)
+
+    def _failed(self, fact: Failed, at_ps: int, member: Member | None) -> None:
+        self._fail(fact.sequence, refusals.raised(fact.message), at_ps)
+
+    def _fail(self, sequence: Sequence, refusal: Refusal, at_ps: int) -> None:
+        if (trace := self._of(sequence)) is not None:
+            trace.refused(refusal)
+            trace.ended(at_ps)
+
+    def _gave_back(self, fact: GaveBack, at_ps: int, member: Member | None) -> None:
+        why = "worker_lost" if fact.lost else "worker_draining"
+        for sequence in fact.sequences:
+            if (trace := self._of(sequence)) is not None:
+                trace.given_back(why, at_ps)
+
+
+class Traced(Protocol):
+    """A request of the scheduler, as far as its spans say something about it."""
+
+    sequence: Sequence
+    request_id: str
+    adapter_id: str
+    context: TraceContext | None
+    trace: "RequestTrace | None"
 
 
 class RequestTrace:
     """One request, from its arrival to its end in this scheduler."""
 
     def __init__(
-        self, tracer: Tracer, clock: DeviceClock, submit: Submit, parent: TraceContext, sequence: Sequence
+        self, tracer: Tracer, clock: DeviceClock, live: Traced, parent: TraceContext, *, resumed: bool
     ) -> None:
+        sequence = live.sequence
         self._tracer, self._clock, self._parent, self._sequence = tracer, clock, parent, sequence
         self._context = parent.child()
         self._attributes: dict[str, Value] = {
-            "gen_ai.request.id": submit.request_id,
-            "lorrery.adapter": submit.adapter_id,
-            "lorrery.tenant": submit.tenant_id,
+            "gen_ai.request.id": live.request_id,
+            "lorrery.adapter": live.adapter_id,
+            "lorrery.tenant": sequence.tenant_id,
             "lorrery.prompt_tokens": sequence.prompt_tokens,
-            "lorrery.resumed": submit.resumed,
+            "lorrery.resumed": resumed,
         }
         self._events: list[SpanEvent] = []
         self._error: str | None = None
         self._finished_ps: int | None = None
         self._num_preemptions = 0
         self._load_ps = 0  # waits for its adapter that already have a span
-        self._adapter = {"lorrery.adapter": submit.adapter_id}
+        self._adapter = {"lorrery.adapter": live.adapter_id}
         self._since_ps = sequence.arrived_ps
         self._worker = ""
         self._run: TraceContext | None = None

@@ -9,7 +9,8 @@ Nothing here awaits; messages gather in an outbox that the stream's writer drain
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
@@ -17,27 +18,87 @@ from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
 from lorrery.scheduler import wire_workers
 from lorrery.scheduler.core.adapter_events import AdapterLog
-from lorrery.scheduler.core.cluster_events import GaveBack, Placed
+from lorrery.scheduler.core.facts import Cancelled, Facts, Failed, Finished, GaveBack, Placed, Withdrawn
+from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.engine_counts import EngineTally
-from lorrery.scheduler.fan_out import FanOuts
-from lorrery.scheduler.faults import ClusterFaults
+from lorrery.scheduler.facts import Decided, InputLate, Stepped
+from lorrery.scheduler.faults import ClusterFaults, ToldFaults
 from lorrery.scheduler.inputs import Inputs
-from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.kv_events import WorkerKvEvents
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
-from lorrery.scheduler.next_decision import NextDecision
-from lorrery.scheduler.outbox import Outbox
-from lorrery.scheduler.outcomes import Outcomes, RequestOwner
-from lorrery.scheduler.running_plan import MAX_AHEAD_PS, RunningPlan
-from lorrery.scheduler.told_faults import ToldFaults
+from lorrery.scheduler.requests import Requests
+from lorrery.scheduler.steps import MAX_AHEAD_PS, FanOuts, RunningPlan
 from lorrery.scheduler.watch import Loss, Watch
+from lorrery.scheduler.wire_workers import ToWorker
 from lorrery.vocabulary import u32
 
 INTERNAL = "internal error; the scheduler's log says more"
+
+
+class Outbox:
+    """Messages to one worker, in order, until its stream's writer takes them."""
+
+    def __init__(self) -> None:
+        self._messages: deque[ToWorker] = deque()
+        self._wake = asyncio.Event()
+
+    def send(self, message: ToWorker) -> None:
+        """Queue a message; never waits."""
+        self._messages.append(message)
+        self._wake.set()
+
+    async def write_all(self, write: Callable[[ToWorker], Awaitable[None]]) -> None:
+        """Write queued messages, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._messages:
+                await write(self._messages.popleft())
+
+
+class NextDecision:
+    """When the next decision for a worker without a plan is due: in the loop's next turn, or at a given time.
+
+    Not at once, even if it idles: inputs that come together, such as a lost worker's sequences, share one decision.
+
+    Args:
+        clock: the device clock.
+        decide: called with the time to decide at; must not raise.
+    """
+
+    def __init__(self, clock: DeviceClock, decide: Callable[[int], None]) -> None:
+        self._clock = clock
+        self._decide = decide
+        self._until_ps: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
+
+    def soon(self, at_ps: int) -> None:
+        """Decide soon, at this time, or at the awaited one if that is earlier: its timer may fire late."""
+        if self._soon is None:
+            until_ps = self._until_ps
+            self.cancel()
+            first_ps = at_ps if until_ps is None else min(at_ps, until_ps)
+            self._soon = asyncio.get_running_loop().call_soon(self._decide, first_ps)
+
+    def wait(self, until_ps: int | None) -> None:
+        """Decide at this time; None: not before an input comes."""
+        self._until_ps = until_ps
+        if until_ps is not None:
+            delay = self._clock.to_monotonic(until_ps) - time.monotonic()
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, delay), self._decide, until_ps)
+
+    def cancel(self) -> None:
+        """Cancel the pending decision."""
+        for handle in (self._timer, self._soon):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._soon = None
+        self._until_ps = None
 
 
 class Owner(Protocol):
@@ -47,10 +108,8 @@ class Owner(Protocol):
     awake: AwakeClock
     faults: ClusterFaults
 
-    @property
-    def requests(self) -> RequestOwner:
-        """The requests of the scheduler."""
-        ...
+    facts: Facts
+    requests: Requests
 
     def look_for_moves(self) -> None:
         """Balance waiting requests soon."""
@@ -70,7 +129,6 @@ class Dispatcher:
         cluster: that it belongs to.
         watch: monitors the worker.
         instance_id: of its process; empty: unknown.
-        journal: records its inputs and steps; None: there is no journal.
         kv_events: takes the changes of its prefix cache; None: there are no readers.
         engine: figures of its replica that the worker shows; None: none.
 
@@ -88,7 +146,6 @@ class Dispatcher:
         cluster: Owner,
         watch: Watch,
         instance_id: str = "",
-        journal: WorkerJournal | None = None,
         kv_events: WorkerKvEvents | None = None,
         engine: EngineTally | None = None,
     ) -> None:
@@ -100,11 +157,10 @@ class Dispatcher:
         self.loss = ""
         self._cluster = cluster
         self._clock = cluster.clock
-        self._metrics = cluster.requests.metrics
-        self._journal = journal
+        self._facts = cluster.facts
         self._kv_events = kv_events
         self._engine = engine
-        self._inputs = Inputs(self._metrics, journal)
+        self._inputs = Inputs()
         self._running: RunningPlan | None = None
         self._plan_id = 0  # of the last plan
         self._boundary_ps = 0
@@ -115,9 +171,8 @@ class Dispatcher:
         self._loads: dict[str, list[asyncio.Future[bool]]] = {}  # on request, by adapter key
         self._adapter_log = member.replica.adapters.log = AdapterLog()
         self.num_tokens = self.busy_ps = self._last_step_ps = 0
-        self._told_faults = ToldFaults(self.worker_id, cluster.clock, cluster.faults, journal)
+        self._told_faults = ToldFaults(self.worker_id, cluster.clock, cluster.faults)
         self._fan_outs = FanOuts(cluster.requests.lives)
-        self._outcomes = Outcomes(member, cluster.requests)
 
     @property
     def replica(self) -> Replica:
@@ -161,27 +216,30 @@ class Dispatcher:
 
     def placed(self, event: Placed, at_ps: int) -> None:
         """Handle a request that the core has given this worker."""
-        expected = self._expects(at_ps, event.matters)
-        if self._engine is not None:
-            self._engine.placed(event.sequence)
-        self._inputs.placed(event, at_ps, expected=expected, lost=bool(self.loss))
+        self._take(event, at_ps, expected=self._expects(at_ps, event.matters))
         self._guarded(self._nudge, at_ps, event.matters)
 
-    def withdrawn(self, sequence: Sequence, at_ps: int) -> None:
+    def withdrawn(self, event: Withdrawn, at_ps: int) -> None:
         """Handle a request of this worker that has been cancelled."""
-        self._inputs.withdrawn(sequence, at_ps, lost=bool(self.loss))
+        self._take(event, at_ps)
         self._guarded(self._nudge, at_ps, True)
 
     def recalled(self, handle: int, to: str, at_ps: int) -> None:
         """Handle a waiting request of this worker that is to move to another."""
-        self._inputs.recalled(handle, to, at_ps, lost=bool(self.loss))
+        self._take(Recall(handle, to), at_ps)
         self._guarded(self._nudge, at_ps, True)
 
     def retired(self, adapter_key: str, at_ps: int) -> None:
         """Release an adapter that no further request will name, once no sequence has it."""
         if self.member.retire(adapter_key, at_ps):
-            self._inputs.retired(adapter_key, at_ps, lost=bool(self.loss))
+            self._take(Retire(adapter_key), at_ps)
             self._guarded(self._nudge, at_ps, True)
+
+    def _take(
+        self, what: Placed | Withdrawn | Recall | Retire | LoadOnRequest, at_ps: int, *, expected: bool = True
+    ) -> None:
+        taken = self._inputs.take(what, at_ps, expected=expected, lost=bool(self.loss))
+        self._facts.publish((taken,), at_ps, self.member)
 
     def load(self, adapter: Adapter, at_ps: int) -> asyncio.Future[bool] | None:
         """Load an adapter on request; None: this worker loads none.
@@ -193,7 +251,7 @@ class Dispatcher:
             return None
         over = asyncio.get_running_loop().create_future()
         self._loads.setdefault(adapter.key, []).append(over)
-        self._inputs.load(adapter, at_ps, lost=False)
+        self._take(LoadOnRequest(adapter), at_ps)
         self._guarded(self._nudge, at_ps, True)
         return over
 
@@ -208,7 +266,7 @@ class Dispatcher:
 
     def _expects(self, at_ps: int, heeded: bool) -> bool:
         """Return whether an input should take effect at the next boundary."""
-        return heeded or self._running is None or self._inputs.effects.missed(at_ps)
+        return heeded or self._running is None or self._inputs.missed(at_ps)
 
     def _nudge(self, at_ps: int, heeded: bool) -> None:
         running = self._running
@@ -257,16 +315,14 @@ class Dispatcher:
             self._next_decision.cancel()
             started = time.thread_time()
             decision = self.member.plan(at_ps)
-            self._metrics.plan_seconds.observe(time.thread_time() - started)
-            self._note_adapters()
-            self._inputs.decided(decision, at_ps)
-            if self._engine is not None:
-                self._engine.happened(decision.events)
+            decided = Decided(decision, time.thread_time() - started)
+            self._tell_of_adapters(at_ps)
+            self._facts.publish((*self._inputs.planned(at_ps), decided, *decision.events), at_ps, self.member)
             if isinstance(decision, Idle) or (after_step and self._plans_ahead):
                 self._tell_kv_events()
             due_ps = self._begin(decision, at_ps)
             # Only now: a sequence that has left may come back to this worker, and would change the decision just made.
-            self._outcomes.carry_out(decision.events, at_ps)
+            self._cluster.requests.carry_out(decision.events, self.member)
             if self.member.changed:
                 self.member.changed = False
                 self._cluster.look_for_moves()
@@ -288,18 +344,11 @@ class Dispatcher:
         self._next_decision.wait(decision.until_ps)
         return None
 
-    def _note_adapters(self) -> None:
-        """Count the events of its adapters, record them in the history, and end loads on request."""
+    def _tell_of_adapters(self, at_ps: int) -> None:
+        """Publish what has happened to its adapters, and end loads on request."""
         for adapter_key, loaded in self.replica.adapters.take_answers():
             self._end_loads(adapter_key, loaded=loaded)
-        events = self._adapter_log.take()
-        if not events:
-            return
-        self._metrics.adapters_changed(events)
-        if self._engine is not None:
-            self._engine.adapters_changed(events)
-        if (history := self._cluster.requests.history) is not None:
-            history.adapters_changed(self.worker_id, events)
+        self._facts.publish(self._adapter_log.take(), at_ps, self.member)
 
     def _start(self, plan: Plan) -> None:
         self._plan_id += 1
@@ -313,7 +362,6 @@ class Dispatcher:
             self.hello.needs_prompts,
             None if self._engine is None else self._engine.take(now_ps),
         )
-        self._metrics.plans.inc()
         self.watch.has_plan(self._plan_id, self._cluster.awake.now())
         self.outbox.send(message)
 
@@ -358,7 +406,7 @@ class Dispatcher:
         self.busy_ps += step_ps
         self._last_step_ps = step_ps
         self._boundary_ps = ran.end_ps
-        self._inputs.effects.stepped(ran.end_ps)
+        self._inputs.stepped(ran.end_ps)
         started = time.thread_time()
         try:
             events = self.member.commit(plan, ran, goes_on=not step.hand_back)
@@ -371,15 +419,12 @@ class Dispatcher:
             replica.make_room(plan)  # the next step begins: readers must not find blocks that it takes
             if self._plans_ahead:
                 self._tell_kv_events()
-        cpu_seconds = time.thread_time() - started
-        self._note_adapters()
+        stepped = Stepped(plan, step, num_tokens, gap_ps, time.thread_time() - started, events)
         fan_out.send(step.token_ids_u32, step_ps)
-        self._metrics.step(plan, step_ps, gap_ps, num_tokens, cpu_seconds)
-        if self._journal is not None:
-            self._journal.stepped(step, gap_ps, events)
-        if self._engine is not None:
-            self._engine.happened(events)
-        self._outcomes.carry_out(events, ran.end_ps)
+        self._tell_of_adapters(ran.end_ps)
+        self._facts.publish((stepped, *events), ran.end_ps, self.member)
+        if events:
+            self._cluster.requests.carry_out(events, self.member)
 
     def _tell_kv_events(self) -> None:
         """Send readers the changes since the last call, when a step ends.
@@ -414,7 +459,8 @@ class Dispatcher:
             ProtocolError: it was sent none, or the time is impossible.
         """
         latest_ps = max(self._boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
-        self._told_faults.taken(from_ps, self._boundary_ps, latest_ps)
+        taken = self._told_faults.taken(from_ps, self._boundary_ps, latest_ps)
+        self._facts.publish((taken,), from_ps, self.member)
 
     # --- being gone -------------------------------------------------------------------------------------------------
 
@@ -426,19 +472,24 @@ class Dispatcher:
 
     def lost(self, gave_back: GaveBack, at_ps: int) -> None:
         """Handle what the core has taken back from a worker that is gone."""
-        self._note_adapters()
-        self._inputs.lost(gave_back, at_ps)
-        self._outcomes.carry_out(gave_back.events, at_ps)
+        self._tell_of_adapters(at_ps)
+        self._gave_back(gave_back, self._inputs.lost(), at_ps)
 
     def drained(self, gave_back: GaveBack, at_ps: int) -> None:
         """Handle what the core has taken back while the rest runs on."""
-        self._inputs.drained(gave_back, at_ps)
         self._end_all_loads()
-        if self._engine is not None:
-            self._engine.happened(gave_back.events)
-            self._engine.gave_back(gave_back.sequences)
-        self._outcomes.carry_out(gave_back.events, at_ps)
+        gone = {event.sequence.handle for event in gave_back.events if isinstance(event, Cancelled | Failed | Finished)}
+        gone.update(sequence.handle for sequence in gave_back.sequences)
+        self._gave_back(gave_back, self._inputs.left(gone), at_ps)
 
-    def flush_journal(self) -> None:
-        """See `Inputs`."""
-        self._inputs.flush_journal()
+    def _gave_back(self, gave_back: GaveBack, never: list[InputLate], at_ps: int) -> None:
+        self._facts.publish((*never, gave_back, *gave_back.events), at_ps, self.member)
+        self._cluster.requests.carry_out(gave_back.events, self.member)
+
+    @property
+    def steps_are_settled(self) -> bool:
+        """Whether no input should have prevented some of the steps so far.
+
+        A reader of a journal that ended there would not know that the input is late.
+        """
+        return not self._inputs.any_overdue

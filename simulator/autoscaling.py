@@ -126,7 +126,7 @@ class Scaled:
         start_ps: origin of times.
 
     Attributes:
-        scrapers: metrics of each group; observers of the run.
+        scrapers: metrics of each group; subscribers of the run.
         timeline: observations and decisions.
     """
 

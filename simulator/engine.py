@@ -20,6 +20,7 @@ from typing import Final
 from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules
+from lorrery.scheduler.core.facts import FaultBegan, Subscriber
 from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.protocols.placement import Placement
@@ -27,13 +28,12 @@ from lorrery.simulator.boundaries import Boundaries
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.faulty_requests import FaultyRequests
 from lorrery.simulator.membership import Membership
-from lorrery.simulator.observers import as_one
 from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
 from lorrery.simulator.scheduler import SimulatedScheduler
 from lorrery.simulator.signals_in import let_signals_in
-from lorrery.simulator.step_span import Observer
+from lorrery.simulator.step_span import RunBegan, StepSpan
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -62,7 +62,7 @@ class Simulation:
         choose_shard: returns the index of a request's scheduler; required with several shards.
         timeout_ps: requests that have not ended this long after their arrival are cancelled.
         worker_timeout_ps: a worker is lost when its step ends this much later than predicted.
-        observers: receive the steps that run, see `observe`.
+        subscribers: of the facts, see `subscribe`.
 
     Attributes:
         membership: attaches, drains and removes workers.
@@ -78,7 +78,7 @@ class Simulation:
         choose_shard: Callable[[SimulatedRequest], int] | None = None,
         timeout_ps: int | None = None,
         worker_timeout_ps: int = NEVER,
-        observers: Sequence[Observer] = (),
+        subscribers: Sequence[Subscriber] = (),
     ) -> None:
         self.workers = list(workers)
         self._by_name = {worker.name: worker for worker in self.workers}
@@ -104,7 +104,8 @@ class Simulation:
         self._leaving = self.membership.leaving
         for worker in self.workers:
             self._schedulers[worker.shard].introduce(worker)
-        self.observe(observers)
+        self._runs_chunks = True
+        self.subscribe(subscribers)
 
     @property
     def now_ps(self) -> int:
@@ -125,14 +126,19 @@ class Simulation:
         """Return how many requests of a scheduler wait for a batch or for a worker."""
         return self._schedulers[shard].core.num_waiting
 
-    def observe(self, observers: Sequence[Observer]) -> None:
-        """Send the steps that run from now on to these observers only."""
-        observer = self._observer = as_one(observers)
-        self._runs_chunks = not any(getattr(one, "reads_prompts", True) for one in observers)
-        if observer is not None:
-            observer.begin(self.now_ps)
+    def subscribe(self, subscribers: Sequence[Subscriber]) -> None:
+        """Tell these, too, what happens from now on; the part of the run that counts begins."""
+        for scheduler in self._schedulers:
+            for one in subscribers:
+                scheduler.subscribe(one)
+            scheduler.facts.publish((RunBegan(),), self.now_ps)
+        self._runs_chunks = self._runs_chunks and not any(getattr(one, "reads_prompts", True) for one in subscribers)
         for worker in self.workers:
-            worker.observer, worker.runs_chunks = observer, self._runs_chunks
+            self._take_in(worker)
+
+    def _take_in(self, worker: SimulatedWorker) -> None:
+        worker.facts = facts = self._schedulers[worker.shard].facts
+        worker.tells_steps, worker.runs_chunks = facts.wants(StepSpan), self._runs_chunks
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
@@ -188,10 +194,9 @@ class Simulation:
         self._is_stopped = True
 
     def note_fault(self, text: str) -> None:
-        """Record a fault in the histories, if they are kept."""
+        """Tell subscribers of a fault."""
         for scheduler in self._schedulers:
-            if scheduler.history is not None:
-                scheduler.history.fault(text, self.now_ps)
+            scheduler.facts.publish((FaultBegan(text),), self.now_ps)
 
     def plan_of(self, name: str) -> Plan | None:
         """Return the plan that a worker runs; None if it is idle."""
@@ -363,7 +368,7 @@ class Simulation:
     def add(self, worker: SimulatedWorker) -> None:
         """Add a worker that may attach from now on; at equal times its boundaries come after those of the others."""
         worker.order, worker.clock = len(self.workers), self._clock
-        worker.observer, worker.runs_chunks = self._observer, self._runs_chunks
+        self._take_in(worker)
         self.workers.append(worker)
         self._boundaries.enter(self.workers)
         self._by_name[worker.name] = worker
@@ -411,12 +416,10 @@ class Simulation:
                 self.membership.watch(worker, decision)
         else:
             self._schedule(worker, NEVER if decision.until_ps is None else max(at_ps, decision.until_ps))
+        if worker.replica.adapters.log is not None:
+            scheduler.tell_of_adapters(worker)
         # Only now: a sequence that has left may come back to this worker, and would change the decision just made.
         if decision.events:
             scheduler.handle(worker, decision.events)
-        if worker.replica.adapters.log is not None:
-            scheduler.note_adapters(worker)
-            if scheduler.history is not None:
-                scheduler.history.decided(worker.member, decision.events, at_ps)
         if self._leaving and worker.plan is None and worker.order in self._leaving and not worker.member.sequences:
             self.membership.leave(worker)

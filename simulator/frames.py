@@ -26,12 +26,12 @@ from lorrery.orrery.frame import (
     kind_of,
 )
 from lorrery.orrery.record import Recorder
+from lorrery.scheduler.core.facts import GaveBack, Handler
 from lorrery.scheduler.core.snapshot import Tables, WorkerSnapshot
 from lorrery.scheduler.core.watcher import CoreFrame, Watcher
 from lorrery.scheduler.core.watcher import EndedRow as CoreEnded
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.step_span import StepSpan
+from lorrery.simulator.step_span import RunBegan, StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 _TOTALS = Totals.__struct_fields__
@@ -47,7 +47,7 @@ class _Run:
 
 
 class FrameRecorder:
-    """Records a simulation by observing its steps.
+    """Records a simulation; a subscriber of it.
 
     Args:
         simulation: not run yet, apart from its warm-up.
@@ -78,11 +78,16 @@ class FrameRecorder:
 
     # --- what runs --------------------------------------------------------------------------------------------------
 
-    def begin(self, start_ps: int) -> None:
-        """Set the origin of times."""
-        self._start_ps = start_ps
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {RunBegan: self._begin, StepSpan: self._ran, GaveBack: self._gave_back}
 
-    def ran(self, span: StepSpan) -> None:
+    def _begin(self, fact: RunBegan, at_ps: int, member: object) -> None:
+        """Set the origin of times."""
+        self._start_ps = at_ps
+
+    def _ran(self, span: StepSpan, at_ps: int, member: object) -> None:
         """Count these steps."""
         run = self._runs.get(span.worker)
         if run is None:
@@ -92,15 +97,10 @@ class FrameRecorder:
         run.busy_ps += span.end_ps - span.start_ps
         run.step_ps = span.first_ps + (span.num_steps - 1) * span.slope_ps
 
-    def left(self, worker: str, handle: int) -> None:
-        """Do nothing: a history records it."""
-
-    def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Do nothing: a history records it."""
-
-    def lost(self, worker: str) -> None:
-        """Drop a worker's counters."""
-        self._runs.pop(worker, None)
+    def _gave_back(self, fact: GaveBack, at_ps: int, member: object) -> None:
+        """Drop the counters of a worker that is gone."""
+        if fact.lost:
+            self._runs.pop(fact.member.name, None)
 
     # --- frames -----------------------------------------------------------------------------------------------------
 

@@ -7,11 +7,15 @@ sequence's last token: in the previous decode step or, for sequences that joined
 requeued sequence has a gap from its last token to the end of its next prefill.
 """
 
+from collections.abc import Mapping
+
 from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.loadgen.workload.progressions import Chunks, describe
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.scheduler.core.facts import Cancelled, Failed, GaveBack, Handler, Preempted
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.spilled_rows import SpilledRows
-from lorrery.simulator.step_span import StepSpan
+from lorrery.simulator.step_span import RunBegan, StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 
@@ -21,17 +25,28 @@ class GapRecorder:
     reads_prompts = False
 
     def __init__(self) -> None:
-        self.begin(0)
+        self._begin()
 
-    def begin(self, start_ps: int) -> None:
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {
+            RunBegan: self._begin,
+            StepSpan: self._ran,
+            Cancelled: self._left,
+            Failed: self._left,
+            Preempted: self._preempted,
+            GaveBack: self._gave_back,
+        }
+
+    def _begin(self, *_: object) -> None:
         """Discard everything recorded so far."""
-        del start_ps  # a gap has no origin
         self._rows = SpilledRows(4)
         self._decoded_ps: dict[str, int] = {}  # worker -> end of its last decode step
         self._since_ps: dict[str, dict[int, int]] = {}  # worker -> handle -> last token, if joined since
         self._requeued_ps: dict[int, int] = {}  # handle -> last token
 
-    def ran(self, span: StepSpan) -> None:
+    def _ran(self, span: StepSpan, at_ps: int, member: Member | None) -> None:
         """Record the gaps that these steps ended."""
         since = self._since_ps.setdefault(span.worker, {})
         first_end_ps = span.start_ps + span.first_ps
@@ -72,19 +87,26 @@ class GapRecorder:
             self._add(last_step_ps, 0, 1, num_decodes - num_silent)
         self._decoded_ps[span.worker] = span.end_ps
 
-    def left(self, worker: str, handle: int) -> None:
+    def _left(self, fact: Cancelled | Failed, at_ps: int, member: Member | None) -> None:
         """Drop a sequence that left its batch other than at the end of a step that gave it a token."""
-        self._since_ps.get(worker, {}).pop(handle, None)
+        if member is not None:
+            self._since_ps.get(member.name, {}).pop(fact.sequence.handle, None)
 
-    def requeued(self, worker: str, request: SimulatedRequest) -> None:
+    def _preempted(self, fact: Preempted, at_ps: int, member: Member | None) -> None:
+        if member is not None:
+            self._requeued(member.name, fact.sequence)
+
+    def _gave_back(self, fact: GaveBack, at_ps: int, member: Member | None) -> None:
+        if fact.lost:
+            for sequence in fact.sequences:
+                self._requeued(fact.member.name, sequence)
+            self._since_ps.pop(fact.member.name, None)
+
+    def _requeued(self, worker: str, sequence: Sequence) -> None:
         """Store the time of its last token."""
-        token_ps = self._since_ps.get(worker, {}).pop(request.handle, None)
-        if request.produced_tokens:
-            self._requeued_ps.setdefault(request.handle, token_ps or self._decoded_ps.get(worker, 0))
-
-    def lost(self, worker: str) -> None:
-        """Drop a worker's batch."""
-        self._since_ps.pop(worker, None)
+        token_ps = self._since_ps.get(worker, {}).pop(sequence.handle, None)
+        if sequence.produced_tokens:
+            self._requeued_ps.setdefault(sequence.handle, token_ps or self._decoded_ps.get(worker, 0))
 
     def _add(self, first_ps: int, slope_ps: int, num_gaps: int, num_sequences: int) -> None:
         assert num_sequences >= 0

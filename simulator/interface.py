@@ -18,6 +18,7 @@ from lorrery.loadgen import option_rules
 from lorrery.loadgen.option_texts import DEFAULT_WORKLOAD
 from lorrery.loadgen.options import GIVEN, OF_TARGET, OPTIONS, PARSERS, LoadOptions, workload_of
 from lorrery.loadgen.workload.arrays import Requests
+from lorrery.scheduler.core.facts import Subscriber
 from lorrery.settings import Settings, changed, load
 from lorrery.simulator.arguments import (
     check_callable,
@@ -34,7 +35,6 @@ from lorrery.simulator.arguments import (
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.run import SimulatedRun, SimulationOptions, Watch
-from lorrery.simulator.step_span import Observer
 from lorrery.vocabulary.units import LAST_SECONDS
 
 __all__ = ["Overrides", "SettingsLike", "WorkloadLike", "prepare", "read_settings", "simulate"]
@@ -64,7 +64,7 @@ def simulate(
     faults: Iterable[str | Fault] = (),
     seed: int | None = None,
     one_step: bool = False,
-    observers: Sequence[Observer] = (),
+    subscribers: Sequence[Subscriber] = (),
     on_end: Callable[[SimulatedRequest], None] | None = None,
     watch: Watch | None = None,
     record: str | Path | None = None,
@@ -84,7 +84,7 @@ def simulate(
         faults: as for `--fault`: `worker_loss,at=30,worker=worker-1,for=10`.
         seed: of every draw, from 0 to 2**32 - 1; None: the workload's.
         one_step: plan before every step instead of jumping: slow, same result.
-        observers: receive the steps that run.
+        subscribers: of the facts, in the order of `scheduler.core.facts.Facts`.
         on_end: called with each request as it ends.
         watch: called now and then with the run's progress.
         record: a file for `lorrery web` to show; its frames are what a watcher would have seen.
@@ -107,9 +107,9 @@ def simulate(
     )
     check_callable("on_end", on_end)
     check_callable("watch", watch)
-    if isinstance(observers, str) or not isinstance(observers, Iterable):
-        raise SettingsError(f"observers is {shown(observers)}; expected a list of them")
-    run.observers, run.on_end, run.watch = tuple(observers), on_end, watch
+    if isinstance(subscribers, str) or not isinstance(subscribers, Iterable):
+        raise SettingsError(f"subscribers is {shown(subscribers)}; expected a list of them")
+    run.subscribers, run.on_end, run.watch = tuple(subscribers), on_end, watch
     run.record, run.record_every = checked_record(record, record_every)
     return SimulationResult(run.run())
 

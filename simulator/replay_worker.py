@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from lorrery.chassis.fault_rules import RuleBook
 from lorrery.chassis.faults import Fault
 from lorrery.scheduler.core.adapter_events import AdapterLog
+from lorrery.scheduler.core.facts import Event, Preempted, Recalled
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import Event, Idle, Plan, Preempted, Ran, Recalled
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
 from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, Late, Line, WorkerLines
 from lorrery.simulator.replay_parts import ReplayParts
@@ -130,7 +131,7 @@ class ReplayWorker:
                 self._deliver(late.content, late.request, None)
         if lost:
             sequences, events = self.member.lose(max(content["at_ps"], self._boundary_ps))
-            self._result.tally.record(self._adapter_log.take())
+            self._count_adapters()
         else:
             sequences, events = self.member.withdraw_waiting(content["at_ps"])
         self.is_ready = False
@@ -213,9 +214,13 @@ class ReplayWorker:
             self._deliver(given.content, given.request, boundary_ps)
         return True
 
+    def _count_adapters(self) -> None:
+        for event in self._adapter_log.take():
+            self._result.tally.count(event)
+
     def _decide(self, at_ps: int) -> None:
         decision = self.member.plan(at_ps)
-        self._result.tally.record(self._adapter_log.take())
+        self._count_adapters()
         self._planned_ps = at_ps
         while self._nudges_ps and self._nudges_ps[0] <= at_ps:
             self._nudges_ps.popleft()
@@ -258,7 +263,7 @@ class ReplayWorker:
         silent = frozenset(handle for handle, _ in outcome.finished if handle not in given)
         ended = list(outcome.finished)
         events = self.member.commit(plan, Ran(1, end_ps, ended, silent))
-        self._result.tally.record(self._adapter_log.take())
+        self._count_adapters()
         self._see_step(end_ps, outcome, events)
         self._position_ps = self._boundary_ps = end_ps
         self._steps_left -= 1

@@ -5,11 +5,13 @@ the same as when a router cancels. A stall changes nothing in the cluster, only 
 needs the time of one token, found from the spans of steps; gaps between tokens (ITL) leave stalls out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from lorrery.chassis.fault_rules import NO_FAULTS, FaultRules, RequestFaults, together
 from lorrery.chassis.faults import Fault
+from lorrery.scheduler.core.facts import Cancelled, Failed, GaveBack, Handler, Preempted
+from lorrery.scheduler.core.member import Member
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import StepSpan
 from lorrery.worker.device.output import Ending
@@ -25,7 +27,7 @@ class Hold(NamedTuple):
 class RequestFaultInjector:
     """Chooses each request's faults, and computes until when stalls hold its output back.
 
-    Observes the simulation, if there are stalls.
+    A subscriber of the simulation, if there are stalls.
 
     Args:
         faults: of any kind; only those of requests apply.
@@ -71,12 +73,20 @@ class RequestFaultInjector:
             decoding.pop(handle, None)
         return self._holds.pop(handle, [])
 
-    # --- observing --------------------------------------------------------------------------------------------------
+    # --- what happens -----------------------------------------------------------------------------------------------
 
-    def begin(self, start_ps: int) -> None:
-        """Do nothing: the times of faults already count from the start of the run."""
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {
+            StepSpan: self._ran,
+            Cancelled: self._left,
+            Failed: self._left,
+            Preempted: self._left,
+            GaveBack: self._gave_back,
+        }
 
-    def ran(self, span: StepSpan) -> None:
+    def _ran(self, span: StepSpan, at_ps: int, member: Member | None) -> None:
         """Find the times of the tokens after which stalls begin."""
         if not self._stalled:
             return
@@ -107,14 +117,11 @@ class RequestFaultInjector:
             begin_ps = max(token_ps, holds[-1].until_ps) if holds else token_ps
             holds.append(Hold(fault.after, begin_ps + fault.duration_ps))
 
-    def left(self, worker: str, handle: int) -> None:
-        """Drop an ended sequence."""
-        self._decoding.get(worker, {}).pop(handle, None)
+    def _left(self, fact: Cancelled | Failed | Preempted, at_ps: int, member: Member | None) -> None:
+        """Drop a sequence that has ended, or gets its next token in another batch."""
+        if member is not None:
+            self._decoding.get(member.name, {}).pop(fact.sequence.handle, None)
 
-    def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Expect its next token from another batch."""
-        self._decoding.get(worker, {}).pop(request.handle, None)
-
-    def lost(self, worker: str) -> None:
-        """Drop a worker's batch."""
-        self._decoding.pop(worker, None)
+    def _gave_back(self, fact: GaveBack, at_ps: int, member: Member | None) -> None:
+        if fact.lost:
+            self._decoding.pop(fact.member.name, None)

@@ -16,6 +16,7 @@ from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
 from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.rounds import warmup_requests
+from lorrery.scheduler.core.facts import Subscriber
 from lorrery.settings import Settings
 from lorrery.simulator.cluster import SimulatedCluster, SimulationOptions
 from lorrery.simulator.engine import Simulation
@@ -26,7 +27,6 @@ from lorrery.simulator.garbage import collected_seldom
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
-from lorrery.simulator.step_span import Observer
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -63,7 +63,7 @@ class SimulatedRun:
 
     Attributes:
         requests: the caller's own requests, for the workload `given`.
-        observers: additional observers of its steps.
+        subscribers: additional subscribers of its facts.
         on_end: called with each request as it ends.
         watch: called now and then with its progress.
         record: file for the frames that a watcher would have seen; None: no record.
@@ -77,7 +77,7 @@ class SimulatedRun:
     options: LoadOptions
     simulation_options: SimulationOptions = field(default_factory=SimulationOptions)
     requests: Requests | None = None
-    observers: Sequence[Observer] = ()
+    subscribers: Sequence[Subscriber] = ()
     on_end: Callable[[SimulatedRequest], None] | None = None
     watch: Watch | None = None
     record: Path | None = None
@@ -138,7 +138,7 @@ class SimulatedRun:
         recording = [] if recorder is None else [recorder]
         injector = RequestFaultInjector(faults, start_ps)
         injecting = [injector] if injector.has_rules else []
-        cluster.simulation.observe([self.gaps, *scraping, *injecting, *recording, *self.observers])
+        cluster.simulation.subscribe([self.gaps, *scraping, *injecting, *recording, *self.subscribers])
         if injecting:
             cluster.simulation.inject(injector)
         return Playing(

@@ -1,6 +1,6 @@
 """One scheduler under the virtual clock: carries out its core's decisions, as `scheduler.cluster` does live."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from lorrery.chassis.fault_rules import NO_FAULTS
@@ -8,24 +8,30 @@ from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.adapter_tally import AdapterTally
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import ClusterRules
-from lorrery.scheduler.core.history import History
-from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import (
+from lorrery.scheduler.core.facts import (
+    ADAPTER_FACTS,
     Admitted,
+    Arrived,
     Cancelled,
+    ClusterEvent,
     Dropped,
     Event,
+    Facts,
     Failed,
     Finished,
     FirstToken,
-    Preempted,
+    Joined,
+    Placed,
     Raised,
     Recalled,
+    Refused,
+    Subscriber,
+    Withdrawn,
 )
+from lorrery.scheduler.core.history import History
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.protocols.placement import Placement
-from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.open_requests import OpenRequests
@@ -51,6 +57,7 @@ class SimulatedScheduler:
 
     Attributes:
         core: makes the decisions.
+        facts: what happens, for subscribers.
         history: events so far; None: not recorded.
         tally: figures of adapters so far; None: not counted.
         raised: errors raised by policies: occurrences by message.
@@ -73,56 +80,47 @@ class SimulatedScheduler:
         self._requests = requests
         self._nudge = nudge
         self._finish = finish
+        self.facts = Facts()
         self.history: History | None = None
         self.tally: AdapterTally | None = None
         self.raised: dict[str, int] = {}
         self._looks_for_moves = False
         self._waits_until_ps: int | None = None  # time already scheduled for `_wait_is_over`
 
-    # --- history ----------------------------------------------------------------------------------------------------
+    # --- subscribers ------------------------------------------------------------------------------------------------
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Tell a subscriber what happens from now on; of adapters too, if it is the first to want that."""
+        self.facts.subscribe(subscriber)
+        if self.facts.wants(*ADAPTER_FACTS):
+            for member in self.core.members.values():
+                if member.replica.adapters.log is None:
+                    member.replica.adapters.log = AdapterLog()
 
     def keep_history(self) -> History:
         """Start recording a history and return it."""
         self.history = History()
-        self._keep_logs()
+        self.subscribe(self.history)
         return self.history
 
     def count_adapters(self) -> None:
         """Start counting loads, evictions and stays of adapters; to be called before any adapter is loaded."""
         self.tally = AdapterTally()
-        self._keep_logs()
+        self.subscribe(self.tally)
 
-    def _keep_logs(self) -> None:
-        for member in self.core.members.values():
-            if member.replica.adapters.log is None:
-                member.replica.adapters.log = AdapterLog()
-
-    def note_adapters(self, worker: SimulatedWorker) -> None:
-        """Record the changes of a worker's adapters since the last call."""
+    def tell_of_adapters(self, worker: SimulatedWorker) -> None:
+        """Publish the changes of a worker's adapters since the last call."""
         log = worker.replica.adapters.log
-        if log is None or log.is_empty:
-            return
-        events = log.take()
-        if self.tally is not None:
-            self.tally.record(events)
-        if self.history is not None:
-            self.history.adapters_changed(worker.name, events)
+        if log is not None and not log.is_empty:
+            self.facts.publish(log.take(), self._clock.now_ps, worker.member)
 
     def adapter_figures(self, at_ps: int) -> dict[str, AdapterFigures]:
         """Return the figures of all adapters so far; empty: they are not counted."""
         if self.tally is None:
             return {}
         for worker in self._workers.values():
-            self.note_adapters(worker)
+            self.tell_of_adapters(worker)
         return self.tally.read([member.replica.adapters.log for member in self._workers], at_ps)
-
-    def _note_end(self, sequence: Sequence, worker: str, outcome: str, output_tokens: int) -> None:
-        if self.history is not None:
-            self.history.ended(sequence, worker, outcome, output_tokens, self._clock.now_ps)
-
-    def _note_refused(self, sequence: Sequence, refusal: Refusal) -> None:
-        if self.history is not None:
-            self.history.refused(sequence, refusal.message, self._clock.now_ps)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -132,15 +130,10 @@ class SimulatedScheduler:
         timeout_ps = self._requests.timeout_ps
         if timeout_ps is not None:
             request.sequence.deadline_ps = request.sent_ps + timeout_ps
-        if self.history is not None:
-            self.history.arrived(request.sequence)
+        if self.facts.wants(Arrived):
+            self.facts.publish((Arrived(request.sequence),), self._clock.now_ps)
         events = self.core.submit(request.sequence, self._clock.now_ps)
-        for event in events:
-            if isinstance(event, Refused):
-                self._note_refused(event.sequence, event.refusal)
-                self._requests.refuse(request.handle, event.refusal)
-            else:
-                self._carry_out(events)
+        self._carry_out(events)
         if not events or self._tells_ends:
             self._wait_for_worker()
 
@@ -155,28 +148,24 @@ class SimulatedScheduler:
         else:
             self._finish(request)
 
-    def _carry_out(self, events: Iterable[ClusterEvent]) -> None:
+    def _carry_out(self, events: Many[ClusterEvent]) -> None:
         """Apply the core's decisions: notify workers, and end requests that were refused or withdrawn."""
+        self.facts.publish(events, self._clock.now_ps)
         for event in events:
             if isinstance(event, Placed):
-                if self.history is not None and event.moved_from:
-                    self.history.moved(event.sequence, event.moved_from, event.member.name, self._clock.now_ps)
                 self._nudge(self._workers[event.member], event.matters)
             elif isinstance(event, Refused):
-                self._ended(event.sequence, 0)
-                self._note_refused(event.sequence, event.refusal)
-                self._note_end(event.sequence, "", "refused", event.sequence.produced_tokens)
+                if not event.on_arrival:
+                    self._ended(event.sequence, 0)
                 self._requests.refuse(event.sequence.handle, event.refusal)
             elif isinstance(event, Withdrawn):
                 if event.refusal is not None:
-                    self._note_refused(event.sequence, event.refusal)
                     self._requests.by_handle[event.sequence.handle].refusal = event.refusal
                 worker = self._workers[event.member]
                 self._let_client_go(event.sequence, worker)
                 self._nudge(worker, True)
             else:
                 self._ended(event.sequence, 0)
-                self._note_end(event.sequence, "", "cancelled", event.sequence.produced_tokens)
                 self._let_client_go(event.sequence, None)
                 self.withdraw(self._requests.by_handle[event.sequence.handle])
 
@@ -216,7 +205,7 @@ class SimulatedScheduler:
             self._carry_out(core.expire(now_ps))
         self._wait_for_worker()
 
-    def _place(self, events: Iterable[ClusterEvent]) -> None:
+    def _place(self, events: Many[ClusterEvent]) -> None:
         """Carry out decisions about workers, then place requests again until none is left to place."""
         self._carry_out(events)
         while self.core.is_placing:
@@ -240,10 +229,10 @@ class SimulatedScheduler:
     def introduce(self, worker: SimulatedWorker) -> list[ClusterEvent]:
         """Attach a worker; return the decisions about requests that waited for one."""
         worker.attached, self._workers[worker.member] = True, worker
-        if self.history is not None or self.tally is not None:
+        worker.facts = self.facts
+        if self.facts.wants(*ADAPTER_FACTS):
             worker.replica.adapters.log = AdapterLog()
-        if self.history is not None:
-            self.history.joined(worker.member, self._clock.now_ps)
+        self.facts.publish((Joined(worker.member),), self._clock.now_ps, worker.member)
         return self.core.attach(worker.member, self._clock.now_ps)
 
     def attach(self, worker: SimulatedWorker) -> None:
@@ -253,8 +242,7 @@ class SimulatedScheduler:
     def drain(self, worker: SimulatedWorker) -> None:
         """Give a worker no new requests, and place its waiting requests elsewhere."""
         gave_back, events = self.core.drain(worker.member, self._clock.now_ps)
-        if self.history is not None:
-            self.history.draining(worker.member, self._clock.now_ps)
+        self.facts.publish((gave_back,), self._clock.now_ps, worker.member)
         self.handle(worker, gave_back.events)
         self._place(events)
 
@@ -262,29 +250,21 @@ class SimulatedScheduler:
         """Queue the requests of a lost worker again elsewhere."""
         member = worker.member
         gave_back, events = self.core.lose(member, self._clock.now_ps, worker.boundary_ps)
-        self.note_adapters(worker)
+        self.tell_of_adapters(worker)
         del self._workers[member]
-        if self.history is not None:
-            self.history.lost(member, len(gave_back.sequences), self._clock.now_ps)
+        self.facts.publish((gave_back,), self._clock.now_ps, member)
         worker.gpu.clear()
         self.handle(worker, gave_back.events)
-        if worker.observer is not None:
-            for sequence in gave_back.sequences:
-                worker.observer.requeued(worker.name, self._requests.by_handle[sequence.handle])
         self._place(events)
-        if worker.observer is not None:
-            worker.observer.lost(worker.name)
 
-    def handle(self, worker: SimulatedWorker, events: Iterable[Event]) -> None:
+    def handle(self, worker: SimulatedWorker, events: Many[Event]) -> None:
         """Carry out the events of a worker's replica."""
-        requests, observer = self._requests, worker.observer
+        requests = self._requests
+        self.facts.publish(events, self._clock.now_ps, worker.member)
         for event in events:  # first tokens and admissions are read from the sequence
             if isinstance(event, Finished):
                 if self._tells_ends:
                     self._ended(event.sequence, event.output_tokens)
-                if self.history is not None:
-                    reason, tokens = event.reason.word, event.output_tokens
-                    self.history.ended(event.sequence, worker.name, reason, tokens, event.at_ps)
                 request = requests.by_handle[event.sequence.handle]
                 if request.finished_ps is not None:
                     request.worker = worker.name  # its client had left before the step ended
@@ -301,9 +281,6 @@ class SimulatedScheduler:
                 continue
             elif isinstance(event, Recalled):
                 self._carry_out(self.core.take_recalled(event, worker.member, self._clock.now_ps))
-            elif isinstance(event, Preempted):
-                if observer is not None:
-                    observer.requeued(worker.name, requests.by_handle[event.sequence.handle])
             elif isinstance(event, (Cancelled, Dropped, Failed)):
                 self._end_without_finish(event, worker)
             elif isinstance(event, Raised):
@@ -313,16 +290,10 @@ class SimulatedScheduler:
         handle = event.sequence.handle
         self._ended(event.sequence, 0)
         request = self._requests.by_handle[handle]
-        if self.history is not None:
-            dropped = isinstance(event, Dropped) or request.refusal is not None
-            outcome = "dropped" if dropped else "failed" if isinstance(event, Failed) else "cancelled"
-            self._note_end(event.sequence, worker.name, outcome, max(request.output_tokens, request.produced_tokens))
         request.worker = worker.name
         if isinstance(event, Dropped):
-            self._requests.refuse(handle, refusals.dropped(event))
+            self._requests.refuse(handle, refusals.dropped(event.sequence, event.reason))
             return
-        if worker.observer is not None:
-            worker.observer.left(worker.name, handle)
         if isinstance(event, Failed):
             self._requests.refuse(handle, refusals.raised(event.message))
         else:

@@ -4,11 +4,12 @@ TTFT counts when the first token is produced; a request and its queue time count
 `/metrics`. With several groups of workers each has its own scraper, limited to the group's series.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lorrery.autoscaler.figures import HISTOGRAMS, Sample
 from lorrery.chassis.engine_series import vllm_series
 from lorrery.chassis.histogram import Histogram
+from lorrery.scheduler.core.facts import Handler
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import Fleet
 from lorrery.simulator.request import SimulatedRequest
@@ -20,7 +21,7 @@ __all__ = ["Scraper"]
 
 
 class Scraper:
-    """Counts as a cluster's workers would; an observer of the simulation.
+    """Counts as a cluster's workers would; a subscriber of the simulation.
 
     Args:
         simulation: of the cluster.
@@ -36,10 +37,12 @@ class Scraper:
         self._histograms = {name: Histogram(bounds) for name, bounds in self._bounds.items()}
         self._num_ended = self._prompt_tokens = self._generation_tokens = 0
 
-    def begin(self, start_ps: int) -> None:
-        """Do nothing: counting starts at construction."""
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {StepSpan: self._ran}
 
-    def ran(self, span: StepSpan) -> None:
+    def _ran(self, span: StepSpan, at_ps: int, member: object) -> None:
         """Count tokens and first tokens."""
         if self._only is not None and span.worker not in self._only:
             return
@@ -53,15 +56,6 @@ class Scraper:
                 self._prompt_tokens += sequence.prompt_tokens
                 waited_ps = span.start_ps + span.first_ps - sequence.arrived_ps
                 self._histograms["time_to_first_token_seconds"].observe(waited_ps / PS_PER_SECOND)
-
-    def left(self, worker: str, handle: int) -> None:
-        """Do nothing: `ended` counts it."""
-
-    def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Do nothing: it has not ended."""
-
-    def lost(self, worker: str) -> None:
-        """Do nothing: a worker's counts remain, as Prometheus adds up increases."""
 
     def ended(self, request: SimulatedRequest) -> None:
         """Count an ended request."""

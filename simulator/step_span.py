@@ -1,11 +1,13 @@
-"""What observers of a simulation receive: spans of steps, each of one plan on one worker."""
+"""The facts that only a simulation has: spans of steps, each of one plan on one worker, and the start of the run.
+
+A subscriber with an attribute `reads_prompts` that is false uses neither the prefills nor the waiting count of spans;
+if that goes for all, several chunks of one long prompt may run in one jump, each still told as its own span.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from lorrery.scheduler.core.plan import Plan
-from lorrery.simulator.request import SimulatedRequest
 
 
 @dataclass(slots=True)
@@ -43,29 +45,6 @@ class StepSpan:
     gone: Collection[int] = ()
 
 
-class Observer(Protocol):
-    """Receives what runs, in order of time for each worker.
-
-    An observer whose attribute `reads_prompts` is false uses neither the prefills nor the waiting count of spans: then
-    several chunks of one long prompt may run in one jump, each still reported as its own span.
-    """
-
-    def begin(self, start_ps: int) -> None:
-        """Receive the start of the run, the origin of its times."""
-        ...
-
-    def ran(self, span: StepSpan) -> None:
-        """Receive steps that have ended."""
-        ...
-
-    def left(self, worker: str, handle: int) -> None:
-        """Receive a sequence that left a worker other than at the end of a step that finished it."""
-        ...
-
-    def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Receive a sequence that lost its place in a worker's batch and waits again."""
-        ...
-
-    def lost(self, worker: str) -> None:
-        """Receive the loss of a worker; its sequences were reported before."""
-        ...
+@dataclass(frozen=True, slots=True)
+class RunBegan:
+    """The part of a run that counts begins; the warm-up is over."""

@@ -1,10 +1,11 @@
 """Every step of a simulation as CSV, one line each; times in whole picoseconds."""
 
 import csv
+from collections.abc import Mapping
 from typing import TextIO
 
-from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.step_span import StepSpan
+from lorrery.scheduler.core.facts import Handler
+from lorrery.simulator.step_span import RunBegan, StepSpan
 
 COLUMNS = (
     "worker",
@@ -33,11 +34,15 @@ class StepWriter:
         self._num_steps: dict[str, int] = {}
         self._start_ps = 0
 
-    def begin(self, start_ps: int) -> None:
-        """Set the origin of times."""
-        self._start_ps = start_ps
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {RunBegan: self._begin, StepSpan: self._ran}
 
-    def ran(self, span: StepSpan) -> None:
+    def _begin(self, fact: RunBegan, at_ps: int, member: object) -> None:
+        self._start_ps = at_ps
+
+    def _ran(self, span: StepSpan, at_ps: int, member: object) -> None:
         """Write these steps."""
         number = self._num_steps.get(span.worker, 0)
         self._num_steps[span.worker] = number + span.num_steps
@@ -62,12 +67,3 @@ class StepWriter:
             )
             at_ps += step_ps
             step_ps += span.slope_ps
-
-    def left(self, worker: str, handle: int) -> None:
-        """Do nothing: leaves are not written."""
-
-    def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Do nothing: requeues are not written."""
-
-    def lost(self, worker: str) -> None:
-        """Do nothing: lost workers are not written."""

@@ -12,8 +12,9 @@ import json
 from collections.abc import Mapping
 from typing import TextIO
 
+from lorrery.scheduler.core.facts import Handler
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.step_span import StepSpan
+from lorrery.simulator.step_span import RunBegan, StepSpan
 
 _PS_PER_US = 1e6
 _REQUESTS = 1
@@ -35,15 +36,19 @@ class TraceWriter:
         self._start_ps = 0
         self._write({"ph": "M", "pid": _REQUESTS, "name": "process_name", "args": {"name": "requests"}})
 
-    def begin(self, start_ps: int) -> None:
-        """Set the origin of times."""
-        self._start_ps = start_ps
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {RunBegan: self._begin, StepSpan: self._ran}
+
+    def _begin(self, fact: RunBegan, at_ps: int, member: object) -> None:
+        self._start_ps = at_ps
 
     def close(self) -> None:
         """Write the end; the file stays open."""
         self._file.write("\n]\n")
 
-    def ran(self, span: StepSpan) -> None:
+    def _ran(self, span: StepSpan, at_ps: int, member: object) -> None:
         """Write a span of steps, and the counters at its beginning."""
         pid = self._pid(span.worker)
         start_us = self._us(span.start_ps)
@@ -101,15 +106,6 @@ class TraceWriter:
             self._write({"ph": "b", **common, "name": phase, "ts": self._us(at_ps)})
             self._write({"ph": "e", **common, "name": phase, "ts": self._us(end_ps)})
         self._write({"ph": "e", **common, "name": name, "ts": end_us})
-
-    def left(self, worker: str, handle: int) -> None:
-        """Do nothing: `ended` writes it."""
-
-    def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Do nothing: requeues are not written."""
-
-    def lost(self, worker: str) -> None:
-        """Do nothing: the worker's batches simply end."""
 
     def _pid(self, worker: str) -> int:
         pid = self._pids.get(worker)

@@ -8,12 +8,13 @@ reaches them.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lorrery.scheduler.core.facts import Event, Facts
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import Event, Plan, Ran
+from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.replica import Replica
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.step_span import Observer, StepSpan
+from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
@@ -50,7 +51,9 @@ class SimulatedWorker:
         step_time: model of its device without a slow-down.
         boundary_ps: the last boundary at which it planned.
         frozen_until_ps: no step begins before this time.
-        runs_chunks: whether consecutive chunks of one prompt run in one jump; False if an observer reads each of them.
+        facts: takes the steps that it runs.
+        tells_steps: whether anybody wants them.
+        runs_chunks: whether consecutive chunks of one prompt run in one jump; False if a subscriber reads each of them.
         end_ps: its next boundary, or the current one; `NEVER`: it has none.
         life: number of times its process has ended; a delayed return applies only within the same life.
     """
@@ -63,12 +66,12 @@ class SimulatedWorker:
         "boundary_ps",
         "clock",
         "end_ps",
+        "facts",
         "frozen_until_ps",
         "gpu",
         "life",
         "member",
         "name",
-        "observer",
         "order",
         "pace",
         "plan",
@@ -79,6 +82,7 @@ class SimulatedWorker:
         "start_ps",
         "step_time",
         "steps",
+        "tells_steps",
         "totals",
     )
 
@@ -107,7 +111,8 @@ class SimulatedWorker:
         self.frozen_until_ps = 0
         self.life = 0
         self.totals = Totals()
-        self.observer: Observer | None = None
+        self.facts = Facts()
+        self.tells_steps = False
         self.runs_chunks = True
         self._make_replica = make_replica
         self._may_be_silent = False
@@ -163,7 +168,7 @@ class SimulatedWorker:
     def finish(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest]) -> list[Event]:
         """End the plan at this boundary: run and commit its remaining steps."""
         steps = self.steps
-        span = None if self.observer is None else self._span(plan, steps, at_ps)
+        span = self._span(plan, steps, at_ps) if self.tells_steps else None
         before_ps = self._last_boundary_before(plan, at_ps) if self._may_be_silent else 0
         finished = self.gpu.jump(steps)
         totals = self.totals
@@ -173,7 +178,7 @@ class SimulatedWorker:
         totals.end_ps = at_ps
         self.plan = None
         if span is not None:
-            self._observe(span, finished, requests)
+            self._tell(span, finished, requests)
         if not finished:
             return self.member.commit(plan, Ran(steps, at_ps, busy_ps=busy_ps))
         ran = Ran(steps, at_ps, finished, busy_ps=busy_ps)
@@ -235,8 +240,8 @@ class SimulatedWorker:
         if plan is None or not (done := self._steps_ended(at_ps)):
             return
         end_ps = self.start_ps + self.gpu.total_ps(done)
-        if self.observer is not None:
-            self.observer.ran(self._span(plan, done, end_ps))
+        if self.tells_steps:
+            self.facts.publish((self._span(plan, done, end_ps),), end_ps, self.member)
         finished = self.gpu.jump(done)
         assert not finished
         self.totals.num_steps += done
@@ -277,21 +282,19 @@ class SimulatedWorker:
 
     def _tell_steps(self, plan: Plan, num_steps: int, num_decodes: int, grown: int) -> int:
         """Report steps one by one, as they have no constant slope; return when they end."""
-        assert self.observer is not None
         begin_ps = self.start_ps
         for step in range(1, num_steps + 1):
             end_ps = self.start_ps + self.gpu.total_ps(step)
             took_ps, num_waiting = end_ps - begin_ps, self.replica.num_queued
             kv_tokens = self.gpu.kv_tokens + (step - 1) * grown
             span = StepSpan(self.name, plan, begin_ps, 1, took_ps, 0, end_ps, num_decodes, kv_tokens, num_waiting)
-            self.observer.ran(span)
+            self.facts.publish((span,), end_ps, self.member)
             begin_ps = end_ps
         return begin_ps
 
-    def _observe(
+    def _tell(
         self, span: StepSpan, finished: tuple[tuple[int, FinishReason], ...], requests: dict[int, SimulatedRequest]
     ) -> None:
-        assert self.observer is not None
         ended = {handle for handle, _ in finished}
         if span.plan.prefills:
             span.newcomers = [
@@ -306,9 +309,9 @@ class SimulatedWorker:
             self._gone = {handle for handle in self._gone if running.get(handle) is not None}
             computed = {chunk.sequence.handle for chunk in span.plan.prefills}
             span.gone = self._gone.difference(running.held, running.prefilling.keys() - computed)
-        self.observer.ran(span)
+        self.facts.publish((span,), span.end_ps, self.member)
 
     def client_left(self, handle: int) -> None:
-        """Note for observers that nobody waits any more for a sequence of this worker."""
-        if self.observer is not None:
+        """Note for spans of steps that nobody waits any more for a sequence of this worker."""
+        if self.tells_steps:
             self._gone.add(handle)

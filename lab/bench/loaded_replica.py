@@ -24,7 +24,8 @@ import numpy as np
 
 from lorrery.chassis.toml import read_tables
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
-from lorrery.scheduler.core.plan import Finished, Plan, Ran
+from lorrery.scheduler.core.facts import Finished
+from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

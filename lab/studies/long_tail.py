@@ -13,14 +13,14 @@ One worker (an A100 with Llama-3-8B) serves a stream that began before. Then com
 Each stands beside the same without the long request. Writes long_tail.csv and the figure. Takes about two seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import lorrery
 from lab.studies import figure
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.scheduler.core.facts import Handler
 from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -86,22 +86,15 @@ class DecodeTimes:
 
     ends_ps: list[int] = field(default_factory=list)
 
-    def begin(self, start_ps: int) -> None:
-        """Do nothing: no step runs before the start."""
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {StepSpan: self._ran}
 
-    def ran(self, span: StepSpan) -> None:
+    def _ran(self, span: StepSpan, at_ps: int, member: object) -> None:
         """Record one step."""
         if span.plan.decode:
             self.ends_ps.append(span.end_ps)
-
-    def left(self, worker: str, handle: int) -> None:
-        """Do nothing: no request leaves before its end here."""
-
-    def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Do nothing: no request is preempted here."""
-
-    def lost(self, worker: str) -> None:
-        """Do nothing: no worker is lost here."""
 
 
 class Scene:
@@ -116,7 +109,7 @@ class Scene:
     def _run(self, asked: Sequence[tuple[float, int, int]]) -> tuple[lorrery.RequestColumns, DecodeTimes]:
         times = DecodeTimes()
         requests = lorrery.Requests(*zip(*asked, strict=True))
-        columns = lorrery.simulate(self._settings, requests, workers=1, one_step=True, observers=[times]).columns
+        columns = lorrery.simulate(self._settings, requests, workers=1, one_step=True, subscribers=[times]).columns
         assert columns.completed.all()
         return columns, times
 

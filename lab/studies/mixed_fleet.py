@@ -12,7 +12,7 @@ mixed_fleet.csv and the figure. Takes about a quarter of a minute.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from lab.studies import figure
 from lorrery.chassis.shipped import TRACES
 from lorrery.loadgen.workload.popularity import zipf_indices
 from lorrery.loadgen.workload.traces import read_requests
+from lorrery.scheduler.core.facts import Handler
 from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -62,21 +63,14 @@ class Busy:
     def __init__(self) -> None:
         self.ps: defaultdict[str, int] = defaultdict(int)
 
-    def begin(self, start_ps: int) -> None:
-        """Do nothing."""
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {StepSpan: self._ran}
 
-    def ran(self, span: StepSpan) -> None:
+    def _ran(self, span: StepSpan, at_ps: int, member: object) -> None:
         """Add the time of these steps."""
         self.ps[span.worker] += span.end_ps - span.start_ps
-
-    def left(self, worker: str, handle: int) -> None:
-        """Do nothing."""
-
-    def requeued(self, worker: str, request: object) -> None:
-        """Do nothing."""
-
-    def lost(self, worker: str) -> None:
-        """Do nothing."""
 
 
 def workload(rate: float, seconds: float, seed: int = 1) -> lorrery.Requests:
@@ -111,7 +105,7 @@ def measure(placement: str, rate: float, seconds: float) -> Row:
         "workers": [{"gpu": FAST}, {"count": NUM_SLOW, "gpu": SLOW}],
     }
     busy = Busy()
-    result = lorrery.simulate(settings, workload(rate, seconds), observers=[busy])
+    result = lorrery.simulate(settings, workload(rate, seconds), subscribers=[busy])
     columns = result.columns
     first, each = columns.ttft_seconds, columns.tpot_seconds
     answered = columns.completed

@@ -13,7 +13,7 @@ Writes static_continuous.csv (the counts) and static_continuous.png (who has whi
 second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ import numpy as np
 
 import lorrery
 from lab.studies import figure
+from lorrery.scheduler.core.facts import Handler
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -58,10 +59,12 @@ class Passes:
     ends_ps: list[int] = field(default_factory=list)
     joined_at: dict[int, int] = field(default_factory=dict)
 
-    def begin(self, start_ps: int) -> None:
-        """Do nothing: no pass runs before the start."""
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {StepSpan: self._ran}
 
-    def ran(self, span: StepSpan) -> None:
+    def _ran(self, span: StepSpan, at_ps: int, member: object) -> None:
         """Record one pass."""
         assert span.num_steps == 1
         for chunk in span.plan.prefills:
@@ -70,15 +73,6 @@ class Passes:
         if not span.plan.prefills:
             self.decodes.append(span.num_decodes)
         self.ends_ps.append(span.end_ps)
-
-    def left(self, worker: str, handle: int) -> None:
-        """Do nothing: no request leaves before its end here."""
-
-    def requeued(self, worker: str, request: SimulatedRequest) -> None:
-        """Do nothing: no request is preempted here."""
-
-    def lost(self, worker: str) -> None:
-        """Do nothing: no worker is lost here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +113,7 @@ def measure(way: str) -> Outcome:
         "worker": {"gpu": "A10G"},
     }
     passes, ended = Passes(), list[SimulatedRequest]()
-    result = lorrery.simulate(settings, workload(), workers=1, one_step=True, observers=[passes], on_end=ended.append)
+    result = lorrery.simulate(settings, workload(), workers=1, one_step=True, subscribers=[passes], on_end=ended.append)
     assert result.columns.completed.all()
     spans = [_span(request, passes) for request in sorted(ended, key=lambda request: request.handle)]
     return Outcome(way, passes, spans, float(np.mean(result.columns.end_seconds)))

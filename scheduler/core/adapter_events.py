@@ -5,69 +5,13 @@ nothing is recorded. No decision depends on it. Stays on the GPU are counted fro
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
+from lorrery.scheduler.core.facts import Activated, AdapterEvent, AdapterLost, Evicted, LoadBegan, LoadEnded
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 THRASH_PS = 60 * PS_PER_SECOND
 """An adapter that is loaded again within this time after its eviction thrashes."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadBegan:
-    """A load onto the GPU has begun.
-
-    Attributes:
-        tier: source of the load: `host` or `disk`.
-        thrash: the adapter was evicted from this GPU within a minute before.
-    """
-
-    adapter: Adapter
-    tier: str
-    at_ps: int
-    thrash: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LoadEnded:
-    """A load has ended, `took_ps` after it began; one that failed may be tried again."""
-
-    adapter: Adapter
-    tier: str
-    at_ps: int
-    took_ps: int
-    failed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Evicted:
-    """An adapter has left a level of memory, `gpu` or `host`, on the GPU `stayed_ps` after its load."""
-
-    adapter: Adapter
-    level: str
-    at_ps: int
-    stayed_ps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """An adapter has left the GPU because its worker is gone."""
-
-    adapter: Adapter
-    at_ps: int
-    stayed_ps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Activated:
-    """An adapter that a load had brought into host memory alone has got a place on the GPU."""
-
-    adapter: Adapter
-    at_ps: int
-
-
-AdapterEvent = LoadBegan | LoadEnded | Evicted | Lost | Activated
 
 
 class AdapterLog:
@@ -130,5 +74,7 @@ class AdapterLog:
 
     def lost(self, at_ps: int) -> None:
         """Record the loss of the worker, with all that its GPU has."""
-        self._events += [Lost(adapter, at_ps, max(0, at_ps - since_ps)) for adapter, since_ps in self.stays.values()]
+        self._events += [
+            AdapterLost(adapter, at_ps, max(0, at_ps - since_ps)) for adapter, since_ps in self.stays.values()
+        ]
         self.stays.clear()

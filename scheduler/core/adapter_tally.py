@@ -1,13 +1,13 @@
 """Figures of adapters, counted from the events of the workers' adapters: the same for both drivers.
 
-A driver records the events it takes from each worker's log. Memory is bounded by `snapshot.MAX_NAMES` adapters; later
-ones count together.
+Memory is bounded by `snapshot.MAX_NAMES` adapters; later ones count together.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from lorrery.scheduler.core.adapter_events import AdapterEvent, AdapterLog, Evicted, LoadBegan, LoadEnded, Lost
+from lorrery.scheduler.core.adapter_events import AdapterLog
+from lorrery.scheduler.core.facts import AdapterEvent, AdapterLost, Evicted, Handler, LoadBegan, LoadEnded
 from lorrery.scheduler.core.snapshot import MAX_NAMES, OTHERS
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 
@@ -27,7 +27,7 @@ def count(figures: AdapterFigures, event: AdapterEvent) -> None:
         if event.level == "gpu":
             figures.num_evictions += 1
             figures.resident_ps += event.stayed_ps
-    elif isinstance(event, Lost):
+    elif isinstance(event, AdapterLost):
         figures.resident_ps += event.stayed_ps
 
 
@@ -37,10 +37,17 @@ class AdapterTally:
     def __init__(self) -> None:
         self.by_adapter: dict[str, AdapterFigures] = {}
 
-    def record(self, events: Iterable[AdapterEvent]) -> None:
-        """Count the events of a worker's adapters."""
-        for event in events:
-            count(_of(self.by_adapter, event.adapter.adapter_id), event)
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return dict.fromkeys((LoadBegan, LoadEnded, Evicted, AdapterLost), self._take)
+
+    def _take(self, fact: AdapterEvent, at_ps: int, member: object) -> None:
+        self.count(fact)
+
+    def count(self, fact: AdapterEvent) -> None:
+        """Count a fact of an adapter."""
+        count(_of(self.by_adapter, fact.adapter.adapter_id), fact)
 
     def forget(self, adapter_id: str) -> None:
         """Drop the figures of an adapter."""

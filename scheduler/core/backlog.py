@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.drain_rate import DrainRate
-from lorrery.scheduler.core.plan import Admitted, Event, Preempted
+from lorrery.scheduler.core.facts import Admitted, Event, Preempted
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND

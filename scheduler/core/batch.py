@@ -4,10 +4,11 @@ All joins, advances and departures go through here, so that memory and cache nev
 `core.replica` and `core.planner` decide when they happen.
 """
 
+from lorrery.scheduler.core.facts import Event, Finished, FirstToken
 from lorrery.scheduler.core.finished import FinishedSequences
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
-from lorrery.scheduler.core.plan import Event, Finished, FirstToken, Plan, Ran
+from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence

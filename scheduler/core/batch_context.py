@@ -9,10 +9,11 @@ from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, StepPass
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batching.base import BatchContext
+from lorrery.scheduler.core.facts import Admitted, Dropped, Event, Preempted
 from lorrery.scheduler.core.memory.base import Check
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.overlap import NOTHING, Overlap, Unseen
-from lorrery.scheduler.core.plan import Admitted, Chunk, Dropped, Event, Plan, Preempted
+from lorrery.scheduler.core.plan import Chunk, Plan
 from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache

@@ -22,16 +22,16 @@ No clock here: every time comes in as an argument, in device picoseconds.
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
+from dataclasses import replace
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.backlog import Backlog
 from lorrery.scheduler.core.balance import Balance, Move
-from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
+from lorrery.scheduler.core.facts import ClusterEvent, GaveBack, Placed, Recalled, Refused, Withdrawn, withdrawn
 from lorrery.scheduler.core.forecast import OutputShare
 from lorrery.scheduler.core.member import Member, Tally
 from lorrery.scheduler.core.placing import SLICE, Placing
-from lorrery.scheduler.core.plan import Recalled, withdrawn
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.quotas import Quota, Quotas
 from lorrery.scheduler.core.refusals import Refusal
@@ -163,20 +163,20 @@ class ClusterCore:
                 sequence.adapter = pinned or self._listed.get(adapter_id)
             sequence.adapter = sequence.adapter or self.adapters.get(adapter_id)
             if sequence.adapter is None:
-                return [Refused(sequence, refusals.unknown_adapter(adapter_id))]
+                return [Refused(sequence, refusals.unknown_adapter(adapter_id), on_arrival=True)]
         if sequence.deadline_ps is not None and (resumed or not self.rules.deadline_admission):
             sequence.deadline_ps = None
         if not sequence.produced_tokens:
             refusal = self._refuse(sequence, resumed, at_ps)
             if refusal is not None:
-                return [Refused(sequence, refusal)]
+                return [Refused(sequence, refusal, on_arrival=True)]
         if quota is not None:
             sequence.weight = quota.weight
         if quota is not None and quota.limits:
             charge = not resumed and not sequence.produced_tokens
             refusal = self._quotas.refuse(sequence, quota, at_ps) if charge else None
             if refusal is not None:
-                return [Refused(sequence, refusal)]
+                return [Refused(sequence, refusal, on_arrival=True)]
             if not self._quotas.take(sequence, quota, at_ps, charge=charge):
                 self._enter(sequence)
                 return []
@@ -195,6 +195,7 @@ class ClusterCore:
                 self._enter(sequence)
                 return []
         if isinstance(event, Refused):
+            event = replace(event, on_arrival=True)
             self._quotas.end(sequence, 0, at_ps)
         else:
             self._enter(sequence)
@@ -245,6 +246,8 @@ class ClusterCore:
             refusal = refusals.waited_too_long(at_ps - sequence.arrived_ps, self._backlog.drain_rate.retry_ps(at_ps))
             for event in self.cancel(sequence, at_ps, CancelCause.DEADLINE):
                 if isinstance(event, Withdrawn):
+                    assert sequence.withdrawal is not None
+                    sequence.withdrawal.by_scheduler = True
                     events.append(Withdrawn(sequence, event.member, refusal))
                 else:
                     events.append(Refused(sequence, refusal))
@@ -338,7 +341,7 @@ class ClusterCore:
         self._balance.detach(member)
         self._workers_changed()
         sequences, events = member.withdraw_waiting(at_ps)
-        return GaveBack(member, sequences, events), self._placing.take_back(sequences, at_ps)
+        return GaveBack(member, False, sequences, events), self._placing.take_back(sequences, at_ps)
 
     def lose(self, member: Member, at_ps: int, boundary_ps: int = 0) -> tuple[GaveBack, list[ClusterEvent]]:
         """Remove a worker that is gone, and queue its sequences again, except those that may have brought it down.
@@ -363,7 +366,7 @@ class ClusterCore:
                 for sequence in sequences
                 if sequence.num_losses >= most
             ]
-        return GaveBack(member, sequences, events), given_up + self._placing.take_back(moving, at_ps)
+        return GaveBack(member, True, sequences, events), given_up + self._placing.take_back(moving, at_ps)
 
     def expect_no_worker(self, at_ps: int) -> None:
         """End all waits for a worker, and those that begin before the next one attaches."""

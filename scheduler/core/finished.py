@@ -5,7 +5,7 @@ Under static batching they keep their place until all have ended. A few end with
 
 from collections.abc import Iterable
 
-from lorrery.scheduler.core.plan import Finished, ended
+from lorrery.scheduler.core.facts import Finished, ended
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.finish_reason import FinishReason

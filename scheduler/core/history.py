@@ -1,19 +1,39 @@
 """Counts, recent ends and recent events of a scheduler since a reader began to watch.
 
-A driver reports to it as things happen. Without a reader there is no history, so it costs nothing. Memory is bounded:
-only the latest ends and events are kept, and at most `snapshot.MAX_NAMES` names.
+A subscriber of the facts, for as long as there is a reader. Memory is bounded: only the latest ends and events are
+kept, and at most `snapshot.MAX_NAMES` names.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan, LoadEnded
 from lorrery.scheduler.core.adapter_tally import AdapterTally
+from lorrery.scheduler.core.facts import (
+    AdapterLost,
+    AdapterUnloaded,
+    Admitted,
+    Arrived,
+    Cancelled,
+    Dropped,
+    Evicted,
+    Failed,
+    FaultBegan,
+    Finished,
+    GaveBack,
+    Handler,
+    Joined,
+    LoadBegan,
+    LoadEnded,
+    Placed,
+    Preempted,
+    Refused,
+    Withdrawn,
+)
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.phases import Phases
-from lorrery.scheduler.core.plan import Admitted, Event, Preempted
+from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.snapshot import MAX_NAMES, OTHERS
 
@@ -110,23 +130,98 @@ class History:
         self._rare: deque[Happened] = deque(maxlen=MAX_EVENTS)
         self._num_ended = self._num_frequent = self._num_rare = 0
 
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {
+            Arrived: self._arrived,
+            Placed: self._placed,
+            Refused: self._refused,
+            Withdrawn: self._withdrawn,
+            Admitted: self._admitted,
+            Preempted: self._preempted,
+            Finished: self._finished,
+            Cancelled: self._cancelled,
+            Dropped: self._dropped,
+            Failed: self._failed,
+            Joined: self._joined,
+            GaveBack: self._gave_back,
+            FaultBegan: self._fault_began,
+            LoadBegan: self._load_began,
+            LoadEnded: self._load_ended,
+            Evicted: self._evicted,
+            AdapterLost: self._adapter_lost,
+            AdapterUnloaded: self._adapter_unloaded,
+        }
+
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def arrived(self, sequence: Sequence) -> None:
-        """Record an arrival, also one refused at once; the output that a resumed one brings is not counted as new."""
+    def _arrived(self, fact: Arrived, at_ps: int, member: Member | None) -> None:
+        """Count it, even if refused at once; the output that a resumed one brings is not counted as new."""
+        sequence = fact.sequence
         self.totals.requests += 1
         if sequence.produced_tokens:
             self.totals.output_tokens -= sequence.produced_tokens
             self._tenant(sequence.tenant_id).output_tokens -= sequence.produced_tokens
 
-    def refused(self, sequence: Sequence, why: str, at_ps: int) -> None:
-        """Record a request that ends without having had a worker; `why`: the reason given to its client."""
+    def _placed(self, fact: Placed, at_ps: int, member: Member | None) -> None:
+        if fact.moved_from:
+            self.totals.moved += 1
+            text = f"request {fact.sequence.handle} from {fact.moved_from} to {fact.member.name}"
+            self._happened(at_ps, "moved", text)
+
+    def _refused(self, fact: Refused, at_ps: int, member: Member | None) -> None:
+        self._turned_away(fact.sequence, fact.refusal, at_ps)
+        if not fact.on_arrival:
+            self._end(fact.sequence, "", "refused", fact.sequence.produced_tokens, at_ps)
+
+    def _withdrawn(self, fact: Withdrawn, at_ps: int, member: Member | None) -> None:
+        if fact.refusal is not None:
+            self._turned_away(fact.sequence, fact.refusal, at_ps)
+
+    def _turned_away(self, sequence: Sequence, refusal: Refusal, at_ps: int) -> None:
+        """Count a request that ends without having had a worker."""
         self.totals.refused += 1
         self._tenant(sequence.tenant_id).refused += 1
         tenant = f" of tenant {sequence.tenant_id}" if sequence.tenant_id else ""
-        self._happened(at_ps, "refused", f"request{tenant}: {why}")
+        self._happened(at_ps, "refused", f"request{tenant}: {refusal.message}")
 
-    def ended(self, sequence: Sequence, worker: str, outcome: str, output_tokens: int, at_ps: int) -> None:
+    def _admitted(self, fact: Admitted, at_ps: int, member: Member | None) -> None:
+        if fact.first:
+            self.totals.prompt_tokens += fact.sequence.prompt_tokens
+        if fact.queried_tokens:
+            self.totals.prefix_queries += fact.queried_tokens
+            self.totals.prefix_hits += fact.sequence.cached_tokens
+
+    def _preempted(self, fact: Preempted, at_ps: int, member: Member | None) -> None:
+        worker = _name(member)
+        self.totals.preempted += 1
+        self.preempted[worker] = self.preempted.get(worker, 0) + 1
+        self._happened(at_ps, "preempt", f"request {fact.sequence.handle} on {worker}")
+
+    def _finished(self, fact: Finished, at_ps: int, member: Member | None) -> None:
+        self.totals.finished += 1
+        self._end(fact.sequence, _name(member), fact.reason.word, fact.output_tokens, fact.at_ps)
+
+    def _cancelled(self, fact: Cancelled, at_ps: int, member: Member | None) -> None:
+        withdrawal = fact.sequence.withdrawal
+        if withdrawal is not None and withdrawal.by_scheduler:
+            self.totals.dropped += 1
+            outcome = "dropped"
+        else:
+            self.totals.cancelled += 1
+            outcome = "cancelled"
+        self._end(fact.sequence, _name(member), outcome, fact.output_tokens, at_ps)
+
+    def _dropped(self, fact: Dropped, at_ps: int, member: Member | None) -> None:
+        self.totals.dropped += 1
+        self._end(fact.sequence, _name(member), "dropped", fact.sequence.produced_tokens, at_ps)
+
+    def _failed(self, fact: Failed, at_ps: int, member: Member | None) -> None:
+        self.totals.failed += 1
+        self._end(fact.sequence, _name(member), "failed", fact.output_tokens, at_ps)
+
+    def _end(self, sequence: Sequence, worker: str, outcome: str, output_tokens: int, at_ps: int) -> None:
         """Record a request's end.
 
         Args:
@@ -136,18 +231,8 @@ class History:
             output_tokens: all that it has produced.
             at_ps: when.
         """
-        totals = self.totals
-        if outcome == "cancelled":
-            totals.cancelled += 1
-        elif outcome == "dropped":
-            totals.dropped += 1
-        elif outcome == "failed":
-            totals.failed += 1
-        elif outcome != "refused":  # those have been counted
-            totals.finished += 1
-        totals.output_tokens += output_tokens
+        self.totals.output_tokens += output_tokens
         self._tenant(sequence.tenant_id).output_tokens += output_tokens
-        phases = sequence.phases(at_ps)
         self._num_ended += 1
         self._ended.append(
             Ended(
@@ -158,66 +243,52 @@ class History:
                 sequence.prompt_tokens,
                 output_tokens,
                 sequence.arrived_ps,
-                phases,
+                sequence.phases(at_ps),
                 outcome,
             )
         )
 
-    def moved(self, sequence: Sequence, donor: str, taker: str, at_ps: int) -> None:
-        """Record a waiting request that moved to another worker."""
-        self.totals.moved += 1
-        self._happened(at_ps, "moved", f"request {sequence.handle} from {donor} to {taker}")
-
     # --- workers ----------------------------------------------------------------------------------------------------
 
-    def decided(self, member: Member, events: Iterable[Event], at_ps: int) -> None:
-        """Record the events of a worker's decision or steps, except ends, which the driver reports."""
-        for event in events:
-            if isinstance(event, Admitted):
-                sequence = event.sequence
-                if event.first:
-                    self.totals.prompt_tokens += sequence.prompt_tokens
-                if event.queried_tokens:
-                    self.totals.prefix_queries += event.queried_tokens
-                    self.totals.prefix_hits += sequence.cached_tokens
-            elif isinstance(event, Preempted):
-                self.totals.preempted += 1
-                self.preempted[member.name] = self.preempted.get(member.name, 0) + 1
-                self._happened(at_ps, "preempt", f"request {event.sequence.handle} on {member.name}")
+    def _joined(self, fact: Joined, at_ps: int, member: Member | None) -> None:
+        self.preempted.pop(fact.member.name, None)
+        self._happened(at_ps, "worker_joined", fact.member.name)
 
-    def adapters_changed(self, worker: str, events: Collection[AdapterEvent]) -> None:
-        """Record the events of a worker's adapters."""
-        for event in events:
-            where = f"{event.adapter.adapter_id} on {worker}"
-            if isinstance(event, LoadBegan):
-                self._happened(event.at_ps, "load", f"{where}, from {event.tier}")
-            elif isinstance(event, LoadEnded):
-                self.totals.loads += 1
-                if event.failed:
-                    self._happened(event.at_ps, "load_failed", where)
-            elif isinstance(event, Evicted) and event.level == "gpu":
-                self._happened(event.at_ps, "evict", where)
-        self.adapters.record(events)
-
-    def joined(self, member: Member, at_ps: int) -> None:
-        """Record a worker that has attached."""
-        self.preempted.pop(member.name, None)
-        self._happened(at_ps, "worker_joined", member.name)
-
-    def draining(self, member: Member, at_ps: int) -> None:
-        """Record a worker that is about to leave."""
-        self._happened(at_ps, "worker_draining", member.name)
-
-    def lost(self, member: Member, num_requeued: int, at_ps: int) -> None:
-        """Record a worker that is gone, and how many requests are queued again."""
-        if not member.draining:
+    def _gave_back(self, fact: GaveBack, at_ps: int, member: Member | None) -> None:
+        name = fact.member.name
+        if not fact.lost:
+            self._happened(at_ps, "worker_draining", name)
+            return
+        if not fact.member.draining:
             self.totals.workers_lost += 1
-        how = "left" if member.draining else "lost"
-        self._happened(at_ps, "worker_lost", f"{member.name} {how}, {num_requeued} requests queued again")
+        how = "left" if fact.member.draining else "lost"
+        self._happened(at_ps, "worker_lost", f"{name} {how}, {len(fact.sequences)} requests queued again")
 
-    def fault(self, text: str, at_ps: int) -> None:
-        """Record an injected fault."""
-        self._happened(at_ps, "fault", text)
+    def _fault_began(self, fact: FaultBegan, at_ps: int, member: Member | None) -> None:
+        self._happened(at_ps, "fault", fact.text)
+
+    # --- adapters ---------------------------------------------------------------------------------------------------
+
+    def _adapter_lost(self, fact: AdapterLost, at_ps: int, member: Member | None) -> None:
+        self.adapters.count(fact)
+
+    def _load_began(self, fact: LoadBegan, at_ps: int, member: Member | None) -> None:
+        self.adapters.count(fact)
+        self._happened(fact.at_ps, "load", f"{fact.adapter.adapter_id} on {_name(member)}, from {fact.tier}")
+
+    def _load_ended(self, fact: LoadEnded, at_ps: int, member: Member | None) -> None:
+        self.adapters.count(fact)
+        self.totals.loads += 1
+        if fact.failed:
+            self._happened(fact.at_ps, "load_failed", f"{fact.adapter.adapter_id} on {_name(member)}")
+
+    def _evicted(self, fact: Evicted, at_ps: int, member: Member | None) -> None:
+        self.adapters.count(fact)
+        if fact.level == "gpu":
+            self._happened(fact.at_ps, "evict", f"{fact.adapter.adapter_id} on {_name(member)}")
+
+    def _adapter_unloaded(self, fact: AdapterUnloaded, at_ps: int, member: Member | None) -> None:
+        self.adapters.forget(fact.adapter_id)
 
     def _tenant(self, tenant_id: str) -> TenantCounts:
         counts = self.tenants.get(tenant_id)
@@ -255,6 +326,10 @@ class History:
         frequent = _last(self._frequent, min(num_frequent, len(self._frequent), MAX_EVENTS - len(rare)))
         events = sorted(rare + frequent, key=lambda event: event.number)
         return events, num_frequent + num_rare - len(events)
+
+
+def _name(member: Member | None) -> str:
+    return "" if member is None else member.name
 
 
 def _last(kept: "deque[_T]", number: int) -> "list[_T]":

@@ -6,7 +6,7 @@ Arrivals, cancels, recalls, and adapters to load or to retire.
 from collections import deque
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.plan import Event, withdrawn
+from lorrery.scheduler.core.facts import Event, withdrawn
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 

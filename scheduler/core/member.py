@@ -13,23 +13,21 @@ from lorrery.scheduler.core.admission import CHECK_IT
 from lorrery.scheduler.core.backlog import Backlog
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.checked.base import original
-from lorrery.scheduler.core.forecast import Forecast, OutputShare
-from lorrery.scheduler.core.plan import (
+from lorrery.scheduler.core.facts import (
     Admitted,
     Cancelled,
     Dropped,
-    DropReason,
     Event,
     Failed,
     Finished,
-    Idle,
-    Plan,
     Preempted,
     Raised,
-    Ran,
     Recalled,
 )
+from lorrery.scheduler.core.forecast import Forecast, OutputShare
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.policy_errors import SequenceError, error_text
+from lorrery.scheduler.core.refusals import DropReason
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.worker_table import WorkerTable
@@ -385,7 +383,12 @@ class Member:
 
     def _end(self, sequences: Iterable[Sequence], error: Exception) -> list[Event]:
         message = self._describe(error)
-        return [Raised(message, error), *(Failed(sequence, message) for sequence in sequences)]
+        return [Raised(message, error), *(Failed(one, message, self._produced(one)) for one in sequences)]
+
+    def _produced(self, sequence: Sequence) -> int:
+        replica = self.replica
+        runs = replica.running.get(sequence.handle) is not None
+        return sequence.produced_tokens + (replica.output_tokens(sequence) if runs else 0)
 
     def _describe(self, error: Exception) -> str:
         queue, batching = class_name(self.replica.queue), class_name(self.replica.batching)

@@ -5,7 +5,7 @@ if the batch became empty (`tests/golden/router_loop.jsonl`).
 """
 
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.plan import AdaptersKept, Event
+from lorrery.scheduler.core.facts import AdaptersKept, Event
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.running import Running

@@ -20,7 +20,8 @@ from collections.abc import Container
 from typing import Final
 
 from lorrery.scheduler.core.batch import Batch
-from lorrery.scheduler.core.plan import Event, Plan, Ran
+from lorrery.scheduler.core.facts import Event
+from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 

@@ -11,8 +11,8 @@ from typing import Final
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.candidates import ReplicaCandidate
-from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.door import ClusterRules
+from lorrery.scheduler.core.facts import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.member import Member, class_name
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.policy_errors import error_text

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
-from lorrery.scheduler.core.plan import (
+from lorrery.scheduler.core.facts import (
     AdaptersKept,
     Admitted,
     Cancelled,
@@ -18,12 +18,11 @@ from lorrery.scheduler.core.plan import (
     Failed,
     Finished,
     FirstToken,
-    Idle,
-    Plan,
     Preempted,
     Raised,
     Recalled,
 )
+from lorrery.scheduler.core.plan import Idle, Plan
 
 FORMAT_VERSION = 10
 """Of the journal. Since 2 a `placed` line has what the placement read; since 3 adapters have versions, their loads

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from lorrery.scheduler.core.limits import Limits
-from lorrery.scheduler.core.plan import Dropped, DropReason
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -28,6 +27,13 @@ class RefusalReason(Enum):
     QUOTA_EXCEEDED = auto()
     WORKERS_LOST = auto()
     INTERNAL = auto()
+
+
+class DropReason(Enum):
+    """Why a waiting sequence was given up."""
+
+    SERVICE_LEVEL = "service level"
+    ADAPTER_LOAD = "adapter load"
 
 
 class Scope(Enum):
@@ -196,10 +202,10 @@ def given_up(num_losses: int, max_worker_losses: int) -> Refusal:
     )
 
 
-def dropped(event: Dropped) -> Refusal:
+def dropped(sequence: Sequence, reason: DropReason) -> Refusal:
     """A sequence was given up by its worker's queue."""
-    adapter = event.sequence.adapter
-    if event.reason is DropReason.ADAPTER_LOAD and adapter is not None:
+    adapter = sequence.adapter
+    if reason is DropReason.ADAPTER_LOAD and adapter is not None:
         message = f"adapter {adapter.adapter_id!r} could not be loaded; try later"
         return Refusal(RefusalReason.ADAPTER_LOAD, message)
     return Refusal(RefusalReason.SLO_UNATTAINABLE, "dropped: the service level can no longer be met; try later")

@@ -15,32 +15,30 @@ from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext, next_chunk
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.queue import CheckedBatch, CheckedQueue
+from lorrery.scheduler.core.facts import (
+    Cancelled,
+    Dropped,
+    Event,
+    Failed,
+    Finished,
+    Raised,
+    Recalled,
+    withdrawn,
+)
 from lorrery.scheduler.core.headroom import Headroom
 from lorrery.scheduler.core.inbox import Inbox, LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.offload import Offload
 from lorrery.scheduler.core.overlap import Overlap
-from lorrery.scheduler.core.plan import (
-    Cancelled,
-    Dropped,
-    DropReason,
-    Event,
-    Failed,
-    Finished,
-    Idle,
-    Plan,
-    Raised,
-    Ran,
-    Recalled,
-    withdrawn,
-)
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.planner import Planner
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, SharedBlocks
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.base import hears_of_steps
+from lorrery.scheduler.core.refusals import DropReason
 from lorrery.scheduler.core.replica_options import PLAIN, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -512,11 +510,13 @@ class Replica:
         events.append(Raised(message, error))
         for sequence in sequences:
             handle = sequence.handle
+            output_tokens = sequence.produced_tokens
             if self._runs(sequence):
                 self._batch.leaves.append(sequence)
             if self.running.get(handle) is not None:
+                output_tokens += self._batch.output_tokens(sequence)
                 self._batch.cancel(sequence)
-            events.append(Failed(sequence, message))
+            events.append(Failed(sequence, message, output_tokens))
         self._context.admitted.clear()
 
     def idle(self) -> Idle:

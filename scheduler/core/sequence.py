@@ -97,14 +97,16 @@ class Withdrawal:
         cause: why it was cancelled.
         at_ps: its stamp.
         kept_tokens: output that its client has, or would have; None: all that it has produced.
+        by_scheduler: whether the scheduler cancelled it, and its client has been told why.
     """
 
-    __slots__ = ("at_ps", "cause", "kept_tokens")
+    __slots__ = ("at_ps", "by_scheduler", "cause", "kept_tokens")
 
     def __init__(self, cause: CancelCause, at_ps: int, kept_tokens: int | None = None) -> None:
         self.cause = cause
         self.at_ps = at_ps
         self.kept_tokens = kept_tokens
+        self.by_scheduler = False
 
 
 @mypyc_attr(acyclic=True)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.frame_rate import checked_hz
 from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.facts import Facts
 from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.watcher import Watcher
 from lorrery.scheduler.frames.wire import FrameMessage, WorkerRuns, write_frame
@@ -17,16 +18,15 @@ class Feed:
 
     Args:
         core: of the scheduler.
+        facts: of the scheduler.
         workers: attached, by name.
         clock: device clock.
-
-    Attributes:
-        history: of the time since the first watcher began; None: there is no watcher.
     """
 
-    def __init__(self, core: ClusterCore, workers: Mapping[str, WorkerRuns], clock: DeviceClock) -> None:
-        self.history: History | None = None
+    def __init__(self, core: ClusterCore, facts: Facts, workers: Mapping[str, WorkerRuns], clock: DeviceClock) -> None:
+        self._history: History | None = None
         self._core = core
+        self._facts = facts
         self._workers = workers
         self._clock = clock
         self._num_watchers = 0
@@ -52,11 +52,13 @@ class Feed:
 
     def _begin(self) -> History:
         self._num_watchers += 1
-        if self.history is None:
-            self.history = History()
-        return self.history
+        if self._history is None:
+            self._history = History()
+            self._facts.subscribe(self._history)
+        return self._history
 
     def _end(self) -> None:
         self._num_watchers -= 1
-        if not self._num_watchers:
-            self.history = None
+        if not self._num_watchers and self._history is not None:
+            self._facts.unsubscribe(self._history)
+            self._history = None

@@ -48,7 +48,7 @@ def scheduler_metrics() -> CollectorRegistry:
         attached=[worker], open_sequences=[], num_unplaced=0, num_held=0, num_routers=0, fairness=1.0
     )
     registry = CollectorRegistry()
-    Gauges(SchedulerMetrics(registry), state)
+    Gauges(SchedulerMetrics(registry, {}), state)
     return registry
 
 

@@ -14,7 +14,8 @@ from lorrery.chassis.sections import MetricsSettings
 from lorrery.scheduler import hello
 from lorrery.scheduler import requests as requests_module
 from lorrery.scheduler.core.adapter_events import AdapterLog
-from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.facts import Arrived, Facts
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
@@ -120,7 +121,7 @@ async def test_what_is_remembered_of_routers_and_errors_is_bounded(monkeypatch: 
             router.call.cancel()
             await worker.plan_that_leaves(plan)
         for number in range(5):
-            scheduler.service._cluster.requests.log_error(f"policy of {number} raised", ValueError())
+            scheduler.service._cluster.requests._log_error(f"policy of {number} raised", ValueError())
         requests = scheduler.service._cluster.requests
         assert len(requests._orphans) == len(requests._logged_errors) == 2
 
@@ -197,13 +198,14 @@ async def test_a_stream_without_a_hello_is_ended(
 
 def test_however_many_adapters_are_loaded_their_series_are_few_and_add_up() -> None:
     registry = CollectorRegistry()
-    metrics, log = SchedulerMetrics(registry, MetricsSettings(max_adapters=3)), AdapterLog()
+    metrics, log = SchedulerMetrics(registry, {}, MetricsSettings(max_adapters=3)), AdapterLog()
+    facts = Facts([metrics])
     for number in range(1_000):
         adapter = Adapter(f"lora-{number}", 8)
-        metrics.arrived(adapter, "")
+        facts.publish([Arrived(Sequence(number, 1, 1, adapter=adapter))], 0)
         log.load_ended(adapter, "disk", 0, 10**9, failed=number % 2 > 0)
         log.evicted(adapter, "gpu", 10**12)
-    metrics.adapters_changed(log.take())
+    facts.publish(log.take(), 0)
     found = {family.name: family.samples for family in registry.collect() if "adapter" in family.samples[0].labels}
     for name, expected, num_labels in (
         ("loads_by_adapter", 1_000, 5),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from lorrery.chassis.fault_calls import MAX_RULES
+from lorrery.scheduler.core.facts import Event
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import Event, Idle, Plan
+from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.harness import PATIENCE_SECONDS

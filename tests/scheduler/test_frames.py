@@ -46,7 +46,7 @@ class Watch:
 
 
 def history(harness: Harness):
-    return harness.service._cluster.feed.history
+    return harness.service._cluster.feed._history
 
 
 async def test_a_request_is_seen_from_its_arrival_to_its_end(scheduler: Harness) -> None:

@@ -10,11 +10,18 @@ import pytest
 
 import lorrery.scheduler.journal as module
 from lorrery.chassis.errors import LorreryError
-from lorrery.scheduler.core.plan import Cancelled, Finished, FirstToken, Idle, Plan, Ran
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.facts import AdapterLoaded, Arrived, Cancelled, Facts, Finished, FirstToken, Joined
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.facts import Decided, Stepped
 from lorrery.scheduler.journal import Journal
+from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import StepReport, WorkerHello
 from lorrery.settings import Settings, load
+from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.finish_reason import FinishReason
 
 HELLO = WorkerHello("w", "A10G", "Llama-2-7B", 1, 6000, "roofline", needs_prompts=False)
@@ -32,6 +39,10 @@ def step(start_ps: int, end_ps: int) -> StepReport:
     return StepReport(1, start_ps, Ran(1, end_ps), b"\1\0\0\0", b"\2\0\0\0", hand_back=False)
 
 
+def live(sequence: Sequence) -> LiveRequest:
+    return LiveRequest(sequence, None, 1, "r", "", b"", pb.Sampling(seed=1))  # type: ignore[arg-type]
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.jsonl"
@@ -39,11 +50,11 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def journal(path: Path) -> Journal:
-    return Journal(path, settings_with(path))
+    return Journal(path, settings_with(path), {})
 
 
 def test_the_header_is_there_at_once_and_says_what_a_replay_needs(path: Path) -> None:
-    journal = Journal(path, settings_with(path, "scheduler.policy='fcfs'", "model='Llama-3-8B'"))
+    journal = Journal(path, settings_with(path, "scheduler.policy='fcfs'", "model='Llama-3-8B'"), {})
     (header,) = lines_of(path)
     journal.close()
     assert (header["format_version"], header["kind"]) == (10, "journal")
@@ -55,18 +66,21 @@ def test_the_header_is_there_at_once_and_says_what_a_replay_needs(path: Path) ->
 
 
 def test_steps_of_one_plan_are_one_line_and_precede_the_next_plan(path: Path, journal: Journal) -> None:
-    worker = journal.attached(HELLO, 5)
-    sequence = Sequence(7, 10, 4)
-    worker.decided(Plan(100, 9, decode=True), 100)
-    worker.stepped(step(100, 110), 0, [FirstToken(sequence, 110)])
-    worker.stepped(step(113, 125), 3, [])
-    worker.decided(Plan(125, 9, decode=True), 125)  # goes on as before: nothing to say
-    worker.stepped(step(125, 140), 0, [Finished(sequence, FinishReason.EOS, 4, 140)])
-    worker.decided(Idle(None, events=[Cancelled(sequence)]), 140)
+    member = Member("w", build_replica(ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100)))
+    facts, sequence = Facts([journal]), Sequence(7, 10, 4)
+    facts.publish([Joined(member, HELLO)], 5, member)
+    plan = Plan(100, 9, decode=True)
+    facts.publish([Decided(plan, 0.0)], 100, member)
+    facts.publish([Stepped(plan, step(100, 110), 1, 0, 0.0, [FirstToken(sequence, 110)])], 110, member)
+    facts.publish([Stepped(plan, step(113, 125), 1, 3, 0.0, [])], 125, member)
+    facts.publish([Decided(Plan(125, 9, decode=True), 0.0)], 125, member)  # goes on as before: nothing to say
+    ended = Finished(sequence, FinishReason.EOS, 4, 140)
+    facts.publish([Stepped(plan, step(125, 140), 1, 0, 0.0, [ended])], 140, member)
+    facts.publish([Decided(Idle(None, events=[Cancelled(sequence, 4)]), 0.0)], 140, member)
     journal.close()
-    _, attached, plan, steps, idle, end = lines_of(path)
+    _, attached, first, steps, idle, end = lines_of(path)
     assert (attached["worker"], attached["hello"]["gpu"]) == (0, "A10G")
-    assert plan == {"type": "plan", "worker": 0, "at_ps": 100, "decode": True}
+    assert first == {"type": "plan", "worker": 0, "at_ps": 100, "decode": True}
     assert steps["start_ps"] == 100
     assert steps["durations_ps"] == [10, 12, 15]
     assert steps["gaps_ps"] == [[1, 3]]
@@ -83,24 +97,27 @@ def test_prompts_are_noted_only_where_a_replay_needs_them(tmp_path: Path) -> Non
     sequence = Sequence(1, 3, 5, prompt_token_ids=(4, 5, 6))
     for name, overrides in (("without", ()), ("with", ("scheduler.prefix_cache.kind='blocks'",))):
         path = tmp_path / name
-        journal = Journal(path, settings_with(path, *overrides))
-        journal.request(sequence, "r", {"seed": 1, "max_new_tokens": 5}, resumed=False)
+        journal = Journal(path, settings_with(path, *overrides), {1: live(sequence)})
+        Facts([journal]).publish([Arrived(sequence)], 0)
         journal.close()
         assert lines_of(path)[1].get("prompt_token_ids") == ([4, 5, 6] if name == "with" else None)
 
 
-def test_a_priority_is_noted_unless_it_is_0(path: Path, journal: Journal) -> None:
+def test_a_priority_is_noted_unless_it_is_0(path: Path) -> None:
+    lives: dict[int, LiveRequest] = {}
+    journal = Journal(path, settings_with(path), lives)
     for handle, priority in ((1, -2), (2, 0)):
         sequence = Sequence(handle, 3, 5)
         sequence.priority = priority
-        journal.request(sequence, "r", {"seed": 1, "max_new_tokens": 5}, resumed=False)
+        lives[handle] = live(sequence)
+        Facts([journal]).publish([Arrived(sequence)], 0)
     journal.close()
     assert [line.get("priority") for line in lines_of(path)[1:3]] == [-2, None]
 
 
 def test_an_earlier_journal_is_kept_under_another_name(path: Path) -> None:
     for _ in range(3):
-        Journal(path, settings_with(path)).close()
+        Journal(path, settings_with(path), {}).close()
     assert sorted(file.name for file in path.parent.iterdir()) == [
         "journal.jsonl",
         "journal.jsonl.1",
@@ -111,7 +128,7 @@ def test_an_earlier_journal_is_kept_under_another_name(path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
     path = tmp_path / "no" / "journal.jsonl"
     with pytest.raises(LorreryError, match=r"scheduler\.journal: .*journal\.jsonl: No such file"):
-        Journal(path, settings_with(path))
+        Journal(path, settings_with(path), {})
 
 
 async def test_lines_reach_the_file_while_the_scheduler_runs(
@@ -126,7 +143,7 @@ async def test_lines_reach_the_file_while_the_scheduler_runs(
             second.set()
 
     keeping = asyncio.create_task(journal.keep_flushed(gather))
-    journal.adapter("a", 8, 9, 5)
+    Facts([journal]).publish([AdapterLoaded("a", 8, 9)], 5)
     await second.wait()
     keeping.cancel()
     await asyncio.wait([keeping])
@@ -144,9 +161,9 @@ def test_a_disk_that_fails_ends_the_journal_and_nothing_else(path: Path, journal
 
     journal._file.close()
     journal._file = Full()  # type: ignore[assignment]
-    journal.adapter("a", 8, 9, 5)
+    Facts([journal]).publish([AdapterLoaded("a", 8, 9)], 5)
     journal._write()
-    journal.adapter("b", 8, 9, 6)
+    Facts([journal]).publish([AdapterLoaded("b", 8, 9)], 6)
     journal.close()
     assert len(lines_of(path)) == 1
 
@@ -155,5 +172,5 @@ def test_a_pipe_or_device_is_refused_and_stays_where_it_is(tmp_path: Path) -> No
     path = tmp_path / "journal.ndjson"
     os.mkfifo(path)
     with pytest.raises(LorreryError, match="File exists"):
-        Journal(path, settings_with(path))
+        Journal(path, settings_with(path), {})
     assert path.is_fifo()

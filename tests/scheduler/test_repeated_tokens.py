@@ -2,8 +2,8 @@
 
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.fan_out import FanOut
 from lorrery.scheduler.live_request import LiveRequest
+from lorrery.scheduler.steps import FanOut
 from lorrery.vocabulary import u32
 
 
@@ -26,7 +26,7 @@ def test_a_repeated_token_is_appended_but_not_sent_and_the_next_one_is():
     lives = {}
     for handle in (1, 2):
         running.admit(Sequence(handle, 4, 9))
-        lives[handle] = LiveRequest(Sequence(handle, 4, 9), router, 10 + handle, "r", b"", None)  # type: ignore[arg-type]
+        lives[handle] = LiveRequest(Sequence(handle, 4, 9), router, 10 + handle, "r", "", b"", None)  # type: ignore[arg-type]
     lives[2].num_repeats = 1
     tokens = u32.pack([7, 8])
     first = fan_out(lives, running)
@@ -45,7 +45,7 @@ def test_a_repeated_token_is_appended_but_not_sent_and_the_next_one_is():
 def test_a_repeated_token_that_is_taken_back_is_still_to_be_repeated():
     router, running = Router(), Running()
     running.admit(Sequence(1, 4, 9))
-    live = LiveRequest(Sequence(1, 4, 9), router, 11, "r", b"", None)  # type: ignore[arg-type]
+    live = LiveRequest(Sequence(1, 4, 9), router, 11, "r", "", b"", None)  # type: ignore[arg-type]
     live.num_repeats = 1
     made = fan_out({1: live}, running)
     made.append(u32.pack([7]))

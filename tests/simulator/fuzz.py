@@ -24,6 +24,7 @@ from lorrery.loadgen.workload.progressions import spelt_out
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapter_loads import LoadFault, Tier
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.facts import Subscriber
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import batching_name
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
@@ -36,7 +37,6 @@ from lorrery.simulator.faults import schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.prompt_ids import ids_suffice
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.step_span import Observer
 from lorrery.simulator.steps import COLUMNS, StepWriter
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.worker.device.output import LlmMockLength
@@ -75,7 +75,7 @@ def simulate(case: Case) -> tuple[list[SimulatedRequest], GapRecorder]:
     return [*play_case(case, simulation), *simulation.close()], gaps
 
 
-def build_case(case: Case, observers: Sequence[Observer], *, one_step: bool) -> Simulation:
+def build_case(case: Case, subscribers: Sequence[Subscriber], *, one_step: bool) -> Simulation:
     """Build a case's cluster."""
     book = RuleBook()
     book.plan(case.faults, 0)
@@ -116,7 +116,7 @@ def build_case(case: Case, observers: Sequence[Observer], *, one_step: bool) -> 
         timeout_ps=case.timeout_ps,
         worker_timeout_ps=PS // 2,
         rules=case.rules,
-        observers=observers,
+        subscribers=subscribers,
     )
     simulation.at(LAST_PS, lambda: _check_ended(simulation, case))
     schedule_faults(case.faults, simulation)

@@ -1,11 +1,13 @@
 """Fleets of several kinds of worker: which there are, what each is, and what cannot be."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.scheduler.core.facts import Handler
 from lorrery.settings import Settings, changed, load
 from lorrery.simulator.interface import simulate
 from lorrery.simulator.step_span import StepSpan
@@ -33,17 +35,14 @@ class Spans:
     def __init__(self) -> None:
         self.first_ps: dict[str, set[int]] = {}
 
-    def begin(self, start_ps: int) -> None: ...
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {StepSpan: self._ran}
 
-    def ran(self, span: StepSpan) -> None:
+    def _ran(self, span: StepSpan, at_ps: int, member: object) -> None:
         if span.plan.prefills and not span.plan.decode:
             self.first_ps.setdefault(span.worker, set()).add(span.first_ps)
-
-    def left(self, worker: str, handle: int) -> None: ...
-
-    def requeued(self, worker: str, request: object) -> None: ...
-
-    def lost(self, worker: str) -> None: ...
 
 
 def test_a_group_has_what_worker_says_but_for_what_it_says_itself():
@@ -131,7 +130,7 @@ def test_each_worker_takes_the_time_of_its_own_device_and_has_its_own_pool(tmp_p
     result = simulate(
         mixed(),
         {"num_requests": 60, "rate": 3.0, "adapters": "all", "input_range": (500, 500), "output_range": (10, 10)},
-        observers=[spans],
+        subscribers=[spans],
         record=tmp_path / "frames.ndjson.gz",
     )
     assert result.report.cluster.workers == (("H100-SXM", 1), ("L40S", 2))

@@ -2,14 +2,19 @@
 
 import pytest
 
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.llm_mock import LlmMock
+from lorrery.scheduler.core.facts import Facts, GaveBack
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.plan import Chunk, Plan
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
-from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import StepSpan
-from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.worker.device.output import Ending
+from lorrery.vocabulary.units import NEVER
 from tests.simulator.fuzz import gaps_of, simulate
 from tests.simulator.fuzz_cases import draw_case
 
@@ -54,16 +59,29 @@ def span(
     )
 
 
+def member(name: str) -> Member:
+    return Member(name, Replica(Fifo(), LlmMock(BatchLimits(1, NEVER)), UnlimitedMemory()))
+
+
+def tell(gaps: GapRecorder, fact: object) -> None:
+    Facts([gaps]).publish([fact], 0)
+
+
+def requeue(gaps: GapRecorder, worker: str, sequence: Sequence, produced_tokens: int) -> None:
+    sequence.requeue(produced_tokens, 0)
+    tell(gaps, GaveBack(member(worker), True, [sequence], []))
+
+
 def in_order(gaps: GapRecorder) -> list[int]:
     return sorted(gap_ps for gap_ps, count in gaps_of(gaps).items() for _ in range(count))
 
 
 def test_a_newcomers_first_gap_goes_back_to_its_own_prefill() -> None:
     gaps = GapRecorder()
-    gaps.ran(span(0, 10, 0, (1,)))
-    gaps.ran(span(10, 30, 1, num_steps=2))
-    gaps.ran(span(30, 70, 0, (2,)))
-    gaps.ran(span(70, 75, 2))
+    tell(gaps, span(0, 10, 0, (1,)))
+    tell(gaps, span(10, 30, 1, num_steps=2))
+    tell(gaps, span(30, 70, 0, (2,)))
+    tell(gaps, span(70, 75, 2))
     assert in_order(gaps) == [5, 10, 10, 45]
 
 
@@ -71,53 +89,50 @@ def test_a_newcomers_first_gap_goes_back_to_its_own_prefill() -> None:
 @pytest.mark.parametrize("why", ["silent", "gone"])
 def test_a_step_that_gives_a_sequence_no_token_is_no_gap_of_it(why: str, num_steps: int) -> None:
     gaps = GapRecorder()
-    gaps.ran(span(0, 10, 0, (1, 2)))
-    gaps.ran(span(10, 17, 2))
-    gaps.ran(span(17, 17 + 4 * num_steps, 2, num_steps=num_steps, **{why: (1,)}))
+    tell(gaps, span(0, 10, 0, (1, 2)))
+    tell(gaps, span(10, 17, 2))
+    tell(gaps, span(17, 17 + 4 * num_steps, 2, num_steps=num_steps, **{why: (1,)}))
     assert in_order(gaps) == [4] * (2 * num_steps - 1) + [7, 7]
 
 
 def test_a_newcomer_whose_first_step_gives_no_token_has_no_gap() -> None:
     """It was queued again with all but its last token."""
     gaps = GapRecorder()
-    gaps.ran(span(0, 10, 0, (1,)))
-    gaps.ran(span(10, 20, 1))
-    gaps.ran(span(20, 30, 0, (2,)))
-    gaps.ran(span(30, 35, 2, silent=(2,)))
+    tell(gaps, span(0, 10, 0, (1,)))
+    tell(gaps, span(10, 20, 1))
+    tell(gaps, span(20, 30, 0, (2,)))
+    tell(gaps, span(30, 35, 2, silent=(2,)))
     assert in_order(gaps) == [10, 15]
 
 
 def test_a_prefill_that_gives_no_token_takes_no_gap_from_those_who_decode() -> None:
     """Who had all tokens was queued again for the step after the last."""
     gaps = GapRecorder()
-    gaps.ran(span(0, 10, 0, (1,)))
-    gaps.ran(span(10, 20, 1))
-    gaps.ran(span(20, 27, 1, prefilled=(2,), silent=(2,)))
+    tell(gaps, span(0, 10, 0, (1,)))
+    tell(gaps, span(10, 20, 1))
+    tell(gaps, span(20, 27, 1, prefilled=(2,), silent=(2,)))
     assert in_order(gaps) == [7, 10]
 
 
 def test_a_gap_goes_back_to_the_last_token_over_two_losses_without_one_between() -> None:
     gaps = GapRecorder()
-    request = SimulatedRequest(1, 10, 5, 0, Ending(5, FinishReason.LENGTH))
-    gaps.ran(span(0, 10, 0, (1,), worker="first"))
-    gaps.ran(span(10, 30, 1, worker="first"))
-    request.sequence.requeue(2, 0)
-    gaps.requeued("first", request)
-    gaps.ran(span(30, 40, 0, (2,), worker="second"))
-    gaps.ran(span(40, 50, 1, worker="second"))
-    request.sequence.requeue(0, 0)
-    gaps.requeued("second", request)
-    gaps.ran(span(90, 100, 0, (1,), prefilled=(1,), worker="third"))
+    sequence = Sequence(1, 10, 5)
+    tell(gaps, span(0, 10, 0, (1,), worker="first"))
+    tell(gaps, span(10, 30, 1, worker="first"))
+    requeue(gaps, "first", sequence, 2)
+    tell(gaps, span(30, 40, 0, (2,), worker="second"))
+    tell(gaps, span(40, 50, 1, worker="second"))
+    requeue(gaps, "second", sequence, 0)
+    tell(gaps, span(90, 100, 0, (1,), prefilled=(1,), worker="third"))
     assert in_order(gaps) == [10, 20, 70]
 
 
 @pytest.mark.parametrize(("gone", "expected"), [((), [10, 30]), ((1,), [10])])
 def test_a_requeued_sequence_that_its_prefill_finishes_has_a_gap_if_its_client_waits(gone, expected) -> None:
     gaps = GapRecorder()
-    request = SimulatedRequest(1, 10, 3, 0, Ending(3, FinishReason.LENGTH))
-    gaps.ran(span(0, 10, 0, (1,), prefilled=(1,)))
-    gaps.ran(span(10, 20, 1))
-    request.sequence.requeue(2, 0)
-    gaps.requeued("w", request)
-    gaps.ran(span(30, 50, 0, prefilled=(1,), gone=gone))
+    sequence = Sequence(1, 10, 3)
+    tell(gaps, span(0, 10, 0, (1,), prefilled=(1,)))
+    tell(gaps, span(10, 20, 1))
+    requeue(gaps, "w", sequence, 2)
+    tell(gaps, span(30, 50, 0, prefilled=(1,), gone=gone))
     assert in_order(gaps) == expected

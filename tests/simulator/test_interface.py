@@ -213,7 +213,7 @@ def test_callers_are_told_of_every_end():
         ({"shards": True}, "shards is True"),
         ({"routers": None}, "routers is None"),
         ({"requests": [1]}, r"requests is \[1\]; it must be lorrery.Requests"),
-        ({"observers": 5}, "observers is 5; expected a list"),
+        ({"subscribers": 5}, "subscribers is 5; expected a list"),
         ({"on_end": 5}, "on_end is 5; it must be a function"),
         ({"watch": "x"}, "watch is 'x'; it must be a function"),
         ({"record": 5}, "record is 5; it must be the path of a file"),

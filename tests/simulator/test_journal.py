@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_journal_of_a_worker_that_was_lost_twice_replays(path: Path) -> None:
     losses = [f"worker_loss,at={at},worker=worker-0" for at in (5, 20)]
     settings = changed({"autoscaler": {"enabled": True}, "faults": losses})
-    Journal(path, settings).close()
+    Journal(path, settings, {}).close()
     read = read_journal(path)
     assert replay(read, parts_of(read, path)).differences == []
 

@@ -5,6 +5,7 @@ seed: the bars are what was measured, rounded up. Throughput is off by 0.8 % on 
 docs/step-time.md#capacity has a larger grid.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 import lorrery
 from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.facts import Handler
 from lorrery.simulator.plan import plan_registry
 from lorrery.simulator.plan_replica import TURNS
 from lorrery.simulator.step_span import StepSpan
@@ -28,16 +30,13 @@ class MostDecoding:
     def __init__(self) -> None:
         self.num_decodes = 0
 
-    def begin(self, start_ps: int) -> None: ...
+    @property
+    def handlers(self) -> Mapping[type, Handler]:
+        """See `Subscriber`."""
+        return {StepSpan: self._ran}
 
-    def ran(self, span: StepSpan) -> None:
+    def _ran(self, span: StepSpan, at_ps: int, member: object) -> None:
         self.num_decodes = max(self.num_decodes, span.num_decodes)
-
-    def left(self, worker: str, handle: int) -> None: ...
-
-    def requeued(self, worker: str, request: object) -> None: ...
-
-    def lost(self, worker: str) -> None: ...
 
 
 class Measured(NamedTuple):
@@ -185,7 +184,7 @@ def test_as_many_run_as_the_pool_and_the_settings_let():
     overrides = {"engine": "trtllm", "model": "Llama-3-8B", "worker.gpu": "L4"}
     workload = {"concurrency": 500, "num_requests": 500, "input_range": (40, 40), "output_range": (30, 30)}
     steps = MostDecoding()
-    lorrery.simulate(None, workload, overrides=overrides, workers=1, observers=[steps])
+    lorrery.simulate(None, workload, overrides=overrides, workers=1, subscribers=[steps])
     plan = lorrery.plan(overrides=overrides, prompt_tokens=40, output_tokens=30)
     assert steps.num_decodes == plan.capacity.max_concurrency == 396
     limited = lorrery.plan(overrides=overrides | {"scheduler.max_num_seqs": 7}, prompt_tokens=40, output_tokens=30)

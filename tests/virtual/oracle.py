@@ -9,8 +9,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from lorrery.router.session import Session
-from lorrery.scheduler.core.cluster_events import Placed
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.facts import Placed, Withdrawn
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import Dispatcher
@@ -184,8 +183,8 @@ class Cancelled:
         before(patch, Dispatcher, "withdrawn", self._withdrawn)
         before(patch, Dispatcher, "placed", self._placed)
 
-    def _withdrawn(self, worker: Dispatcher, sequence: Sequence, _at_ps: int) -> None:
-        live = worker._cluster.requests.lives[sequence.handle]
+    def _withdrawn(self, worker: Dispatcher, event: Withdrawn, _at_ps: int) -> None:
+        live = worker._cluster.requests.lives[event.sequence.handle]
         self._requests[id(live)] = live
 
     def _placed(self, worker: Dispatcher, event: Placed, _at_ps: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 from lorrery.router.session import Session
 from lorrery.router.shard import Shard
 from lorrery.scheduler.cluster import Cluster
-from lorrery.scheduler.core.cluster_events import GaveBack
+from lorrery.scheduler.core.facts import GaveBack, Withdrawn
 from lorrery.scheduler.workers import Dispatcher
 from tests.virtual.clients import Clients
 from tests.virtual.clock import VirtualLoop
@@ -150,8 +150,8 @@ class Trouble:
         ids = _request_ids(worker, [handle])
         self.moment("recalled", ids, [worker.worker_id, to, to])
 
-    def _withdrawn(self, worker: Dispatcher, handle: int, _at_ps: int) -> None:
-        self.moment("withdrawn", _request_ids(worker, [handle]), [worker.worker_id])
+    def _withdrawn(self, worker: Dispatcher, event: Withdrawn, _at_ps: int) -> None:
+        self.moment("withdrawn", _request_ids(worker, [event.sequence.handle]), [worker.worker_id])
 
     def _gave_back(self, what: str) -> Callable[..., None]:
         def heard(worker: Dispatcher, gave_back: GaveBack, _at_ps: int) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.llm_mock import LlmMock
+from lorrery.scheduler.core.facts import Admitted, Finished, FirstToken
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
-from lorrery.scheduler.core.plan import Admitted, Finished, FirstToken, Plan, Ran
+from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.prefix_cache import StaticTrie
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica

@@ -19,8 +19,9 @@ from lorrery.scheduler.core.adapter_options import AdapterOptions
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.slora_loop import IDLE_POLL_PS, MAX_WAIT_STEPS, SloraLoop
+from lorrery.scheduler.core.facts import AdaptersKept, Event, Finished
 from lorrery.scheduler.core.memory.peak import PeakMemory
-from lorrery.scheduler.core.plan import AdaptersKept, Event, Finished, Idle, Plan, Ran
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.fifo import Fifo

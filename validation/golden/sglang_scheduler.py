@@ -15,8 +15,9 @@ from lorrery.scheduler.core.adapter_slots import AdapterSlots
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.batching.sglang import Sglang
+from lorrery.scheduler.core.facts import Event, Finished, Preempted
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory
-from lorrery.scheduler.core.plan import Event, Finished, Idle, Plan, Preempted, Ran
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.queues.longest_prefix import LongestPrefix
 from lorrery.scheduler.core.queues.rejoining import Rejoining

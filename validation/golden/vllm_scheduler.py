@@ -18,8 +18,9 @@ from lorrery.scheduler.core.adapter_options import AdapterOptions
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.vllm import Vllm
+from lorrery.scheduler.core.facts import Admitted, Cancelled, Event, Finished, Preempted
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
-from lorrery.scheduler.core.plan import Admitted, Cancelled, Event, Finished, Idle, Plan, Preempted, Ran
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.prefix_cache.changes import BlocksRemoved
 from lorrery.scheduler.core.prefix_cache.scheduled_blocks import ScheduledBlockCache
 from lorrery.scheduler.core.queues.fifo import Fifo

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lorrery.scheduler.core.plan import (
+from lorrery.scheduler.core.facts import (
     AdaptersKept,
     Admitted,
     Cancelled,
@@ -16,13 +16,11 @@ from lorrery.scheduler.core.plan import (
     Failed,
     Finished,
     FirstToken,
-    Idle,
-    Plan,
     Preempted,
     Raised,
-    Ran,
     Recalled,
 )
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence, Withdrawal
 from lorrery.validation.policy.fault import PolicyFault, seconds

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Finished, Plan
+from lorrery.scheduler.core.facts import Cancelled, Dropped, Event, Finished
+from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.policy.cases import Case, Cases
 from lorrery.validation.policy.drive import Device

@@ -15,8 +15,8 @@ from typing import Any, Final
 from lorrery.scheduler.core.admission import BOTH_ANSWERS, CHECK_IT, STILL_DROPPED, AdmissionPass
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.checked.base import Checked, Waits, a
+from lorrery.scheduler.core.facts import Event
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.plan import Event
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.protocols.queue import Queue

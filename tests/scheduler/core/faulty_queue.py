@@ -3,9 +3,10 @@
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.checked.queue import CheckedQueue
+from lorrery.scheduler.core.facts import Failed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.plan import Failed, Idle, Plan
+from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running

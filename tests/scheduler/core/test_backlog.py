@@ -7,12 +7,12 @@ import pytest
 
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.drain_rate import ENOUGH_INTERVALS, SHORTEST_PS
+from lorrery.scheduler.core.facts import Cancelled, ClusterEvent, Finished, Placed, Preempted, Refused, Withdrawn
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
-from lorrery.scheduler.core.plan import Cancelled, Finished, Plan, Preempted
+from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.quotas import Quota
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

@@ -7,12 +7,12 @@ import pytest
 from lorrery.scheduler.core.balance import MOST_MOVES
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed
 from lorrery.scheduler.core.door import ClusterRules
+from lorrery.scheduler.core.facts import Cancelled, ClusterEvent, Placed, Recalled
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
-from lorrery.scheduler.core.plan import Cancelled, Plan, Ran, Recalled
+from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence

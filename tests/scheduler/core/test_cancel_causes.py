@@ -4,8 +4,9 @@ import pytest
 
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.facts import Cancelled, Event, Finished
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import Cancelled, Event, Finished, Plan, Ran
+from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.record import describe_events
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

@@ -7,14 +7,13 @@ import pytest
 
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.cluster_events import Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import ClusterRules
+from lorrery.scheduler.core.facts import Cancelled, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Choice
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.placing import SLICE
-from lorrery.scheduler.core.plan import Cancelled
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence

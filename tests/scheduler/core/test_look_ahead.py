@@ -7,8 +7,9 @@ import pytest
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.checked.queue import CheckedQueue
+from lorrery.scheduler.core.facts import Failed, Raised
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import Failed, Plan, Raised, Ran
+from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

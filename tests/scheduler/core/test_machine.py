@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Finished, Plan
+from lorrery.scheduler.core.facts import Cancelled, Dropped, Event, Finished
+from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.policy.drive import Device

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.facts import Admitted, Cancelled, Event, Finished, Preempted
 from lorrery.scheduler.core.memory.growth import BlockGrowth
 from lorrery.scheduler.core.memory.paged import PagedMemory
-from lorrery.scheduler.core.plan import Admitted, Cancelled, Event, Finished, Plan, Preempted
+from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

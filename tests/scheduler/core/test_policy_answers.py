@@ -11,9 +11,10 @@ from lorrery.scheduler.core.admission import CHECK_IT, BatchLimits
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.queue import CheckedQueue
+from lorrery.scheduler.core.facts import Raised
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.plan import Idle, Plan, Raised, Ran
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

@@ -4,7 +4,8 @@ import pytest
 
 from lorrery.chassis.version import core_is_compiled
 from lorrery.scheduler.core.admission import AdmissionPass
-from lorrery.scheduler.core.plan import Dropped, Plan, Raised, Ran
+from lorrery.scheduler.core.facts import Dropped, Raised
+from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.finish_reason import FinishReason

@@ -11,10 +11,10 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.cluster_events import Placed, Refused
+from lorrery.scheduler.core.facts import Failed, Finished, Placed, Raised, Refused
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
-from lorrery.scheduler.core.plan import Failed, Finished, Idle, Plan, Raised, Ran
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence

@@ -7,11 +7,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import ClusterRules
+from lorrery.scheduler.core.facts import (
+    Cancelled,
+    ClusterEvent,
+    Dropped,
+    Event,
+    Failed,
+    Finished,
+    Placed,
+    Refused,
+    Withdrawn,
+)
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
-from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Plan
+from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.quotas import MAX_IDLE_KEYS, MINUTE_PS, Quota, Quotas
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.sequence import Sequence

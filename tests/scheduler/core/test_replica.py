@@ -14,11 +14,12 @@ from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.facts import Dropped, Finished, Preempted
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.phases import Phases
-from lorrery.scheduler.core.plan import Dropped, Finished, Plan, Preempted
+from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS

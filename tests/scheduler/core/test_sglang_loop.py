@@ -5,7 +5,8 @@ from dataclasses import replace
 from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.batching.sglang import IDLE_PASS_PS
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.plan import Event, Finished, FirstToken, Idle, Plan, Preempted
+from lorrery.scheduler.core.facts import Event, Finished, FirstToken, Preempted
+from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lorrery.scheduler.core.plan import Cancelled, Finished, Plan, Ran
+from lorrery.scheduler.core.facts import Cancelled, Finished
+from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.finish_reason import FinishReason

@@ -2,7 +2,8 @@
 
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.door import Door
-from lorrery.scheduler.core.plan import Admitted, Idle, Plan, Preempted, Ran
+from lorrery.scheduler.core.facts import Admitted, Preempted
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

@@ -2,8 +2,8 @@
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.facts import Admitted
 from lorrery.scheduler.core.memory.peak import PeakMemory
-from lorrery.scheduler.core.plan import Admitted
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.replica import Replica

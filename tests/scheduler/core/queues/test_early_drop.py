@@ -2,7 +2,8 @@
 
 import pytest
 
-from lorrery.scheduler.core.plan import Dropped, Idle
+from lorrery.scheduler.core.facts import Dropped
+from lorrery.scheduler.core.plan import Idle
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS, EarlyDrop
 from tests.scheduler.core.queues.one_queue import replica_of, request, try_once
 
