@@ -60,7 +60,7 @@ def _counts(scheduler: Process) -> list[str]:
     """Each request that has come in has ended once, and no worker was given up for what it said."""
     metrics, come = scheduler.metrics(), scheduler.service._cluster.requests._num_handles
     ended = metrics.get("lorrery_scheduler_requests_total", 0.0) + metrics["lorrery_scheduler_orphaned_requests_total"]
-    ended += scheduler.service._cluster.requests.metrics.cancels.labels("moved").value  # they end elsewhere
+    ended += scheduler.service._cluster.metrics._cancels.labels("moved").value  # they end elsewhere
     wrong = [] if ended == come else [f"{scheduler.name} has taken in {come} requests and counted {ended:g} ends"]
     for reason in (Loss.PROTOCOL, Loss.ERROR):
         name = "lorrery_scheduler_workers_given_up_total"
