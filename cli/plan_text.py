@@ -6,7 +6,7 @@ from rich.console import Console
 
 from lorrery.chassis.terminal import FigureTable
 from lorrery.cli.basis_text import in_one_line, with_sources
-from lorrery.scheduler.core.adapter_loads import Tier
+from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.plan import Claim, ClaimAnswer, Level, Plan, Sizing
 from lorrery.simulator.plan_replica import adapter_costs

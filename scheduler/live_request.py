@@ -8,7 +8,7 @@ from lorrery.chassis.output_groups import OutputGroup
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.routers import RouterLink
-from lorrery.scheduler.tracing import RequestTrace
+from lorrery.scheduler.subscribers.tracing import RequestTrace
 
 
 class Counted(IntEnum):

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from lorrery.chassis.output_groups import OutputGroup
 from lorrery.chassis.trace_context import TraceContext
-from lorrery.scheduler.core.forecast import Pace
 from lorrery.scheduler.core.plan import Ran
 from lorrery.scheduler.core.quotas import Quota
+from lorrery.worker.device.pace import Pace
 
 
 class ProtocolError(ValueError):

@@ -14,14 +14,13 @@ from lorrery.chassis.fault_rules import LoadRules
 from lorrery.chassis.faults import LOAD_FAILURE
 from lorrery.chassis.sections import Section
 from lorrery.chassis.toml import read_tables
-from lorrery.scheduler.core.adapter_loads import WELL, LoadFault, LoadFaults
+from lorrery.scheduler.core.acceptance import ClusterRules
+from lorrery.scheduler.core.adapters.loads import WELL, LoadFault, LoadFaults
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices, build_replica
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.placement import CheckedPlacement
 from lorrery.scheduler.core.checked.queue import CheckedQueue
-from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
-from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.placements.options import PlacementOptions, Weights
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import batch_limits, policy_of

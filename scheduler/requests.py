@@ -42,9 +42,9 @@ from lorrery.scheduler.core.refusals import Refusal, withheld
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.messages import Submit
-from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason

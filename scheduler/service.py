@@ -24,10 +24,9 @@ from lorrery.chassis.tasks import until_first_ends
 from lorrery.chassis.tracing import open_tracer
 from lorrery.chassis.writes import Writes
 from lorrery.scheduler import wire, wire_routers
-from lorrery.scheduler.attach import AttachStreams
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.guard import OPERATORS, ROUTERS, WORKERS, Guard
-from lorrery.scheduler.route import RouteStreams
+from lorrery.scheduler.streams import AttachStreams, RouteStreams
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb

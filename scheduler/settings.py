@@ -22,9 +22,9 @@ from lorrery.chassis.sections import (
     Weight,
     named,
 )
-from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
-from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
+from lorrery.scheduler.core.memory.table import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES, limits_of
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from lorrery.chassis.names import quoted
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler import wire
-from lorrery.scheduler.core.forecast import Pace
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
 from lorrery.scheduler.core.sequence import Sequence
@@ -21,6 +20,7 @@ from lorrery.vocabulary import u32
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
+from lorrery.worker.device.pace import Pace
 
 MAX_DEVICE_SETTINGS = 16_384
 """Most characters of a worker's device settings, which go into the journal."""

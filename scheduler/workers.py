@@ -17,21 +17,21 @@ from typing import Protocol
 from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
 from lorrery.scheduler import wire_workers
-from lorrery.scheduler.core.adapter_events import AdapterLog
+from lorrery.scheduler.core.adapters.log import AdapterLog
 from lorrery.scheduler.core.facts import Cancelled, Facts, Failed, Finished, GaveBack, Placed, Withdrawn
 from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.scheduler.engine_counts import EngineTally
 from lorrery.scheduler.facts import Decided, InputLate, Stepped
 from lorrery.scheduler.faults import ClusterFaults, ToldFaults
 from lorrery.scheduler.inputs import Inputs
-from lorrery.scheduler.kv_events import WorkerKvEvents
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
 from lorrery.scheduler.requests import Requests
 from lorrery.scheduler.steps import MAX_AHEAD_PS, FanOuts, RunningPlan
+from lorrery.scheduler.subscribers.engine_counts import EngineTally
+from lorrery.scheduler.subscribers.kv_events import WorkerKvEvents
 from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.wire_workers import ToWorker
 from lorrery.vocabulary import u32

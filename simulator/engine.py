@@ -18,12 +18,12 @@ from heapq import heappop
 from typing import Final
 
 from lorrery.chassis.fault_rules import NO_FAULTS
+from lorrery.scheduler.core.acceptance import LETS_ALL_IN, ClusterRules
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules
 from lorrery.scheduler.core.facts import FaultBegan, Subscriber
-from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.subscribers.history import History
 from lorrery.simulator.boundaries import Boundaries
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.faulty_requests import FaultyRequests

@@ -27,9 +27,9 @@ from lorrery.orrery.frame import (
 )
 from lorrery.orrery.record import Recorder
 from lorrery.scheduler.core.facts import GaveBack, Handler
-from lorrery.scheduler.core.snapshot import Tables, WorkerSnapshot
-from lorrery.scheduler.core.watcher import CoreFrame, Watcher
-from lorrery.scheduler.core.watcher import EndedRow as CoreEnded
+from lorrery.scheduler.subscribers.snapshot import Tables, WorkerSnapshot
+from lorrery.scheduler.subscribers.watcher import CoreFrame, Watcher
+from lorrery.scheduler.subscribers.watcher import EndedRow as CoreEnded
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.step_span import RunBegan, StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND

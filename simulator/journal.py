@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lorrery.chassis.errors import FormatError
 from lorrery.chassis.text_files import DAMAGED, damage, open_text
-from lorrery.scheduler.core.record import FORMAT_VERSION, Record
+from lorrery.scheduler.subscribers.record import FORMAT_VERSION, Record
 
 FORMAT_VERSIONS = tuple(range(1, FORMAT_VERSION + 1))
 """Readable versions; see `FORMAT_VERSION`. In version 1 the placement of each request is an input too."""
@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPlan:
-    """A decision; `record` as described in `scheduler.core.record.Decisions`."""
+    """A decision; `record` as described in `scheduler.subscribers.record.Decisions`."""
 
     line: int
     at_ps: int
@@ -58,7 +58,7 @@ class ExpectedStep:
     Attributes:
         begin_ps: the boundary before it; the step began `gap_ps` later, which is an input.
         checksum: of its tokens.
-        events: as from `scheduler.core.record.describe_events`.
+        events: as from `scheduler.subscribers.record.describe_events`.
     """
 
     line: int

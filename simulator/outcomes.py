@@ -11,7 +11,7 @@ from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.loadgen.workload.labels import Labels
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
-from lorrery.scheduler.core.phases import Phases
+from lorrery.scheduler.core.sequence import Phases
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.row_columns import RowColumns
 from lorrery.vocabulary.finish_reason import FinishReason

@@ -7,9 +7,9 @@ derived: it follows from them, from the placement's earlier choices, and from it
 from collections.abc import Mapping
 
 from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.placements.candidate import Figures
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.worker.device.pace import Pace
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from lorrery.scheduler.core.adapter_costs import AdapterCosts
-from lorrery.scheduler.core.adapter_loads import Tier
+from lorrery.scheduler.core.adapters.loads import AdapterCosts, Tier
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.slora_loop import MAX_WAIT_STEPS
 from lorrery.scheduler.core.policies import batch_limits, batching_name
@@ -36,7 +35,7 @@ TURNS: dict[str, Row] = {
     "static": lambda s, limits: PromptTurns(Turns.ROUNDS, limits.max_prompt_tokens),
     "llm_mock": lambda s, limits: PromptTurns(Turns.BESIDE, NEVER),
 }
-"""Ways to batch, by their names in `scheduler.core.batchings`; one from a plug-in counts as `continuous`."""
+"""Ways to batch, by their names in `scheduler.core.batching.table`; one from a plug-in counts as `continuous`."""
 
 _NO_LOADS = Loads()
 _PAGED = {"paged", "on_demand", "no_evict", "estimated"}

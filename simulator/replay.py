@@ -9,8 +9,8 @@ Workers interact only where a request moves from one to another, so each is run 
 
 from lorrery.chassis.faults import parse_fault
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.record import Record
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.subscribers.record import Record
 from lorrery.simulator.journal import Journal, Line
 from lorrery.simulator.placements import NotReadError, derive
 from lorrery.simulator.replay_parts import ReplayParts

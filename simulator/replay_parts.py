@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.scheduler.core.protocols.placement import Placement
-from lorrery.scheduler.core.record import Record
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.scheduler.subscribers.record import Record
 from lorrery.settings import Settings
 from lorrery.simulator.journal import Journal
 from lorrery.worker.build import answers_of, device_of, spells_of

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from lorrery.scheduler.core.adapter_tally import AdapterTally
-from lorrery.scheduler.core.record import Record
+from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
+from lorrery.scheduler.subscribers.record import Record
 
 
 @dataclass(slots=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from lorrery.chassis.fault_rules import RuleBook
 from lorrery.chassis.faults import Fault
-from lorrery.scheduler.core.adapter_events import AdapterLog
+from lorrery.scheduler.core.adapters.log import AdapterLog
 from lorrery.scheduler.core.facts import Event, Preempted, Recalled
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
-from lorrery.scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
+from lorrery.scheduler.subscribers.record import Decisions, Record, describe_events, tokens_checksum
 from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, Late, Line, WorkerLines
 from lorrery.simulator.replay_parts import ReplayParts
 from lorrery.simulator.replay_result import DifferenceError, Replayed, compare

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from lorrery.scheduler.core.record import Record
 from lorrery.scheduler.core.sequence import Adapter, Sequence, Withdrawal
+from lorrery.scheduler.subscribers.record import Record
 from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.output import Sampling

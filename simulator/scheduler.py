@@ -5,10 +5,9 @@ from collections.abc import Sequence as Many
 
 from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.adapter_events import AdapterLog
-from lorrery.scheduler.core.adapter_tally import AdapterTally
+from lorrery.scheduler.core.acceptance import ClusterRules
+from lorrery.scheduler.core.adapters.log import AdapterLog
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.facts import (
     ADAPTER_FACTS,
     Admitted,
@@ -29,10 +28,11 @@ from lorrery.scheduler.core.facts import (
     Subscriber,
     Withdrawn,
 )
-from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
+from lorrery.scheduler.subscribers.history import History
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest

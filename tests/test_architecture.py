@@ -200,7 +200,7 @@ def test_no_compiled_class_is_abstract_by_abc() -> None:
 def test_the_check_lets_pure_code_pass() -> None:
     source = (
         "import heapq\nimport numpy as np\nfrom numpy.random import Generator\n"
-        "from lorrery.scheduler.core.limits import Limits\nfrom lorrery.worker.device.batch import Batch\n"
+        "from lorrery.scheduler.core.acceptance import Limits\nfrom lorrery.worker.device.batch import Batch\n"
         "def draw(rng: np.random.Generator) -> float:\n    return float(rng.random())\n"
         "def generator(seed: int) -> Generator:\n    return np.random.default_rng(seed)\n"
     )

@@ -21,7 +21,7 @@ from lorrery.chassis.terminal import FigureTable
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.slora import draw, generate_requests
 from lorrery.loadgen.workload.slora_summary import slora_summary
-from lorrery.scheduler.core.adapter_loads import Tier
+from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.replica import Replica

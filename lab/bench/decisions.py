@@ -46,10 +46,10 @@ from lab.bench.marks import or_dash
 from lab.bench.sim_scenarios import PROJECT
 from lab.bench.sim_speed import COMPILED
 from lorrery.chassis.version import core_is_compiled
-from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.combinations import why_excluded
-from lorrery.scheduler.core.memories import MEMORIES
+from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.prefix_cache.content import of_runs

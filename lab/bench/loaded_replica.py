@@ -23,7 +23,7 @@ from itertools import count
 import numpy as np
 
 from lorrery.chassis.toml import read_tables
-from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
+from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.facts import Finished
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.queues.profile import Profile

@@ -28,7 +28,7 @@ from lorrery.loadgen.workload.columns import WorkloadColumns
 from lorrery.loadgen.workload.popularity import uniform_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.traces import read_requests as read_trace
-from lorrery.scheduler.core.adapter_loads import LoadTime, Tier
+from lorrery.scheduler.core.adapters.loads import LoadTime, Tier
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter

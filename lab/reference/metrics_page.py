@@ -9,7 +9,7 @@ from lorrery.chassis.tracing import SPANS
 from lorrery.loadgen.series import TABLE as LOADGEN
 from lorrery.router.http.requests_counted import TABLE as HTTP
 from lorrery.router.series import TABLE as ROUTER
-from lorrery.scheduler.series import TABLE as SCHEDULER
+from lorrery.scheduler.subscribers.series import TABLE as SCHEDULER
 from lorrery.worker.series import CONSTANT_LABELS
 from lorrery.worker.series import TABLE as WORKER
 

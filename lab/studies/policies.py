@@ -18,7 +18,7 @@ from lorrery.loadgen.workload.popularity import assign, zipf_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.slora import draw, generate_requests
 from lorrery.loadgen.workload.traces import read_requests
-from lorrery.scheduler.core.adapter_loads import Tier
+from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.queues.profile import DeviceProfile

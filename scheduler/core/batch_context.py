@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from typing import NoReturn
 
-from lorrery.scheduler.core.adapter_slots import AdapterSlots
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.residency import Residency
+from lorrery.scheduler.core.adapters.slots import AdapterSlots
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, StepPass
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batching.base import BatchContext

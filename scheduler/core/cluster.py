@@ -25,12 +25,12 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.acceptance import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.backlog import Backlog
-from lorrery.scheduler.core.balance import Balance, Move
-from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.facts import ClusterEvent, GaveBack, Placed, Recalled, Refused, Withdrawn, withdrawn
-from lorrery.scheduler.core.forecast import OutputShare
 from lorrery.scheduler.core.member import Member, Tally
+from lorrery.scheduler.core.placements.balance import Balance, Move
+from lorrery.scheduler.core.placements.forecast import OutputShare
 from lorrery.scheduler.core.placing import SLICE, Placing
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.quotas import Quota, Quotas
@@ -298,7 +298,7 @@ class ClusterCore:
         return self.balances and len(self._placing.ready) > 1 and self._balance.someone_is_blocked
 
     def balance(self, at_ps: int) -> list[Move]:
-        """Recall waiting sequences that would start earlier on another worker; see `core.balance`."""
+        """Recall waiting sequences that would start earlier on another worker; see `core.placements.balance`."""
         if not self.may_move:
             return []
         placing = self._placing

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-from lorrery.scheduler.core.batchings import way_of
-from lorrery.scheduler.core.exclusion import SET, is_among
-from lorrery.scheduler.core.memories import MEMORIES
+from lorrery.scheduler.core.batching.table import way_of
+from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.policies import QUEUES, batching_of, limits_of, policy_of
-from lorrery.scheduler.core.replica_settings import LIMITS
+from lorrery.scheduler.core.replica_settings import LIMITS, SET, is_among
 
 
 def why_excluded(chosen: Mapping[str, object]) -> str | None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from lorrery.scheduler.core.placements.candidate import Figures
 from lorrery.scheduler.core.refusals import DropReason, Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.finish_reason import FinishReason
 

@@ -8,8 +8,8 @@ boundary have already taken effect (`core.replica`).
 from collections.abc import Iterable
 from itertools import islice
 
-from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.adapters_ahead import Ahead
+from lorrery.scheduler.core.adapters.loads import Ahead
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Step, decodes_on

@@ -2,15 +2,14 @@
 
 A row has the queue's builder, the family of limits that it runs under, its default way to batch, what it cannot be
 combined with, and why. To add a policy, write its file and add its row here; the ways to batch, memory rules, prefix
-caches and placements have their tables beside this one (`batchings.py`, `memories.py`, `placements/table.py`). A test
-holds settings, docs, fuzz corpus and benchmarks to the tables.
+caches and placements have tables too (`batching/table.py`, `memory/table.py`, `placements/table.py`). A test holds
+settings, docs, fuzz corpus and benchmarks to the tables.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.exclusion import SET, Exclusion, NotIn
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.early_drop import EarlyDrop
@@ -22,7 +21,14 @@ from lorrery.scheduler.core.queues.priority import Priority
 from lorrery.scheduler.core.queues.profile import MeasuredProfile, Profile
 from lorrery.scheduler.core.queues.rejoining import Rejoining
 from lorrery.scheduler.core.queues.vtc_fair import VtcFair
-from lorrery.scheduler.core.replica_settings import LIMITS, LimitsFamily, ReplicaSettings
+from lorrery.scheduler.core.replica_settings import (
+    LIMITS,
+    SET,
+    Exclusion,
+    LimitsFamily,
+    NotIn,
+    ReplicaSettings,
+)
 
 
 @dataclass(frozen=True, slots=True)

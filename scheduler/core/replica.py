@@ -10,7 +10,8 @@ No clock here: every time comes in as an argument, in device picoseconds.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.offload import Offload
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext, next_chunk
 from lorrery.scheduler.core.checked.batching import CheckedBatching
@@ -25,12 +26,11 @@ from lorrery.scheduler.core.facts import (
     Recalled,
     withdrawn,
 )
-from lorrery.scheduler.core.headroom import Headroom
 from lorrery.scheduler.core.inbox import Inbox, LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
-from lorrery.scheduler.core.offload import Offload
 from lorrery.scheduler.core.overlap import Overlap
+from lorrery.scheduler.core.placements.headroom import Headroom
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.planner import Planner
 from lorrery.scheduler.core.policy_errors import PolicyErrors

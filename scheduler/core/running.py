@@ -7,7 +7,7 @@ costs O(1) whatever the batch size. The arrays that admission rules read are reb
 from collections.abc import Iterable, Iterator, KeysView
 from typing import TYPE_CHECKING
 
-from lorrery.scheduler.core.adapter_use import AdapterUse
+from lorrery.scheduler.core.adapters.use import AdapterUse
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.machine_ints import bisect_left, insort
 

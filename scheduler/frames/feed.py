@@ -8,9 +8,9 @@ from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.frame_rate import checked_hz
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.facts import Facts
-from lorrery.scheduler.core.history import History
-from lorrery.scheduler.core.watcher import Watcher
 from lorrery.scheduler.frames.wire import FrameMessage, WorkerRuns, write_frame
+from lorrery.scheduler.subscribers.history import History
+from lorrery.scheduler.subscribers.watcher import Watcher
 
 
 class Feed:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from lorrery.scheduler.core.snapshot import BASE_MODEL, WorkerSnapshot
-from lorrery.scheduler.core.watcher import CoreFrame
 from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.subscribers.snapshot import BASE_MODEL, WorkerSnapshot
+from lorrery.scheduler.subscribers.watcher import CoreFrame
 from lorrery.v1 import frame_pb2 as pb
 from lorrery.v1 import scheduler_pb2
 from lorrery.vocabulary import u32

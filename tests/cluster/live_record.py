@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lorrery.scheduler.core.record import Record
+from lorrery.scheduler.subscribers.record import Record
 from lorrery.settings import load
 from lorrery.simulator.journal import ExpectedPlan, read_journal
 from lorrery.v1 import router_pb2

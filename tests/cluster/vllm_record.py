@@ -8,7 +8,7 @@
 A `call` is a number of the record.
 """
 
-from lorrery.scheduler.core.record import Record
+from lorrery.scheduler.subscribers.record import Record
 from lorrery.validation.golden.vllm_scheduler import expected_steps, token_at
 from tests.cluster.live_record import MODEL, Arrival, LiveRecord, RecordedAsk, Step, output_of
 

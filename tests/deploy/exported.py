@@ -17,9 +17,9 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.series import TABLE as ROUTER
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
-from lorrery.scheduler.gauges import Gauges
-from lorrery.scheduler.metrics import SchedulerMetrics
-from lorrery.scheduler.series import TABLE as SCHEDULER
+from lorrery.scheduler.subscribers.gauges import Gauges
+from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
+from lorrery.scheduler.subscribers.series import TABLE as SCHEDULER
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.series import CONSTANT_LABELS
 from lorrery.worker.series import TABLE as WORKER

@@ -13,10 +13,10 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MetricsSettings
 from lorrery.scheduler import hello
 from lorrery.scheduler import requests as requests_module
-from lorrery.scheduler.core.adapter_events import AdapterLog
+from lorrery.scheduler.core.adapters.log import AdapterLog
 from lorrery.scheduler.core.facts import Arrived, Facts
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.metrics import SchedulerMetrics
+from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.harness import PATIENCE_SECONDS

@@ -4,7 +4,7 @@ from lorrery.chassis.output_groups import OutputGroups
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.engine_counts import NAMES_EVERY_PS, EngineTally
+from lorrery.scheduler.subscribers.engine_counts import NAMES_EVERY_PS, EngineTally
 
 
 def waiting(handle: int, adapter_id: str) -> Sequence:

@@ -1,6 +1,6 @@
 import pytest
 
-from lorrery.scheduler.fairness import MAX_TENANTS, ServedByTenant
+from lorrery.scheduler.subscribers.metrics import MAX_TENANTS, ServedByTenant
 
 
 def test_the_index_is_of_this_minute_and_the_one_before() -> None:

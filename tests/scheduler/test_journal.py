@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import lorrery.scheduler.journal as module
+import lorrery.scheduler.subscribers.journal as module
 from lorrery.chassis.errors import LorreryError
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import AdapterLoaded, Arrived, Cancelled, Facts, Finished, FirstToken, Joined
@@ -17,9 +17,9 @@ from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.facts import Decided, Stepped
-from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import StepReport, WorkerHello
+from lorrery.scheduler.subscribers.journal import Journal
 from lorrery.settings import Settings, load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.finish_reason import FinishReason

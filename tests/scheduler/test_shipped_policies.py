@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.cli.simulate import app
-from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
 

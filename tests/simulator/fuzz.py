@@ -22,7 +22,7 @@ from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.chassis.faults import LOAD_FAILURE
 from lorrery.loadgen.workload.progressions import spelt_out
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.adapter_loads import LoadFault, Tier
+from lorrery.scheduler.core.adapters.loads import LoadFault, Tier
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Subscriber
 from lorrery.scheduler.core.placements.table import PLACEMENTS

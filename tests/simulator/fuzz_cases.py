@@ -14,18 +14,18 @@ import numpy as np
 
 from lorrery.chassis.faults import FREEZE_WORKER, LOAD_FAILURE, LOAD_KINDS, SLOW_LOAD, SLOW_WORKER, WORKER_LOSS, Fault
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.acceptance import ClusterRules
+from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded
-from lorrery.scheduler.core.door import ClusterRules
-from lorrery.scheduler.core.memories import MEMORIES
+from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.placements.worker_table import FEW
 from lorrery.scheduler.core.policies import QUEUES, batching_name
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
 from lorrery.scheduler.core.queues.profile import DeviceProfile
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.core.sglang_rules import SglangRules
-from lorrery.scheduler.core.worker_table import FEW
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.profile import ProfileRow, read_profile
 from lorrery.worker.device.steps import read_steps
@@ -39,7 +39,7 @@ OF_SGLANG = ("fcfs_tail", "lpm")
 LAST_PS = 500 * PS
 """No case lasts so long."""
 MANY_SHARE = 0.05
-"""Of cases with so many workers that placements read columns (`core.worker_table`)."""
+"""Of cases with so many workers that placements read columns (`core.placements.worker_table`)."""
 ADAPTERS = {f"a{n}": Adapter(f"a{n}", 4 << n) for n in range(4)}
 MODEL = "Llama-2-7B"
 

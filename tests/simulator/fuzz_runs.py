@@ -21,7 +21,7 @@ import numpy as np
 import lorrery
 from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.options import LoadOptions
-from lorrery.scheduler.core.memories import MEMORIES
+from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
 from lorrery.simulator.result import SimulationResult

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.adapter_loads import Tier
+from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.admission import AdmissionPass
-from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.placements.table import PLACEMENTS

@@ -4,7 +4,7 @@ import pytest
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.options import LoadOptions
-from lorrery.scheduler.core.memories import MEMORIES
+from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
 from tests.simulator.fuzz_runs import BATCHINGS, ENGINES, check, draw_run, simulate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lorrery.chassis.errors import FormatError
-from lorrery.scheduler.journal import Journal
+from lorrery.scheduler.subscribers.journal import Journal
 from lorrery.settings import changed
 from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, read_journal
 from lorrery.simulator.replay import replay

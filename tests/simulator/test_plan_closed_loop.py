@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.facts import Handler
 from lorrery.simulator.plan import plan_registry
 from lorrery.simulator.plan_replica import TURNS

@@ -13,7 +13,7 @@ from lorrery.chassis.process import STOP_GRACE_SECONDS, Service, _serve
 from lorrery.chassis.server import Health
 from lorrery.chassis.toml import read_tables
 from lorrery.router.service import Router
-from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
+from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices
 from lorrery.scheduler.service import SchedulerService
 from lorrery.settings import Settings
 from lorrery.tokenizer.file import BuiltinTokenizer

@@ -8,7 +8,7 @@ more, and one that is preempted makes its newest token again.
 from collections.abc import Mapping
 from typing import Any
 
-from lorrery.scheduler.core.record import Record
+from lorrery.scheduler.subscribers.record import Record
 from lorrery.validation.golden.sglang_scheduler import OUTPUTS, iterations
 from lorrery.validation.golden.vllm_scheduler import token_at
 from tests.cluster.live_record import MODEL, Arrival, LiveRecord, RecordedAsk, Step, output_of

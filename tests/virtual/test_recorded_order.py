@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.scheduler.core.record import Record
+from lorrery.scheduler.subscribers.record import Record
 from tests.cluster.live_record import LiveRecord
 from tests.cluster.vllm_record import VllmRecord
 from tests.virtual.recorded import MOST_STEPS, STEP_SECONDS, differences

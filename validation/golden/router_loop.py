@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.scheduler.core.adapter_options import AdapterOptions
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.loads import AdapterOptions
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.slora_loop import IDLE_POLL_PS, MAX_WAIT_STEPS, SloraLoop
 from lorrery.scheduler.core.facts import AdaptersKept, Event, Finished

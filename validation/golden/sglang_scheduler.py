@@ -10,8 +10,8 @@ an arrival that may change it. Both must give the record's iterations.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from lorrery.scheduler.core.adapter_options import AdapterOptions
-from lorrery.scheduler.core.adapter_slots import AdapterSlots
+from lorrery.scheduler.core.adapters.loads import AdapterOptions
+from lorrery.scheduler.core.adapters.slots import AdapterSlots
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.batching.sglang import Sglang

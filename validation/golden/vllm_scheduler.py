@@ -14,8 +14,8 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lorrery.scheduler.core.adapter_options import AdapterOptions
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.loads import AdapterOptions
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.vllm import Vllm
 from lorrery.scheduler.core.facts import Admitted, Cancelled, Event, Finished, Preempted

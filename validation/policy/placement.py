@@ -16,10 +16,9 @@ import numpy as np
 from lorrery.scheduler.core.checked.base import original
 from lorrery.scheduler.core.checked.placement import fields_of, put_back
 from lorrery.scheduler.core.placements.base import Choice
-from lorrery.scheduler.core.placements.candidate import PREDICTED, not_kept
+from lorrery.scheduler.core.placements.candidate import PREDICTED, Figures, not_kept
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.scheduler.plugins import in_words
 from lorrery.simulator.placements import RecordedCandidate
 from lorrery.validation.policy.fault import PolicyFault

@@ -5,7 +5,7 @@
 Each coefficient is a slope of the step-time model between two batches of ordinary size, so the sum is right for
 ordinary batches and some tens of percent off elsewhere: it leaves out attention over long prompts, for one. A real
 engine would time the same batches at its start, as vLLM does to size its KV cache. The measured steps then correct it
-(`scheduler.core.forecast`).
+(`scheduler.core.placements.forecast`).
 """
 
 from typing import NamedTuple

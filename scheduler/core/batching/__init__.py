@@ -1,1 +1,1 @@
-"""Ways to batch: what the next step does. One file each; `scheduler.core.batchings` names them."""
+"""Ways to batch: what the next step does. One file each; `scheduler.core.batching.table` names them."""

@@ -17,7 +17,7 @@ sgl-project/sglang (0.5.23), srt/managers/scheduler.py (`get_next_batch_to_run`,
 from dataclasses import replace
 from typing import Final
 
-from lorrery.scheduler.core.adapter_drain import AdapterDrain
+from lorrery.scheduler.core.adapters.drain import AdapterDrain
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait

@@ -1,1 +1,1 @@
-"""Memory: whether a sequence fits beside the others, and for how long. `scheduler.core.memories` names the rules."""
+"""Memory: whether a sequence fits beside the others, for how long. `scheduler.core.memory.table` has the rules."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from lorrery.scheduler.core.placements.candidate import Candidate
-from lorrery.scheduler.core.worker_table import FEW, WorkerTable
+from lorrery.scheduler.core.placements.worker_table import FEW, WorkerTable
 
 __all__ = [
     "Candidate",
@@ -74,7 +74,7 @@ def least_loaded(candidates: Many[Candidate]) -> Candidate:
     """Return the candidate with the fewest sequences; ties: fewest KV tokens, then the first to attach.
 
     Cost: a few operations on columns for the sequence of all workers as `Placement.place` gets it, if they are many
-    (`core.worker_table`); for any other, a look at each.
+    (`core.placements.worker_table`); for any other, a look at each.
     """
     if len(candidates) == 1:
         return candidates[0]

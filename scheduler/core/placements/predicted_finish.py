@@ -9,7 +9,7 @@
     finish  = (first + (output - 1) x step / (1 - prompts)) x slowdown
 
 The coefficients are announced by the worker, the slowdown is the ratio of its measured step times to them, and prompts
-is the share of its last steps' time in which running sequences waited for the prompts of others (`core.forecast`).
+is the share of its last steps' time in which running sequences waited for the prompts of others (`forecast.py`).
 Later events are left out: sequences that end meanwhile, evicted adapters, and what the request costs the others.
 
 A worker that became slow and gets no new requests shows no new steps, even if it is fast again. So its slowdown beyond
@@ -22,7 +22,7 @@ until the next bound is above the best two finishes found; the second goes into 
     finish >= ((output - 1) x token_time + (base + prompt_token x input + (output - 1) x kv_token x own) x slowdown)
               / 1000                                       own = KV tokens of this request, half of its output included
 
-with `token_time` from `core.worker_table`. What the bound leaves out costs evaluations, not exactness: the wait for
+with `token_time` from `worker_table.py`. What the bound leaves out costs evaluations, not exactness: the wait for
 prompts, the load of the adapter and the tokens that a worker has not cached; the last two are added worker by worker.
 
 Whole numbers throughout. Cost: some additions per worker, and a look-up if there are prefix caches; of many workers
@@ -34,12 +34,12 @@ from typing import Final
 
 import numpy as np
 
-from lorrery.scheduler.core.candidates import ReplicaCandidate
-from lorrery.scheduler.core.forecast import ONE, finish_ps
 from lorrery.scheduler.core.placements.base import Candidate, Choice, table_of
+from lorrery.scheduler.core.placements.forecast import ONE, finish_ps
+from lorrery.scheduler.core.placements.replica_candidate import ReplicaCandidate
+from lorrery.scheduler.core.placements.worker_table import LARGEST, WorkerTable
 from lorrery.scheduler.core.prefix_cache.holders import Way
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.core.worker_table import LARGEST, WorkerTable
 from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.machine_ints import product
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND

@@ -19,8 +19,8 @@ from lorrery.scheduler.core.placements.base import (
     least_of,
     table_of,
 )
+from lorrery.scheduler.core.placements.worker_table import WorkerTable
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.core.worker_table import WorkerTable
 from lorrery.vocabulary.compiling import mypyc_attr
 
 LOAD_FACTOR: Final = 1.5

@@ -12,8 +12,8 @@ class Placement(Protocol):
     """Chooses a worker, by the candidates' figures, its earlier choices, and the generator that it was made with.
 
     If it has a true attribute `moves_waiting`, waiting sequences that it has placed may move to another worker where
-    they would start earlier (`core.balance`). Candidates keep the figures from `pace` on only for a placement with a
-    true attribute `predicts`; for others, reading them is an error that says so. A placement with `predicts`, or with a
+    they would start earlier. Candidates keep the figures from `pace` on only for a placement with a true
+    attribute `predicts`; for others, reading them is an error that says so. A placement with `predicts`, or with a
     true attribute `asks_all`, is taken to read figures that change with each step of all candidates, so that a driver
     whose replicas lag behind its clock brings them all up to date at once, and not each one when it is read.
     """

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from lab.bench import decisions, loaded_replica
 from lab.bench.decisions import decision_table
-from lorrery.scheduler.core.batchings import BATCHINGS
-from lorrery.scheduler.core.memories import MEMORIES
+from lorrery.scheduler.core.batching.table import BATCHINGS
+from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.policies import QUEUES
 
 

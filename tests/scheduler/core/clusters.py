@@ -1,8 +1,8 @@
 """Small clusters, and what they tell."""
 
+from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.facts import ClusterEvent, Placed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded

@@ -1,13 +1,13 @@
 """Figures of adapters, from the events of their loads, evictions and losses."""
 
-from lorrery.scheduler.core.adapter_events import AdapterLog
-from lorrery.scheduler.core.adapter_options import AdapterOptions
-from lorrery.scheduler.core.adapter_tally import AdapterTally
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.loads import AdapterOptions
+from lorrery.scheduler.core.adapters.log import AdapterLog
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.scheduler.core.snapshot import MAX_NAMES, OTHERS
+from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
+from lorrery.scheduler.subscribers.snapshot import MAX_NAMES, OTHERS
 from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
 from tests.scheduler.core.test_adapters import A, B, residency
 

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.adapter_events import THRASH_PS, AdapterLog
-from lorrery.scheduler.core.adapter_loads import WELL, LoadFault, Tier
-from lorrery.scheduler.core.adapter_options import AdapterOptions
-from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.adapters_ahead import Ahead
+from lorrery.scheduler.core.adapters.loads import WELL, AdapterOptions, Ahead, LoadFault, Tier
+from lorrery.scheduler.core.adapters.log import THRASH_PS, AdapterLog
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Activated, Evicted, LoadBegan, LoadEnded
 from lorrery.scheduler.core.plan import Idle, Plan, Ran

@@ -5,10 +5,10 @@ from itertools import count
 
 import pytest
 
+from lorrery.scheduler.core.acceptance import ClusterRules
+from lorrery.scheduler.core.backlog import ENOUGH_INTERVALS, SHORTEST_PS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.door import ClusterRules
-from lorrery.scheduler.core.drain_rate import ENOUGH_INTERVALS, SHORTEST_PS
 from lorrery.scheduler.core.facts import Cancelled, ClusterEvent, Finished, Placed, Preempted, Refused, Withdrawn
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded

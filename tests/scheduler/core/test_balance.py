@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from lorrery.scheduler.core.balance import MOST_MOVES
+from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.facts import Cancelled, ClusterEvent, Placed, Recalled
 from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.placements.balance import MOST_MOVES
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.plan import Plan, Ran

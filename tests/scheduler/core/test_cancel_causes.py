@@ -7,10 +7,10 @@ from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.facts import Cancelled, Event, Finished
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Plan, Ran
-from lorrery.scheduler.core.record import describe_events
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.subscribers.record import describe_events
 from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
 from tests.scheduler.core.clusters import S, cluster, only

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.facts import Cancelled, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Choice

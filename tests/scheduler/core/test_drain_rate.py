@@ -1,6 +1,6 @@
+from lorrery.scheduler.core.acceptance import ClusterRules
+from lorrery.scheduler.core.backlog import LONGEST_PS, SHORTEST_PS, DrainRate
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.door import ClusterRules
-from lorrery.scheduler.core.drain_rate import LONGEST_PS, SHORTEST_PS, DrainRate
 from lorrery.scheduler.core.facts import Refused
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.sequence import Sequence

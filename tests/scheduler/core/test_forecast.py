@@ -3,9 +3,9 @@
 import pytest
 
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.forecast import ONE, WINDOW_ENDS, WINDOW_PS, Forecast, OutputShare
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.candidate import PREDICTED
+from lorrery.scheduler.core.placements.forecast import ONE, WINDOW_ENDS, WINDOW_PS, Forecast, OutputShare
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence

@@ -4,18 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from lorrery.scheduler.core.adapter_loads import LoadFault
-from lorrery.scheduler.core.adapter_options import AdapterOptions
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.loads import AdapterOptions, LoadFault
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.memory.peak import PeakMemory
-from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_options import ReplicaOptions
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.sequence import Adapter, Phases, Sequence
 from lorrery.validation.policy.drive import Device, Log, World, jump, step_by_step
 
 A, B = Adapter("a", 1), Adapter("b", 1)

@@ -5,11 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.candidates import ReplicaCandidate
-from lorrery.scheduler.core.forecast import Forecast, OutputShare
+from lorrery.scheduler.core.placements.forecast import Forecast, OutputShare
 from lorrery.scheduler.core.placements.predicted_finish import MOST_NAMES, PredictedFinish
+from lorrery.scheduler.core.placements.replica_candidate import ReplicaCandidate
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded
-from lorrery.scheduler.core.exclusion import Exclusion, NotIn
-from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
+from lorrery.scheduler.core.memory.table import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.queues.base import ListedQueue, is_asked_every_step
 from lorrery.scheduler.core.queues.fifo import Fifo
-from lorrery.scheduler.core.replica_settings import LIMITS, ReplicaSettings
+from lorrery.scheduler.core.replica_settings import LIMITS, Exclusion, NotIn, ReplicaSettings
 from lorrery.settings import load
 from tests.scheduler.core.test_replica import POLICIES, LinearProfile
 from tests.simulator.fuzz_cases import draw_case

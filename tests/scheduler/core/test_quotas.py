@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.facts import (
     Cancelled,
     ClusterEvent,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lorrery.scheduler.core.adapter_loads import Tier
+from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.batching.sglang import IDLE_PASS_PS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Event, Finished, FirstToken, Preempted

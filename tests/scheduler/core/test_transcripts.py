@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.scheduler.core.adapter_loads import Tier
+from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence

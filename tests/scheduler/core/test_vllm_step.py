@@ -1,7 +1,7 @@
 """Rules of vLLM's step that the recorded cases do not show: what the settings around it do."""
 
+from lorrery.scheduler.core.acceptance import Door
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.door import Door
 from lorrery.scheduler.core.facts import Admitted, Preempted
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.refusals import RefusalReason

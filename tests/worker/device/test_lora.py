@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.adapter_costs import AdapterCosts
+from lorrery.scheduler.core.adapters.loads import AdapterCosts
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.worker.device.basis import kernel_ground
 from lorrery.worker.device.batch import Batch, LoraWork

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.chassis.toml import read_tables
-from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
+from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.queues.pets import MIN_WAITING, Pets, _cut
 from lorrery.scheduler.core.queues.profile import DeviceProfile, MeasuredProfile
 from tests.scheduler.core.queues.one_queue import LengthProfile, replica_of, request, try_once

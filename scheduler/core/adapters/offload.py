@@ -4,7 +4,7 @@ It does so when decoding sequences have ended or were cancelled, and after a pre
 if the batch became empty (`tests/golden/router_loop.jsonl`).
 """
 
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.facts import AdaptersKept, Event
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.protocols.batching import Batching

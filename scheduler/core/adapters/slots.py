@@ -17,9 +17,8 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
-from lorrery.scheduler.core.adapter_loads import WELL, LoadFaults, LoadTime
-from lorrery.scheduler.core.adapter_options import AdapterOptions
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.loads import WELL, AdapterOptions, LoadFaults, LoadTime
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 

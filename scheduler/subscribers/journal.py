@@ -36,11 +36,11 @@ from lorrery.scheduler.core.facts import (
 )
 from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.facts import Decided, FaultsSet, InputLate, InputTaken, Stepped
 from lorrery.scheduler.inputs import NOBODY
 from lorrery.scheduler.live_request import LiveRequest
+from lorrery.scheduler.subscribers.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
 from lorrery.settings import Settings
 
 FLUSH_SECONDS = 1.0

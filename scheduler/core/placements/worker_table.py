@@ -30,8 +30,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lorrery.scheduler.core.candidates import NO_FORECAST, ReplicaCandidate
-from lorrery.scheduler.core.forecast import LEAST_DECODING, ONE
+from lorrery.scheduler.core.placements.forecast import LEAST_DECODING, ONE
+from lorrery.scheduler.core.placements.replica_candidate import NO_FORECAST, ReplicaCandidate
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Way
 from lorrery.scheduler.core.sequence import Adapter, Sequence

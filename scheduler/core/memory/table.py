@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.exclusion import Exclusion, NotIn
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory
 from lorrery.scheduler.core.memory.no_evict import NoEvictMemory
@@ -15,7 +14,7 @@ from lorrery.scheduler.core.policies import batch_limits, batching_name, limits_
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.prefix_cache.scheduled_blocks import ScheduledBlockCache
-from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.replica_settings import Exclusion, NotIn, ReplicaSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ even after that, no more wait. Whether a worker could start a request is judged 
 will suffice some steps later does not count.
 
 Cost: O(blocked workers), and for each of at most `MOST_DONORS` donors some operations on columns
-(`core.worker_table`) and at most `MOST_LOOKED_AT` tests, if all that waits fits everywhere. The rest of a long queue
-moves after the first have moved.
+(`placements.worker_table`) and at most `MOST_LOOKED_AT` tests, if all that waits fits everywhere. The rest of a long
+queue moves after the first have moved.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +22,8 @@ from heapq import nsmallest
 from typing import Final
 
 from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.placements.worker_table import LARGEST, WorkerTable
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.core.worker_table import LARGEST, WorkerTable
 
 MOST_MOVES: Final = 256
 MOST_LOOKED_AT: Final = 4 * MOST_MOVES

@@ -32,13 +32,20 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from typing import Final
 
-from lorrery.scheduler.core.adapter_events import AdapterLog
-from lorrery.scheduler.core.adapter_loads import WELL, Load, LoadFault, LoadFaults, LoadTime, Tier
-from lorrery.scheduler.core.adapter_options import DEFAULT, AdapterOptions
-from lorrery.scheduler.core.adapter_use import AdapterUse
-from lorrery.scheduler.core.adapters_ahead import Ahead
-from lorrery.scheduler.core.phases import LoadEnd
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.adapters.loads import (
+    DEFAULT,
+    WELL,
+    AdapterOptions,
+    Ahead,
+    Load,
+    LoadFault,
+    LoadFaults,
+    LoadTime,
+    Tier,
+)
+from lorrery.scheduler.core.adapters.log import AdapterLog
+from lorrery.scheduler.core.adapters.use import AdapterUse
+from lorrery.scheduler.core.sequence import Adapter, LoadEnd, Sequence
 
 _NOBODY: frozenset[str] = frozenset()
 _MOST_KNOWN: Final = 4096

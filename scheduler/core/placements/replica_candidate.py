@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from lorrery.scheduler.core.forecast import Forecast, OutputShare, finish_ps
 from lorrery.scheduler.core.placements.candidate import Candidate, not_kept
+from lorrery.scheduler.core.placements.forecast import Forecast, OutputShare, finish_ps
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica

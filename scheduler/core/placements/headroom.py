@@ -1,6 +1,6 @@
 """What could enter a worker's batch now, as far as can be known without trying."""
 
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.memory.base import Trial
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence

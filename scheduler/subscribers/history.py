@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lorrery.scheduler.core.adapter_tally import AdapterTally
 from lorrery.scheduler.core.facts import (
     AdapterLost,
     AdapterUnloaded,
@@ -32,10 +31,10 @@ from lorrery.scheduler.core.facts import (
     Withdrawn,
 )
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.refusals import Refusal
-from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.core.snapshot import MAX_NAMES, OTHERS
+from lorrery.scheduler.core.sequence import Phases, Sequence
+from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
+from lorrery.scheduler.subscribers.snapshot import MAX_NAMES, OTHERS
 
 MAX_ENDED = 200
 """Number of ends kept."""

@@ -7,8 +7,8 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.history import Ended, Happened, History, TenantCounts, Totals
-from lorrery.scheduler.core.snapshot import ClusterSnapshot, Tables, Use, snapshot
+from lorrery.scheduler.subscribers.history import Ended, Happened, History, TenantCounts, Totals
+from lorrery.scheduler.subscribers.snapshot import ClusterSnapshot, Tables, Use, snapshot
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 
 MAX_ROWS = 1_000

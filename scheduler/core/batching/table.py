@@ -13,10 +13,9 @@ from lorrery.scheduler.core.batching.sglang import Sglang
 from lorrery.scheduler.core.batching.slora_loop import SloraLoop
 from lorrery.scheduler.core.batching.static import Static
 from lorrery.scheduler.core.batching.vllm import Vllm
-from lorrery.scheduler.core.exclusion import Exclusion, NotIn
 from lorrery.scheduler.core.policies import batch_limits
 from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.replica_settings import Exclusion, NotIn, ReplicaSettings
 from lorrery.vocabulary.units import NEVER
 
 
@@ -29,7 +28,7 @@ class WayToBatch:
         prompt_bound: whether a whole prompt must be within the limit of one prefill. A resumed or preempted sequence
             is prefilled again with the output it had, so the limit must allow the longest sequence.
         excludes: combinations with other settings that are refused.
-        adapter_slots: whether it gives the adapters of each batch their places (`core.adapter_slots`).
+        adapter_slots: whether it gives the adapters of each batch their places (`core.adapters.slots`).
         may_overlap: whether it can do without the last step's result (`core.overlap`).
     """
 

@@ -16,6 +16,7 @@ from lorrery.vocabulary.machine_ints import bisect_left
 
 if TYPE_CHECKING:
     from mypy_extensions import i64
+from typing import Final, TypeAlias
 
 
 class AdapterUse:
@@ -108,3 +109,8 @@ class AdapterUse:
             if key not in stay:
                 return key
         return None
+
+
+TOLERANCE: Final = 1.2
+Joined: TypeAlias = tuple[int, int]
+"""When a sequence joined the queue, in picoseconds, and a count that orders those of one time."""

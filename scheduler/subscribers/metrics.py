@@ -9,9 +9,7 @@ from lorrery.chassis.histogram import Histogram
 from lorrery.chassis.sections import MetricsSettings
 from lorrery.chassis.series import Exporter, Sample, Series
 from lorrery.chassis.top import TopNames
-from lorrery.scheduler import series
-from lorrery.scheduler.core.adapter_loads import Tier
-from lorrery.scheduler.core.adapter_tally import AdapterTally, count
+from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.facts import (
     AdapterEvent,
     AdapterLoaded,
@@ -34,18 +32,56 @@ from lorrery.scheduler.core.facts import (
     Withdrawn,
 )
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Phases, Sequence
 from lorrery.scheduler.facts import Decided, InputLate, Stepped
-from lorrery.scheduler.fairness import ServedByTenant
 from lorrery.scheduler.live_request import Counted, LiveRequest
+from lorrery.scheduler.subscribers import series
+from lorrery.scheduler.subscribers.adapter_tally import AdapterTally, count
 from lorrery.scheduler.watch import Loss
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
+
+MINUTE_SECONDS = 60.0
+MAX_TENANTS = 10_000
+"""Most tenants counted in one minute; clients may name any if there are no API keys."""
+
+
+class ServedByTenant:
+    """Prompt and output tokens by tenant, of the current minute and the one before, so that memory is bounded.
+
+    Jain's index has the formula of reports (`loadgen/workload/fairness.py`). A request counts when it ends.
+    """
+
+    def __init__(self) -> None:
+        self._minute = 0
+        self._now: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+
+    def add(self, tenant_id: str, tokens: int, at_seconds: float) -> None:
+        """Count the tokens of a request that has ended."""
+        self._turn(at_seconds)
+        if tenant_id in self._now or len(self._now) < MAX_TENANTS:
+            self._now[tenant_id] = self._now.get(tenant_id, 0) + tokens
+
+    def jain_index(self, at_seconds: float) -> float:
+        """Return the index; 1 if no tenant got service."""
+        self._turn(at_seconds)
+        served = [
+            self._now.get(tenant, 0) + self._before.get(tenant, 0) for tenant in self._now.keys() | self._before.keys()
+        ]
+        squares = sum(tokens * tokens for tokens in served)
+        return sum(served) ** 2 / (len(served) * squares) if squares else 1.0
+
+    def _turn(self, at_seconds: float) -> None:
+        minute = int(at_seconds // MINUTE_SECONDS)
+        if minute != self._minute:
+            self._before = self._now if minute == self._minute + 1 else {}
+            self._now, self._minute = {}, minute
+
 
 LEVELS = ("gpu", "host")
 PHASES = tuple(name.removesuffix("_ps") for name in Phases._fields)

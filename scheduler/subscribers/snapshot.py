@@ -7,7 +7,7 @@ the caller keeps, so that each name is sent once.
 from collections.abc import Container
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.replica import Replica

@@ -9,10 +9,10 @@ from typing import Protocol
 
 from lorrery.chassis.series import Exporter, Sample, Series
 from lorrery.chassis.top import OTHER, TopNames
-from lorrery.scheduler import series
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.metrics import LEVELS, AdapterUse, SchedulerMetrics, TenantUse
+from lorrery.scheduler.subscribers import series
+from lorrery.scheduler.subscribers.metrics import LEVELS, AdapterUse, SchedulerMetrics, TenantUse
 
 
 class AttachedWorker(Protocol):
