@@ -21,7 +21,8 @@ from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.adapter_changes import AdapterChanges
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.facts import Facts, FaultBegan, Joined
+from lorrery.scheduler.core.cluster_facts import Joined
+from lorrery.scheduler.core.facts import Facts, FaultBegan
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence

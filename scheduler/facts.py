@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.facts import Event, Placed, Withdrawn
+from lorrery.scheduler.core.cluster_facts import Placed, Withdrawn
+from lorrery.scheduler.core.facts import Event
 from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.messages import StepReport

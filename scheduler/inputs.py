@@ -8,7 +8,7 @@ at a later boundary. Such inputs are counted, and recorded with the boundary at 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.facts import Placed, Withdrawn
+from lorrery.scheduler.core.cluster_facts import Placed, Withdrawn
 from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
 from lorrery.scheduler.facts import InputLate, InputTaken
 

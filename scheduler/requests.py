@@ -18,23 +18,19 @@ from lorrery.chassis.trace_context import TraceContext, log_fields
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.cluster_facts import Arrived, ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import (
     Admitted,
-    Arrived,
     Cancelled,
-    ClusterEvent,
     Dropped,
     Event,
     Facts,
     Failed,
     Finished,
     FirstToken,
-    Placed,
     Preempted,
     Raised,
     Recalled,
-    Refused,
-    Withdrawn,
 )
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.prefix_cache.content import of_u32

@@ -18,7 +18,8 @@ from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
 from lorrery.scheduler import wire_workers
 from lorrery.scheduler.core.adapters.log import AdapterLog
-from lorrery.scheduler.core.facts import Cancelled, Facts, Failed, Finished, GaveBack, Placed, Withdrawn
+from lorrery.scheduler.core.cluster_facts import GaveBack, Placed, Withdrawn
+from lorrery.scheduler.core.facts import Cancelled, Facts, Failed, Finished
 from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan

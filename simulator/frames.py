@@ -26,7 +26,8 @@ from lorrery.orrery.frame import (
     kind_of,
 )
 from lorrery.orrery.record import Recorder
-from lorrery.scheduler.core.facts import GaveBack, Handler
+from lorrery.scheduler.core.cluster_facts import GaveBack
+from lorrery.scheduler.core.facts import Handler
 from lorrery.scheduler.subscribers.snapshot import Tables, WorkerSnapshot
 from lorrery.scheduler.subscribers.watcher import CoreFrame, Watcher
 from lorrery.scheduler.subscribers.watcher import EndedRow as CoreEnded

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.loadgen.workload.progressions import Chunks, describe
-from lorrery.scheduler.core.facts import Cancelled, Failed, GaveBack, Handler, Preempted
+from lorrery.scheduler.core.cluster_facts import GaveBack
+from lorrery.scheduler.core.facts import Cancelled, Failed, Handler, Preempted
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.spilled_rows import SpilledRows

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from lorrery.chassis.fault_rules import NO_FAULTS, FaultRules, RequestFaults, together
 from lorrery.chassis.faults import Fault
-from lorrery.scheduler.core.facts import Cancelled, Failed, GaveBack, Handler, Preempted
+from lorrery.scheduler.core.cluster_facts import GaveBack
+from lorrery.scheduler.core.facts import Cancelled, Failed, Handler, Preempted
 from lorrery.scheduler.core.member import Member
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import StepSpan

@@ -8,25 +8,20 @@ from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.adapters.log import AdapterLog
 from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.cluster_facts import Arrived, ClusterEvent, Joined, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import (
     ADAPTER_FACTS,
     Admitted,
-    Arrived,
     Cancelled,
-    ClusterEvent,
     Dropped,
     Event,
     Facts,
     Failed,
     Finished,
     FirstToken,
-    Joined,
-    Placed,
     Raised,
     Recalled,
-    Refused,
     Subscriber,
-    Withdrawn,
 )
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.protocols.placement import Placement

@@ -208,7 +208,7 @@ def test_the_check_lets_pure_code_pass() -> None:
     assert impurities(source, "lorrery.worker.device") != []
 
 
-STREAM_HANDLERS = {"route.py", "attach.py", "hosted.py", "attachment.py"}
+STREAM_HANDLERS = {"streams.py", "hosted.py", "attachment.py"}
 """Who owns a stream hands its messages to the wire module, and what that makes of them to the core."""
 
 

@@ -27,7 +27,8 @@ from dataclasses import replace
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.acceptance import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.backlog import Backlog
-from lorrery.scheduler.core.facts import ClusterEvent, GaveBack, Placed, Recalled, Refused, Withdrawn, withdrawn
+from lorrery.scheduler.core.cluster_facts import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.facts import Recalled, withdrawn
 from lorrery.scheduler.core.member import Member, Tally
 from lorrery.scheduler.core.placements.balance import Balance, Move
 from lorrery.scheduler.core.placements.forecast import OutputShare

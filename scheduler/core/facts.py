@@ -12,16 +12,12 @@ compiles.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
-from lorrery.scheduler.core.placements.candidate import Figures
-from lorrery.scheduler.core.refusals import DropReason, Refusal
+from lorrery.scheduler.core.refusals import DropReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.finish_reason import FinishReason
-
-if TYPE_CHECKING:
-    from lorrery.scheduler.core.member import Member
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -180,121 +176,6 @@ class Recalled:
 Event = Admitted | Cancelled | Recalled | Dropped | Failed | Preempted | Raised | FirstToken | Finished | AdaptersKept
 
 
-@dataclass(slots=True)
-class Arrived:
-    """A sequence has come to the scheduler.
-
-    Attributes:
-        resumed: a scheduler that is gone had accepted it.
-        accepted: whether more is to come of it than that it was refused; also if only a placement's error refuses it.
-    """
-
-    sequence: Sequence
-    resumed: bool = False
-    accepted: bool = True
-
-
-@mypyc_attr(acyclic=True, free_list_len=1)
-@dataclass(slots=True, init=False)
-class Placed:
-    """A sequence is in the inbox of a worker.
-
-    Attributes:
-        member: the worker.
-        matters: whether it may change the plan that runs there.
-        why: the placement's reason; empty if there was no choice.
-        figures: what the placement read of each candidate, by name in order of attaching; None: it was not called, or
-            figures are not recorded.
-        moved_from: the worker at which it waited before, if this is a move and not a choice of the placement.
-    """
-
-    sequence: Sequence
-    member: "Member"
-    matters: bool
-    why: str
-    figures: dict[str, Figures] | None
-    moved_from: str
-
-    def __init__(
-        self,
-        sequence: Sequence,
-        member: "Member",
-        matters: bool,
-        why: str = "",
-        figures: dict[str, Figures] | None = None,
-        moved_from: str = "",
-    ) -> None:
-        self.sequence = sequence
-        self.member = member
-        self.matters = matters
-        self.why = why
-        self.figures = figures
-        self.moved_from = moved_from
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A sequence was not accepted, or may not stay; it holds nothing.
-
-    Attributes:
-        refusal: the reason.
-        error: the placement's exception, if that is the reason.
-        figures: what it had read of each candidate until then, as in `Placed`.
-        on_arrival: whether it was never accepted.
-    """
-
-    sequence: Sequence
-    refusal: Refusal
-    error: Exception | None = None
-    figures: dict[str, Figures] | None = None
-    on_arrival: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """A cancel is in the inbox of the worker that has the sequence; an event of that worker will report its end.
-
-    Attributes:
-        refusal: why the scheduler withdrew it; None: its client did.
-    """
-
-    sequence: Sequence
-    member: "Member"
-    refusal: Refusal | None = None
-
-
-ClusterEvent = Placed | Refused | Withdrawn | Cancelled | Finished
-"""The last two: a request that no worker had was cancelled, and has by its cause not finished, or finished."""
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A worker has attached.
-
-    Attributes:
-        origin: the driver's record of it.
-    """
-
-    member: "Member"
-    origin: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class GaveBack:
-    """A worker is gone, or takes no new sequences from now on.
-
-    Attributes:
-        lost: whether it is gone.
-        sequences: that it has given back, queued again; the facts returned with this record say where they went.
-        events: of sequences that ended at that moment.
-    """
-
-    member: "Member"
-    lost: bool
-    sequences: list[Sequence]
-    events: list[Event]
-
-
 @dataclass(frozen=True, slots=True)
 class LoadBegan:
     """A load onto the GPU has begun.
@@ -377,11 +258,11 @@ class FaultBegan:
 
 # --- subscribers -----------------------------------------------------------------------------------------------------
 
-Handler = Callable[[Any, int, "Member | None"], None]
+Handler = Callable[[Any, int, Any], None]
 """Takes a fact of one type, and with it
 
 at_ps: when: the boundary of a decision, the end of a step, or now; a fact with a time of its own has it;
-member: the worker whose decision or step it was; None: it is the scheduler's.
+member: the `Member` whose decision or step it was; None: it is the scheduler's.
 """
 
 
@@ -424,7 +305,7 @@ class Facts:
         """Return whether anybody wants facts of one of these types."""
         return any(kind in self._handlers for kind in kinds)
 
-    def publish(self, facts: Iterable[object], at_ps: int, member: "Member | None" = None) -> None:
+    def publish(self, facts: Iterable[object], at_ps: int, member: object = None) -> None:
         """Give facts to those who want them; see `Handler`."""
         handlers = self._handlers
         for fact in facts:

@@ -12,7 +12,7 @@ from typing import Final
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.acceptance import ClusterRules
-from lorrery.scheduler.core.facts import ClusterEvent, Placed, Refused
+from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.member import Member, class_name
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.placements.candidate import Figures, WatchedCandidate

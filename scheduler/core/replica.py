@@ -16,16 +16,7 @@ from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext, next_chunk
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.queue import CheckedBatch, CheckedQueue
-from lorrery.scheduler.core.facts import (
-    Cancelled,
-    Dropped,
-    Event,
-    Failed,
-    Finished,
-    Raised,
-    Recalled,
-    withdrawn,
-)
+from lorrery.scheduler.core.facts import Cancelled, Dropped, Event, Failed, Finished, Raised, Recalled, withdrawn
 from lorrery.scheduler.core.inbox import Inbox, LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
 from lorrery.chassis.output_groups import OutputGroup, OutputGroups
+from lorrery.scheduler.core.cluster_facts import GaveBack, Joined, Placed
 from lorrery.scheduler.core.facts import (
     ADAPTER_FACTS,
     AdapterEvent,
@@ -18,11 +19,8 @@ from lorrery.scheduler.core.facts import (
     Failed,
     Finished,
     FirstToken,
-    GaveBack,
     Handler,
-    Joined,
     LoadEnded,
-    Placed,
     Preempted,
     Recalled,
 )

@@ -9,26 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from lorrery.scheduler.core.cluster_facts import Arrived, GaveBack, Joined, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import (
     AdapterLost,
     AdapterUnloaded,
     Admitted,
-    Arrived,
     Cancelled,
     Dropped,
     Evicted,
     Failed,
     FaultBegan,
     Finished,
-    GaveBack,
     Handler,
-    Joined,
     LoadBegan,
     LoadEnded,
-    Placed,
     Preempted,
-    Refused,
-    Withdrawn,
 )
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.refusals import Refusal

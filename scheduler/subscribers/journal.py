@@ -21,19 +21,8 @@ from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.version import VERSION
 from lorrery.scheduler import wire_routers
-from lorrery.scheduler.core.facts import (
-    AdapterLoaded,
-    AdapterUnloaded,
-    Arrived,
-    Cancelled,
-    Finished,
-    GaveBack,
-    Handler,
-    Joined,
-    Placed,
-    Refused,
-    Withdrawn,
-)
+from lorrery.scheduler.core.cluster_facts import Arrived, GaveBack, Joined, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.facts import AdapterLoaded, AdapterUnloaded, Cancelled, Finished, Handler
 from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Sequence

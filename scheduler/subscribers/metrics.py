@@ -10,26 +10,22 @@ from lorrery.chassis.sections import MetricsSettings
 from lorrery.chassis.series import Exporter, Sample, Series
 from lorrery.chassis.top import TopNames
 from lorrery.scheduler.core.adapters.loads import Tier
+from lorrery.scheduler.core.cluster_facts import Arrived, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import (
     AdapterEvent,
     AdapterLoaded,
     AdapterLost,
     Admitted,
-    Arrived,
     Cancelled,
     Dropped,
     Evicted,
     Failed,
     Finished,
     FirstToken,
-    GaveBack,
     Handler,
     LoadBegan,
     LoadEnded,
-    Placed,
     Preempted,
-    Refused,
-    Withdrawn,
 )
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Plan

@@ -19,21 +19,8 @@ from lorrery.chassis.span import Kind, Span, SpanEvent, Value
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.chassis.tracing import Tracer
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.facts import (
-    Admitted,
-    Arrived,
-    Cancelled,
-    Dropped,
-    Failed,
-    Finished,
-    FirstToken,
-    GaveBack,
-    Handler,
-    Placed,
-    Preempted,
-    Refused,
-    Withdrawn,
-)
+from lorrery.scheduler.core.cluster_facts import Arrived, GaveBack, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.facts import Admitted, Cancelled, Dropped, Failed, Finished, FirstToken, Handler, Preempted
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence

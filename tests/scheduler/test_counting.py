@@ -14,7 +14,8 @@ from lorrery.chassis.sections import MetricsSettings
 from lorrery.scheduler import hello
 from lorrery.scheduler import requests as requests_module
 from lorrery.scheduler.core.adapters.log import AdapterLog
-from lorrery.scheduler.core.facts import Arrived, Facts
+from lorrery.scheduler.core.cluster_facts import Arrived
+from lorrery.scheduler.core.facts import Facts
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.settings import load

@@ -11,7 +11,8 @@ import pytest
 import lorrery.scheduler.subscribers.journal as module
 from lorrery.chassis.errors import LorreryError
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.facts import AdapterLoaded, Arrived, Cancelled, Facts, Finished, FirstToken, Joined
+from lorrery.scheduler.core.cluster_facts import Arrived, Joined
+from lorrery.scheduler.core.facts import AdapterLoaded, Cancelled, Facts, Finished, FirstToken
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.replica_settings import ReplicaSettings

@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from lorrery.router.session import Session
-from lorrery.scheduler.core.facts import Placed, Withdrawn
+from lorrery.scheduler.core.cluster_facts import Placed, Withdrawn
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import Dispatcher

@@ -14,7 +14,7 @@ import pytest
 from lorrery.router.session import Session
 from lorrery.router.shard import Shard
 from lorrery.scheduler.cluster import Cluster
-from lorrery.scheduler.core.facts import GaveBack, Withdrawn
+from lorrery.scheduler.core.cluster_facts import GaveBack, Withdrawn
 from lorrery.scheduler.workers import Dispatcher
 from tests.virtual.clients import Clients
 from tests.virtual.clock import VirtualLoop

@@ -3,7 +3,7 @@
 from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.facts import ClusterEvent, Placed
+from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.replica import Replica

@@ -4,6 +4,7 @@ from lorrery.scheduler.core.adapters.loads import AdapterOptions
 from lorrery.scheduler.core.adapters.log import AdapterLog
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.facts import Facts
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
@@ -29,7 +30,7 @@ def test_loads_evictions_thrash_and_stays_of_each_adapter() -> None:
     held.require(A, 2_600)  # from the host: fails until 2,610, has come at 2,620, and has a place from 3,000 on
     held.advance(3_000)
     held.settle(3_000)
-    tally.record(log.take())
+    Facts([tally]).publish(log.take(), 0)
     assert tally.read([log], 5_000) == {
         "a": AdapterFigures(4, 2, 2, 1, host_load_ps=20, disk_load_ps=200, resident_ps=500 + 2_000),
         "b": AdapterFigures(2, 1, 0, 1, host_load_ps=0, disk_load_ps=400, resident_ps=600),
@@ -43,7 +44,7 @@ def test_stays_end_with_their_worker_and_are_no_evictions() -> None:
     replica.adapters.require(A, 0)
     replica.adapters.advance(100)
     replica.lose(500)
-    tally.record(log.take())
+    Facts([tally]).publish(log.take(), 0)
     assert tally.read([log], 10_000) == {"a": AdapterFigures(num_loads=1, disk_load_ps=10, resident_ps=490)}
 
 
@@ -53,7 +54,7 @@ def test_versions_of_an_adapter_count_together_and_later_ones_of_too_many_too() 
         log.load_ended(Adapter("a", 1, version=version), "disk", 10, 10, failed=False)
     for number in range(MAX_NAMES + 5):
         log.load_ended(Adapter(str(number), 1), "disk", 10, 10, failed=False)
-    tally.record(log.take())
+    Facts([tally]).publish(log.take(), 0)
     figures = tally.read([log], 20)
     assert figures["a"] == AdapterFigures(num_loads=2, disk_load_ps=20, resident_ps=20)
     assert len(figures) == MAX_NAMES + 1

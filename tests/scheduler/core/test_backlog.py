@@ -9,7 +9,8 @@ from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.backlog import ENOUGH_INTERVALS, SHORTEST_PS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.facts import Cancelled, ClusterEvent, Finished, Placed, Preempted, Refused, Withdrawn
+from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.facts import Cancelled, Finished, Preempted
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.plan import Plan

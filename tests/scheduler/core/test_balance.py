@@ -7,7 +7,8 @@ import pytest
 from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.facts import Cancelled, ClusterEvent, Placed, Recalled
+from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed
+from lorrery.scheduler.core.facts import Cancelled, Recalled
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.balance import MOST_MOVES
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded

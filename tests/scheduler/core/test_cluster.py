@@ -8,7 +8,8 @@ import pytest
 from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.facts import Cancelled, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.cluster_facts import Placed, Refused, Withdrawn
+from lorrery.scheduler.core.facts import Cancelled
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Choice
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded

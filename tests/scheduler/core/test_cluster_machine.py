@@ -10,18 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.facts import (
-    Cancelled,
-    ClusterEvent,
-    Dropped,
-    Event,
-    Failed,
-    Finished,
-    Placed,
-    Recalled,
-    Refused,
-    Withdrawn,
-)
+from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.facts import Cancelled, Dropped, Event, Failed, Finished, Recalled
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.plan import Plan, Ran

@@ -11,7 +11,8 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.queue import CheckedQueue
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.facts import Failed, Finished, Placed, Raised, Refused
+from lorrery.scheduler.core.cluster_facts import Placed, Refused
+from lorrery.scheduler.core.facts import Failed, Finished, Raised
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.plan import Idle, Plan, Ran

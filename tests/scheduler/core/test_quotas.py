@@ -8,17 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.facts import (
-    Cancelled,
-    ClusterEvent,
-    Dropped,
-    Event,
-    Failed,
-    Finished,
-    Placed,
-    Refused,
-    Withdrawn,
-)
+from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.facts import Cancelled, Dropped, Event, Failed, Finished
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.plan import Plan

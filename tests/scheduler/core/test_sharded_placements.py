@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.facts import Placed
+from lorrery.scheduler.core.cluster_facts import Placed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements import rendezvous
 from lorrery.scheduler.core.placements.draw import Draw
