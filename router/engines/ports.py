@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import grpc.aio
 
 from lorrery.chassis.calls import CallGuard
-from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.extras import need_extra
 from lorrery.chassis.process import STOP_GRACE_SECONDS
 from lorrery.chassis.reflection import enable_reflection
 from lorrery.chassis.server import Health, bind, new_server
@@ -75,14 +75,9 @@ def _register(name: str, protocol: Protocol, engine: Engine, server: grpc.aio.Se
         "smg-vllm": _add_smg_vllm,
         "sglang": _add_sglang,
     }
-    try:
-        return add[protocol](engine, server)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "smg_grpc_proto":
-            raise
-        raise SettingsError(
-            f"router.{name}: the protocol {protocol} needs the package smg-grpc-proto: pip install 'lorrery[engines]'"
-        ) from None
+    if protocol != "vllm":
+        need_extra("engines", f"router.{name}: the protocol {protocol}")
+    return add[protocol](engine, server)
 
 
 # Each protocol is imported only if a port uses it.
