@@ -20,7 +20,7 @@ from lorrery.router.checks import (
     check_stop_tokens,
     check_token_ids,
 )
-from lorrery.router.constraint.drawing import SharedConstraint
+from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import check_top_logprobs
 from lorrery.router.prompt import LONG_TEXT_CHARACTERS, encoded, prompt_token_ids

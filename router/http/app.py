@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from http import HTTPStatus
+from importlib import import_module
 from json import dumps
 from typing import Any
 
@@ -20,11 +21,11 @@ from lorrery.chassis.metrics import expose
 from lorrery.chassis.names import cut, quoted
 from lorrery.chassis.version import VERSION
 from lorrery.router.access import check_operator
+from lorrery.router.edges import DIALECTS
+from lorrery.router.edges.slora import KINDS
 from lorrery.router.handler import Handler
-from lorrery.router.http import anthropic, openai, responses, slora, vllm
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import HTTP_STATUS, body, error_response, json_response, let_go
-from lorrery.router.http.slora import KINDS
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {}}}
@@ -58,8 +59,8 @@ def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
     """
     app = FastAPI(title="Lorrery", version=VERSION, responses=_ERRORS)
     edge = Edge(handler)
-    for dialect in (openai, responses, anthropic, vllm, slora):
-        app.include_router(dialect.routes(edge))
+    for dialect in DIALECTS:
+        app.include_router(import_module(dialect).routes(edge))
     _add_process_routes(app, edge, registry)
     _add_errors(app)
     if origins := handler.settings.router.http_allowed_origins:
