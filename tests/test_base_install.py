@@ -106,7 +106,8 @@ def test_up_serves_openai_s_http(up: Up) -> None:
 
 @pytest.mark.cluster
 def test_up_serves_grpc(up: Up) -> None:
-    message = router_pb2.GenerateRequest(adapter_id="lora-r8-1", text="Say something.", max_new_tokens=4)
+    message = router_pb2.GenerateRequest(adapter_id="lora-r8-1", text="Say something.")
+    message.sampling.max_new_tokens = 4
     with grpc.insecure_channel(up.grpc_address) as channel:
         answers = list(router_pb2_grpc.RouterServiceStub(channel).Generate(message))
     assert answers[-1].HasField("finish")
