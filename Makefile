@@ -60,8 +60,8 @@ else $(BIN)/python -m pip install --quiet $(1); fi
 endef
 
 # The build lock holds what builds the project, so that neither its editable install nor a wheel of it fetches anything.
-$(VENV)/.stamp-run: $(VENV)/.stamp-base requirements/setup.txt requirements/build.txt pyproject.toml
-	@$(call install,--require-hashes -r requirements/setup.txt -r requirements/build.txt)
+$(VENV)/.stamp-run: $(VENV)/.stamp-base requirements/run.txt requirements/build.txt pyproject.toml
+	@$(call install,--require-hashes -r requirements/run.txt -r requirements/build.txt)
 	@$(call install,--no-deps --no-build-isolation --editable .)
 	@$(BIN)/lorrery --version
 	@touch $@
@@ -215,11 +215,10 @@ protos-release: setup-dev ## make today's wire the one that protos-check compare
 
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
   --no-emit-index-url --no-annotate $(UPGRADE)
-EXTRAS := --extra certs --extra plot --extra tracing
 
 lock: $(VENV)/.stamp-base ## rewrite requirements/*.txt from pyproject.toml
-	$(COMPILE) pyproject.toml --extra tracing -o requirements/run.txt
-	$(COMPILE) pyproject.toml $(EXTRAS) -c requirements/run.txt -o requirements/setup.txt
-	$(COMPILE) pyproject.toml $(EXTRAS) --group dev -c requirements/setup.txt -o requirements/dev.txt
+	$(COMPILE) pyproject.toml --extra all -o requirements/run.txt
+	$(COMPILE) pyproject.toml -c requirements/run.txt -o requirements/base.txt
+	$(COMPILE) pyproject.toml --extra all --group dev -c requirements/run.txt -o requirements/dev.txt
 	printf '%s\n' hatchling 'mypy[mypyc]' numpy setuptools | $(COMPILE) - -c requirements/dev.txt -o requirements/build.txt
 	echo uv | $(COMPILE) - -o requirements/uv.txt

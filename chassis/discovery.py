@@ -12,7 +12,9 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from lorrery.chassis.extras import need_extra
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.names import quoted
 from lorrery.chassis.targets import DnsName, parse_name
 
 ANSWER_SECONDS = 3.0
@@ -49,7 +51,7 @@ async def _ask_system(name: DnsName) -> Sequence[str]:
 
 
 async def _ask_server(name: DnsName) -> Sequence[str]:
-    import dns.asyncresolver  # rarely needed
+    import dns.asyncresolver
     import dns.exception
 
     resolver = dns.asyncresolver.Resolver(configure=False)
@@ -74,6 +76,9 @@ class Discovery:
         every_seconds: interval of resolutions.
         resolve: resolves a name.
 
+    Raises:
+        SettingsError: a target names a server, and dnspython is not installed.
+
     Attributes:
         addresses: HOST:PORT -> name that the certificate must have; empty: that of the address.
     """
@@ -89,6 +94,8 @@ class Discovery:
             if name is None:
                 self._of_target[target] = {target: ""}
             else:
+                if name.server:
+                    need_extra("dns", quoted(target))
                 self._of_target[target] = {}
                 self._names[target] = name
 

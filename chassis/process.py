@@ -34,6 +34,7 @@ from lorrery.chassis.open_files import warn_when_none_is_left
 from lorrery.chassis.reflection import enable_reflection
 from lorrery.chassis.server import Health, at_port, bind, dialable, new_server
 from lorrery.chassis.settings import ProcessSettings
+from lorrery.chassis.tasks import loop_factory
 from lorrery.chassis.tracing import Tracer
 from lorrery.chassis.version import VERSION
 from lorrery.chassis.whole_file import write_whole
@@ -290,7 +291,7 @@ def _run_to_exit(
                 announce=announce,
             )
 
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(main())
     except SystemExit as error:  # of a plug-in: `run_service` raises none
         typer.echo(f"{name}: error: {exit_in_words(error)}", err=True)
@@ -314,14 +315,6 @@ def return_freed_memory() -> None:
     """Let the C library return large blocks to the system once they are free."""
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # glibc's
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # not available on all platforms
-        return None
-    return uvloop.new_event_loop
 
 
 def _report(name: str, error: Exception) -> int:

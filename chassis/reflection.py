@@ -13,7 +13,8 @@ import grpc.aio
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FileDescriptor
 from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from lorrery.chassis.extras import has_extra, missing_extra
 
 _V1ALPHA, _V1 = "grpc.reflection.v1alpha", "grpc.reflection.v1"
 _SERVICE = "ServerReflection"
@@ -22,21 +23,38 @@ SERVICE_NAMES = (f"{_V1}.{_SERVICE}", f"{_V1ALPHA}.{_SERVICE}")
 
 
 def enable_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
-    """Serve the descriptors of the services `names`, of health, and of reflection itself."""
-    _add_v1_descriptor()
-    all_names = [*names, health.SERVICE_NAME, *SERVICE_NAMES]
-    servicer = reflection.aio.ReflectionServicer(all_names, _Pool(all_names))
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
+    """Serve the descriptors of the services `names`, of health, and of reflection itself.
+
+    Without the extra `reflection`, its calls end with UNIMPLEMENTED, whose text names the extra.
+    """
+    handler = _handler([*names, health.SERVICE_NAME, *SERVICE_NAMES]) if has_extra("reflection") else _missing()
     for name in SERVICE_NAMES:
         server.add_registered_method_handlers(name, {"ServerReflectionInfo": handler})
 
 
+def _handler(names: Sequence[str]) -> "grpc.RpcMethodHandler[Any, Any]":
+    from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+    _add_v1_descriptor()
+    servicer = reflection.aio.ReflectionServicer(names, _Pool(names))
+    return grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+
+
+def _missing() -> "grpc.RpcMethodHandler[Any, Any]":
+    async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, missing_extra("reflection", "server reflection"))
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
 def _add_v1_descriptor() -> None:
     """Add v1 to the descriptor pool that the servicer uses; idempotent."""
+    from grpc_reflection.v1alpha import reflection_pb2
+
     file = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     file.name, file.package = file.name.replace("v1alpha", "v1"), _V1

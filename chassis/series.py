@@ -7,19 +7,15 @@ thread that serves Prometheus reads them. Nothing is computed before a scrape.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+from prometheus_client.samples import Exemplar
 
 from lorrery.chassis.histogram import Histogram
-
-_MAX_KEPT = 20_000
-"""Upper bound on cached line prefixes of labelled series, since label values come and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +104,7 @@ class Exporter(Collector):
     """Shows the series of one table, in its order.
 
     A process with several instances of one thing makes an exporter for each, with a different constant label; a
-    `chassis.exposition.Registry` shows them as one.
+    `Registry` shows them as one.
 
     Args:
         registry: where it is registered.
@@ -124,7 +120,6 @@ class Exporter(Collector):
     ) -> None:
         self.readers: dict[Series, Callable[[], Iterable[Sample]] | None] = dict.fromkeys(table)
         self.constant = dict(constant or {})
-        self._lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         self._all = [self]  # this one, and exporters joined to it
         registry.register(self)
 
@@ -190,85 +185,25 @@ class Exporter(Collector):
                     found[0].samples += more.samples
                 yield found[0]
 
-    def text(self, *, openmetrics: bool) -> str:
-        """Return all series that have a reader, in Prometheus's text format or in OpenMetrics."""
-        lines: list[str] = []
-        for series in self.readers:
-            shown = [one for one in self._all if one.readers[series] is not None]
-            if shown:
-                is_counter = series.type == "counter"  # vLLM has a histogram whose name ends like a counter's
-                name = series.name.removesuffix("_total") if openmetrics and is_counter else series.name
-                text = _escape(series.help) if openmetrics else _escape_help(series.help)
-                lines.append(f"# HELP {name} {text}\n# TYPE {name} {series.type}\n")
-                for one in shown:
-                    one.write(lines, series, openmetrics=openmetrics)
-        return "".join(lines)
 
-    def write(self, lines: list[str], series: Series, *, openmetrics: bool) -> None:
-        """Append the lines of one series of this exporter, without joined exporters."""
-        read = self.readers[series]
-        assert read is not None
-        for labels, value in read():
-            if isinstance(value, Histogram):
-                self._write_histogram(lines, series, labels, value, with_exemplars=openmetrics)
-            else:
-                number = value.value if isinstance(value, Number) else value
-                lines.append(f"{self._beginnings(series, labels)[0]} {_go(number)}\n")
+class Registry(CollectorRegistry):
+    """A registry that shows exporters of the same series as one."""
 
-    def _write_histogram(
-        self, lines: list[str], series: Series, labels: tuple[str, ...], histogram: Histogram, *, with_exemplars: bool
-    ) -> None:
-        *buckets, count, total = self._beginnings(series, labels)
-        counts, sum_of_values = histogram.read()
-        if series.is_summary:
-            lines.append(f"{count} {counts[-1]}\n{total} {_go(sum_of_values)}\n")
-            return
-        written = [f"{bucket} {number}\n" for bucket, number in zip(buckets, counts, strict=True)]
-        if with_exemplars:
-            for number, (trace_id, value) in list(histogram.exemplars.items()):
-                written[number] = f'{written[number][:-1]} # {{trace_id="{trace_id}"}} {_go(value)}\n'
-        lines += written
-        lines.append(f"{count} {counts[-1]}\n{total} {_go(sum_of_values)}\n")
+    def __init__(self) -> None:
+        super().__init__()
+        self._exporters: list[Exporter] = []
 
-    def _beginnings(self, series: Series, labels: tuple[str, ...]) -> list[str]:
-        """Return name and labels of each line of one labelled series; cached, as building them dominates the cost."""
-        lines = self._lines.get((series.name, labels))
-        if lines is None:
-            if len(self._lines) >= _MAX_KEPT:
-                self._lines.clear()
-            named = dict(zip(series.labels, labels, strict=True)) | self.constant
-            if series.type in ("histogram", "summary"):
-                bounds = () if series.is_summary else (*map(str, map(float, series.buckets)), "+Inf")
-                lines = [_beginning(f"{series.name}_bucket", {**named, "le": bound}) for bound in bounds]
-                lines += [_beginning(f"{series.name}_{ending}", named) for ending in ("count", "sum")]
-            else:
-                lines = [_beginning(series.name, named)]
-            self._lines[series.name, labels] = lines
-        return lines
-
-
-def _beginning(name: str, labels: Mapping[str, str]) -> str:
-    if not labels:
-        return name
-    pairs = [f'{label}="{_escape(value)}"' for label, value in sorted(labels.items())]
-    return f"{name}{{{','.join(pairs)}}}"
-
-
-def _escape_help(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n")
-
-
-def _escape(text: str) -> str:
-    return _escape_help(text).replace('"', r"\"")
-
-
-def _go(number: float) -> str:
-    """Return a number in Go's notation."""
-    return str(number + 0) if isfinite(number) else str(floatToGoString(number))  # type: ignore[no-untyped-call]
+    def register(self, collector: Collector) -> None:
+        """Register a collector; an `Exporter` whose series are already shown by another one is joined to it."""
+        if not isinstance(collector, Exporter):
+            super().register(collector)
+        elif not any(one.joined(collector) for one in self._exporters):
+            super().register(collector)
+            self._exporters.append(collector)
 
 
 def family(series: Series, samples: Iterable[Sample], constant: Mapping[str, str] | None = None) -> Metric:
-    """Return the client library's metric for a series."""
+    """Return the client library's metric for a series; only OpenMetrics shows exemplars."""
     names, values = [*series.labels, *(constant or {})], [*(constant or {}).values()]
     if series.type == "histogram":
         histogram = HistogramMetricFamily(series.name, series.help, labels=names)
@@ -276,7 +211,10 @@ def family(series: Series, samples: Iterable[Sample], constant: Mapping[str, str
         for labels, value in samples:
             assert isinstance(value, Histogram)
             counts, total = value.read()
-            histogram.add_metric([*labels, *values], list(zip(bounds, counts, strict=True)), total)
+            buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = [*zip(bounds, counts, strict=True)]
+            for number, (trace_id, observed) in list(value.exemplars.items()):
+                buckets[number] = bounds[number], counts[number], Exemplar({"trace_id": trace_id}, observed)
+            histogram.add_metric([*labels, *values], buckets, total)
         return histogram
     if series.is_summary:
         summary = SummaryMetricFamily(series.name, series.help, labels=names)

@@ -1,4 +1,4 @@
-"""Errors in gRPC: a status, its text, and machine-readable details (google.rpc.Status).
+"""Errors in gRPC: a status, its text, and machine-readable details (google.rpc.Status, whose bytes status.proto makes).
 
 `ErrorInfo` has the reason, the domain `lorrery` and the facts of the message; `RetryInfo` is present if the same
 request may succeed a little later. Clients find both in the trailing metadata `grpc-status-details-bin`, which every
@@ -9,10 +9,8 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
-from google.rpc.status_pb2 import Status
-from grpc_status import rpc_status
+from google.protobuf import any_pb2
+from google.protobuf.message import Message
 
 from lorrery.chassis.errors import (
     Conflict,
@@ -35,6 +33,7 @@ from lorrery.chassis.errors import (
     WorkerGivenUp,
     WrongWorker,
 )
+from lorrery.v1.status_pb2 import ErrorInfo, RetryInfo, Status
 
 DOMAIN = "lorrery"
 MAX_TEXT_BYTES, MAX_FACT_BYTES = 1000, 200
@@ -77,6 +76,7 @@ has no entry: a retry would end the same way.
 """
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_TYPES = "type.googleapis.com/google.rpc."
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -96,21 +96,21 @@ def public_text(error: RequestError) -> str:
     return "internal error; the router's log has more" if error.reason is Reason.INTERNAL else str(error)
 
 
-def status_of(error: RequestError, message: str | None = None) -> grpc.Status:
+def status_of(error: RequestError, message: str | None = None) -> Status:
     """Return the status of an error with its details; `message` replaces the error's own text."""
-    details = [any_pb2.Any(), any_pb2.Any()]
     facts = {name: _cut(value, MAX_FACT_BYTES) for name, value in error.facts.items()}
-    details[0].Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts))
+    details = [_detail("ErrorInfo", ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts))]
     seconds = retry_seconds(error)
-    if seconds is None:
-        del details[1]
-    else:
-        delay = duration_pb2.Duration()
-        delay.FromNanoseconds(round(seconds * 1e9))
-        details[1].Pack(RetryInfo(retry_delay=delay))
-    code: int = grpc_status(error).value[0]
+    if seconds is not None:
+        retry = RetryInfo()
+        retry.retry_delay.FromNanoseconds(round(seconds * 1e9))
+        details.append(_detail("RetryInfo", retry))
     text = _cut(str(error) if message is None else message, MAX_TEXT_BYTES)
-    return rpc_status.to_status(Status(code=code, message=text, details=details))
+    return Status(code=grpc_status(error).value[0], message=text, details=details)
+
+
+def _detail(name: str, message: Message) -> any_pb2.Any:
+    return any_pb2.Any(type_url=f"{_TYPES}{name}", value=message.SerializeToString())
 
 
 def _cut(text: str, max_bytes: int) -> str:
@@ -121,7 +121,7 @@ def _cut(text: str, max_bytes: int) -> str:
 async def abort(context: Context, error: RequestError, message: str | None = None) -> NoReturn:
     """End a call with an error's status; `message` replaces the error's own text."""
     status = status_of(error, message)
-    await context.abort(status.code, status.details, status.trailing_metadata)
+    await context.abort(grpc_status(error), status.message, ((_DETAILS_KEY, status.SerializeToString()),))
     raise AssertionError("abort returned")
 
 
@@ -129,9 +129,9 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
     """Return the reason in the details of a failed outgoing call; empty: it has none."""
     for key, value in error.trailing_metadata() or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
-            info = ErrorInfo()
-            if any(detail.Unpack(info) for detail in Status.FromString(value).details):
-                return info.reason
+            for detail in Status.FromString(value).details:
+                if detail.type_url == f"{_TYPES}ErrorInfo":
+                    return ErrorInfo.FromString(detail.value).reason
     return ""
 
 

@@ -1,7 +1,7 @@
-"""Tasks that run and end together."""
+"""The event loop of a process, and tasks that run and end together."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -36,3 +36,12 @@ async def _wait(tasks: list[asyncio.Task[None]], when: str) -> asyncio.Cancelled
     except asyncio.CancelledError as cancellation:
         return cancellation
     return None
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes the event loop of a process; None: asyncio's own, since uvloop is not installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

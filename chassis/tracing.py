@@ -18,7 +18,9 @@ import time
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.extras import has_extra, missing_extra, need_extra
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.names import quoted
 from lorrery.chassis.sections import TracingSettings
 from lorrery.chassis.series import Exporter, Sample, Series
 from lorrery.chassis.span import Span, SpanExporter
@@ -146,14 +148,13 @@ def open_tracer(settings: TracingSettings, service: str, registry: CollectorRegi
     if endpoint is None:
         return None
     sampler = _sampler(settings.sampling_ratio)
-    try:
-        from lorrery.chassis import otlp
-    except ImportError as error:
-        missing = "it takes OpenTelemetry, which is not installed: pip install 'lorrery[tracing]'"
-        if settings.endpoint is None:  # variables meant for other programs must not stop this one
-            _log.warning("tracing_off", endpoint=endpoint, reason=f"{missing} ({error})")
-            return None
-        raise SettingsError(f"tracing.endpoint is set; {missing}, or leave it unset") from None
+    if settings.endpoint is not None:
+        need_extra("tracing", f"tracing.endpoint {quoted(endpoint)}")
+    elif not has_extra("tracing"):  # variables meant for other programs must not stop this one
+        _log.warning("tracing_off", endpoint=endpoint, reason=missing_extra("tracing", "it"))
+        return None
+    from lorrery.chassis import otlp
+
     exporter = otlp.OtlpExporter(settings, endpoint, service)
     _log.info("tracing", endpoint=endpoint, protocol=exporter.protocol)
     return Tracer(sampler, exporter, settings.max_queued_spans, registry)

@@ -10,15 +10,14 @@ import typer
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.credentials import ROLE_URI, Role
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.extras import need_extra
 from lorrery.cli.version import VersionOption
 
-try:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ImportError:
-    raise LorreryError("lorrery certs needs the extra certs: pip install 'lorrery[certs]'") from None
+need_extra("certs", "lorrery certs")
+from cryptography import x509  # noqa: E402
+from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID  # noqa: E402
 
 HOSTS = ("localhost", "127.0.0.1", "::1")
 CLUSTER = "cluster"

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import uvloop
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
@@ -14,6 +13,7 @@ from lorrery.chassis.channel import check_target
 from lorrery.chassis.interrupt import handled_by
 from lorrery.chassis.metrics import new_registry, serve_metrics
 from lorrery.chassis.sections import TlsSettings, checked_address
+from lorrery.chassis.tasks import loop_factory
 from lorrery.loadgen import option_rules
 from lorrery.loadgen.client import RouterClient
 from lorrery.loadgen.cluster_view import ClusterView
@@ -63,7 +63,7 @@ def run_load(
     registry = new_registry("loadgen")
     endpoint = serve_metrics(metrics_address, registry, "--metrics") if metrics_address is not None else None
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             report = runner.run(
                 load_cluster(
                     options,

@@ -23,11 +23,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from setproctitle import getproctitle, setproctitle
-
 from lorrery.chassis.child import die_with
+from lorrery.chassis.extras import has_extra
 from lorrery.chassis.grpc_core import set_up_grpc
 from lorrery.chassis.interrupt import exit_on_signals
+
+# Without it, `ps` shows this process's command line for each of its children.
+setproctitle = import_module("setproctitle") if has_extra("titles") else None
 
 SERVICES = ("router", "scheduler", "worker", "orrery")
 READY = b"!"
@@ -40,7 +42,8 @@ def main() -> None:
     """Fork services until the socket is closed. Never returns: children run a service and exit with it."""
     exit_on_signals()
     set_up_grpc()
-    getproctitle()  # it locates the title's memory now, and could not after the environment changes
+    if setproctitle is not None:
+        setproctitle.getproctitle()  # it locates the title's memory now, and could not after the environment changes
     control = socket.socket(fileno=int(sys.argv[1]))
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library would start threads on import
     gc.disable()  # objects made by imports are permanent
@@ -121,7 +124,9 @@ def _become(module: ModuleType, wanted: dict[str, Any], output: int, server: int
     os.environ.clear()
     os.environ.update(wanted["environment"])
     sys.argv = [str(module.__file__), *wanted["arguments"]]
-    setproctitle(" ".join([sys.executable, "-m", module.__name__.removesuffix(".__main__"), *wanted["arguments"]]))
+    if setproctitle is not None:
+        name = module.__name__.removesuffix(".__main__")
+        setproctitle.setproctitle(" ".join([sys.executable, "-m", name, *wanted["arguments"]]))
     module.main()
     sys.exit()
 

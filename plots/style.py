@@ -11,12 +11,12 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.extras import need_extra
 from lorrery.chassis.whole_file import check_writable
 
 if TYPE_CHECKING:
@@ -85,21 +85,12 @@ def check(option: str, path: Path) -> None:
 
     Raises:
         SettingsError: the name has another ending than those of `SUFFIXES`, or no file can be written there.
-        LorreryError: matplotlib is not installed.
+        SettingsError: matplotlib is not installed.
     """
     if path.suffix not in SUFFIXES:
         raise SettingsError(f"{option} {path}: the name must end in {', '.join(SUFFIXES)}")
     check_writable(option, path)
-    if not is_installed():
-        raise _missing(option)
-
-
-def is_installed() -> bool:
-    """Say whether matplotlib is there; does not import it."""
-    try:
-        return find_spec("matplotlib") is not None
-    except ValueError:  # a test, or a user, has barred it from being imported
-        return False
+    need_extra("plot", option)
 
 
 @contextmanager
@@ -110,18 +101,13 @@ def drawing(what: str) -> Iterator[None]:
         what: needs it, for the error: an option or a command.
 
     Raises:
-        LorreryError: matplotlib is not installed.
+        SettingsError: matplotlib is not installed.
     """
-    try:
-        from matplotlib import style
-    except ImportError:
-        raise _missing(what) from None
+    need_extra("plot", what)
+    from matplotlib import style
+
     with style.context(["default", dict(_RC)]):
         yield
-
-
-def _missing(what: str) -> LorreryError:
-    return LorreryError(f"{what} needs matplotlib: pip install 'lorrery[plot]', in a checkout make setup")
 
 
 def canvas(rows: int, columns: int, height_inches: float) -> "tuple[Figure, list[Axes]]":

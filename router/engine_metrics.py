@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from lorrery.chassis.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
 from lorrery.chassis.engine_series import PARSE_MODES, PARSE_OUTCOMES, PARSED_REQUESTS, TOOL_PARSES
-from lorrery.chassis.exposition import Registry
 from lorrery.chassis.output_groups import OutputGroup, OutputGroups
-from lorrery.chassis.series import Exporter, Labelled, Number
+from lorrery.chassis.series import Exporter, Labelled, Number, Registry
 from lorrery.router.request import Finish, Usage
 from lorrery.settings import Settings
 from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause

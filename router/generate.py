@@ -17,7 +17,7 @@ from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, Unauthenti
 from lorrery.chassis.writes import Writes
 from lorrery.router import wire
 from lorrery.router.access import Access, check_tokens, taken_back
-from lorrery.router.constraint.drawing import SharedConstraint
+from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.faults import Injector
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import LogprobModel, OutputLogprobs

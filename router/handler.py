@@ -33,7 +33,7 @@ from lorrery.router import adapters, cluster_faults, kv_events
 from lorrery.router.access import Access, check_load, check_operator, taken_back, visible_adapters, visible_status
 from lorrery.router.checks import receive_bytes
 from lorrery.router.cluster_watch import ClusterWatch
-from lorrery.router.constraint.drawing import SharedConstraint
+from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.faults import Injector
 from lorrery.router.generate import Call, Generation, cause_of
 from lorrery.router.keys import ApiKey

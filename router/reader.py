@@ -20,13 +20,13 @@ from lorrery.router.checks import (
     check_stop_tokens,
     check_token_ids,
 )
-from lorrery.router.constraint.drawing import SharedConstraint
+from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import check_top_logprobs
+from lorrery.router.output import stop_token_sequences
 from lorrery.router.prompt import LONG_TEXT_CHARACTERS, encoded, prompt_token_ids
 from lorrery.router.request import Request
 from lorrery.router.sampling import SamplingParams, check_least
-from lorrery.router.stop import stop_token_sequences
 from lorrery.settings import Settings
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2

@@ -15,8 +15,8 @@ from lorrery.chassis.errors import RequestError
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.interrupt import NO_SCHEDULER_TO_COME, handled_by
 from lorrery.chassis.tracing import open_tracer
+from lorrery.router.edges.engines.ports import engine_servers
 from lorrery.router.engine_metrics import EdgeEngine
-from lorrery.router.engines.ports import engine_servers
 from lorrery.router.grpc_call import GrpcCall, abort_stream, begin_stream
 from lorrery.router.handler import Handler
 from lorrery.router.http.server import make_server

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.extras import need_extra
 from lorrery.sweeps.flags import DEFAULT_BACKEND, Where
 from lorrery.sweeps.outcome import Outcome, run_remotely
 from lorrery.sweeps.points import Point, code_digest
@@ -109,13 +110,11 @@ class _Pool:
 
 @contextmanager
 def _dask(address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
-    try:
-        from dask import config
+    need_extra("dask", "--backend dask")
+    from dask import config
+    from joblib._dask import DaskDistributedBackend
 
-        distributed: Any = importlib.import_module("distributed")
-        from joblib._dask import DaskDistributedBackend
-    except ImportError:
-        raise LorreryError("--backend dask needs distributed: pip install 'lorrery[dask]'") from None
+    distributed: Any = importlib.import_module("distributed")
 
     class Backend(DaskDistributedBackend):  # type: ignore[misc]  # joblib has no types
         """joblib's backend, which would wait forever for a point that the cluster has given up."""
@@ -164,11 +163,9 @@ def _deaf_children() -> Iterator[None]:
 
 @contextmanager
 def _ray(address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
-    try:
-        ray: Any = importlib.import_module("ray")
-        ray_backend: Any = importlib.import_module("ray.util.joblib.ray_backend").RayBackend
-    except ImportError:
-        raise LorreryError("--backend ray needs ray: pip install 'lorrery[ray]'") from None
+    need_extra("ray", "--backend ray")
+    ray: Any = importlib.import_module("ray")
+    ray_backend: Any = importlib.import_module("ray.util.joblib.ray_backend").RayBackend
     # Ray's backend returns outcomes one by one like others; it only does not declare so.
     backend: Any = type("Backend", (ray_backend,), {"supports_return_generator": True})
     address = address or os.environ.get("RAY_ADDRESS")

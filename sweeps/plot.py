@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lorrery.chassis.extras import has_extra
 from lorrery.plots import style
 from lorrery.sweeps.axes import Axis, Value
 from lorrery.sweeps.table import Row, short_names
@@ -91,7 +92,7 @@ def draw(folder: Path, axes: Sequence[Axis], rows: Sequence[Row]) -> list[Path] 
     Raises:
         LorreryError: a file cannot be written.
     """
-    if not style.is_installed():
+    if not has_extra("plot"):
         return None
     names = dict(zip((axis.key for axis in axes), short_names(axes), strict=True))
     swept = [axis for axis in axes if len(axis.values) > 1]

@@ -22,6 +22,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from lorrery.chassis.extras import missing_extra
 from lorrery.chassis.interrupt import SIGNALS
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder
@@ -240,8 +241,8 @@ def _write(folder: Path, axes: Sequence[Axis], rows: Sequence[Row], console: Con
     if write_parquet(folder / PARQUET_FILE, axes, rows):
         written.append(folder / PARQUET_FILE)
     else:
-        console.print("no Parquet: it needs pyarrow, pip install 'lorrery[parquet]'", style="yellow", markup=False)
+        console.print(missing_extra("parquet", PARQUET_FILE), style="yellow", markup=False)
     plots = draw(folder, axes, rows)
     if plots is None:
-        console.print("no plot: it needs matplotlib, pip install 'lorrery[plot]'", style="yellow", markup=False)
+        console.print(missing_extra("plot", "a plot"), style="yellow", markup=False)
     return [*written, *(plots or ()), *([report(folder)] if with_page else [])]

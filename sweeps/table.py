@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.text import Text
 
+from lorrery.chassis.extras import has_extra
 from lorrery.chassis.terminal import FigureTable
 from lorrery.sweeps.axes import Axis, Value
 from lorrery.sweeps.outcome import COUNTS, FIGURES, SCALING, Figure
@@ -78,11 +79,11 @@ def write_parquet(path: Path, axes: Sequence[Axis], rows: Sequence[Row]) -> bool
     Raises:
         LorreryError: it cannot be written.
     """
-    try:
-        import pyarrow as pa
-        from pyarrow import parquet
-    except ImportError:
+    if not has_extra("parquet"):
         return False
+    import pyarrow as pa
+    from pyarrow import parquet
+
     types = {int: pa.int64(), float: pa.float64(), str: pa.string()}
     kinds: dict[str, type[Value]] = {axis.key: type(axis.values[0]) for axis in axes}
     kinds |= {"status": str, "error": str}

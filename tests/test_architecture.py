@@ -315,7 +315,7 @@ def test_no_service_reads_the_time_of_day(room: str) -> None:
                 # What OpenAI's clients read as `created`.
                 stamps = path == ROOT / "router" / "http" / "openai_shapes.py" and node.attr == "time"
                 # What a subscriber to vLLM's KV events reads as a batch's time.
-                kv_events = ("worker/kv_events/publisher.py", "router/engines/smg_kv_events.py")
+                kv_events = ("worker/kv_events/publisher.py", "router/edges/engines/smg.py")
                 # What Prometheus has as the value of vllm:lora_requests_info, by which pickers find the latest.
                 of_vllm = (*kv_events, "chassis/engine_metrics.py")
                 stamps = stamps or (path.relative_to(ROOT).as_posix() in of_vllm and node.attr == "time")

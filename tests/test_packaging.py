@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 HOOK = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
+IN_ALL = EXTRAS["all"][0].removeprefix("lorrery[").removesuffix("]").split(",")
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 README = ROOT / "README.md"
@@ -32,7 +33,7 @@ def test_the_version_is_the_one_of_pyproject() -> None:
 
 
 def test_every_lock_is_there() -> None:
-    assert {path.stem for path in LOCKS} == {"run", "setup", "dev", "build", "uv"}
+    assert {path.stem for path in LOCKS} == {"base", "run", "dev", "build", "uv"}
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
@@ -48,19 +49,19 @@ def test_a_lock_pins_by_hash_and_names_no_host(path: Path) -> None:
 
 
 def test_the_locks_agree_with_one_another() -> None:
-    run, setup, dev, build = (
+    base, run, dev, build = (
         set(PIN.findall((ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")))
-        for name in ("run", "setup", "dev", "build")
+        for name in ("base", "run", "dev", "build")
     )
-    assert run <= setup <= dev
+    assert base <= run <= dev
     dev_names = {name for name, _ in dev}
     assert {(name, version) for name, version in build if name in dev_names} <= dev
 
 
 def test_every_dependency_is_pinned() -> None:
     for lock, wanted in (
-        ("run", PROJECT["project"]["dependencies"]),
-        ("setup", EXTRAS["certs"] + EXTRAS["plot"] + EXTRAS["tracing"]),
+        ("base", PROJECT["project"]["dependencies"]),
+        ("run", [requirement for extra in IN_ALL for requirement in EXTRAS[extra]]),
         ("dev", PROJECT["project"]["dependencies"] + PROJECT["dependency-groups"]["dev"]),
         ("build", PROJECT["build-system"]["requires"] + HOOK["dependencies"]),
     ):

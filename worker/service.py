@@ -13,8 +13,9 @@ from uuid import uuid4
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis.extras import need_extra
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import gpu_names
+from lorrery.chassis.names import gpu_names, quoted
 from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.chassis.tracing import open_tracer
@@ -88,6 +89,7 @@ class WorkerService:
         )
         kv_events = None
         if own.kv_events.endpoint is not None:
+            need_extra("kv-events", f"worker.kv_events.endpoint {quoted(own.kv_events.endpoint)}")
             from lorrery.worker.kv_events.publisher import Publisher  # ZeroMQ, imported only where it is used
 
             kv_events = Publisher(own.kv_events.of_gpu(number), name, model.name, metrics)

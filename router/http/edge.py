@@ -11,7 +11,7 @@ from lorrery.chassis.errors import InvalidRequest, Unauthenticated
 from lorrery.chassis.turns import Turns
 from lorrery.router.access import check_use
 from lorrery.router.checks import check_length
-from lorrery.router.constraint.drawing import SharedConstraint
+from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.faults import METADATA_KEY
 from lorrery.router.field_names import Names, named
 from lorrery.router.generate import Call

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.chassis.names import quoted
-from lorrery.router.constraint.merging import Json
+from lorrery.router.edges.structured_output.merging import Json
 from lorrery.router.field_names import Names
 from lorrery.v1 import router_pb2
 

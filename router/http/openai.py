@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
 from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.edges.anthropic.errors import is_anthropics
 from lorrery.router.field_names import Names, named
-from lorrery.router.http.anthropic_errors import is_anthropics
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import EITHER, Edge
 from lorrery.router.http.errors import json_response

@@ -15,9 +15,8 @@ from typing import Any
 
 from lorrery.chassis.errors import RequestError
 from lorrery.chassis.version import VERSION
+from lorrery.router.edges.tools import ChatCalls
 from lorrery.router.http.answer import DONE, EVENT_STREAM, Collected, data, finish_word
-from lorrery.router.http.chat_asked import created_cache_tokens
-from lorrery.router.http.chat_calls import ChatCalls
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.forms import Form
 from lorrery.router.http.openai_details import Details, Piece
@@ -346,3 +345,14 @@ def usage_of(usages: Sequence[types_pb2.Usage], n: int) -> dict[str, Any]:
 def unix_seconds() -> int:
     """Return the Unix time that responses are stamped with; no decision depends on it."""
     return int(time.time())
+
+
+def created_cache_tokens(prompt_tokens: int, cached_tokens: int, block_size: int) -> int:
+    """Return how many tokens of a prompt are new in the prefix cache: those of whole blocks that were not there.
+
+    Args:
+        prompt_tokens: of the prompt.
+        cached_tokens: of them, those that were there.
+        block_size: of the cache; 0: there is none.
+    """
+    return max(0, prompt_tokens // block_size * block_size - cached_tokens) if block_size else 0

@@ -17,9 +17,9 @@ from lorrery.chassis.hosts import Hosts
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.tls import server_contexts
 from lorrery.chassis.web_server import WebServer
+from lorrery.router.edges.anthropic.errors import as_anthropic_has_it
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import WRITER
-from lorrery.router.http.anthropic_errors import as_anthropic_has_it
 from lorrery.router.http.app import make_app
 from lorrery.router.http.connection import DirectWriter, connection_class, given_request_id, in_no_chunks
 from lorrery.router.http.edge import REQUEST_ID

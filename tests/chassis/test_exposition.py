@@ -1,6 +1,5 @@
-"""What this writes for Prometheus is what the client library would."""
+"""What a scrape of a process shows, in both formats."""
 
-import re
 import socket
 import struct
 import threading
@@ -8,33 +7,20 @@ import urllib.request
 
 import numpy as np
 import pytest
-from prometheus_client import Gauge, generate_latest
-from prometheus_client.openmetrics import exposition, parser
+from prometheus_client.openmetrics import parser
 
-from lorrery.chassis.exposition import OPENMETRICS, TEXT, Registry, expose
-from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
-from lorrery.chassis.series import Exporter, Series
+from lorrery.chassis.metrics import TEXT, ServiceState, expose, new_registry, serve_metrics
+from lorrery.chassis.series import Exporter, Registry, Series
 
 REQUESTS = Series("x_requests_total", "requests", 'Back\\slash and "quotes".', ("adapter", "outcome"))
 OPEN = Series("x_open_requests", "requests", "Requests that are open.")
 WAIT = Series("x_wait_seconds", "device seconds", "How long they wait.", ("kind",), (0.1, 1.0))
+ENGINE = Series("vllm:num_requests_running", "requests", "Requests in batches.")
 HOSTILE = ["plain", 'q"uote', "back\\slash", "new\nline", "ünï", "{}=,", ""]
 
 
-def written(text: bytes) -> bytes:
-    """Numbers without the `.0` of the library's."""
-    return re.sub(rb"\.0$", b"", text, flags=re.MULTILINE)
-
-
-def filled(registry: Registry) -> Exporter:
-    exporter = Exporter(registry, [REQUESTS, OPEN, WAIT], {"worker": "w"})
-    requests, wait = exporter.numbers(REQUESTS), exporter.histograms(WAIT)
-    exporter.value(OPEN, lambda: 3)
-    for number, name in enumerate(HOSTILE):
-        requests.labels(name, "ok").inc(number + 0.5)
-        wait.labels(name).observe_many(number / 10, 4)
-    Gauge("other_gauge", "Of the library's own kind.", registry=registry).set(7)
-    return exporter
+def scraped(registry: Registry, accept: str) -> bytes:
+    return expose(registry, accept)[1]
 
 
 @pytest.fixture
@@ -42,20 +28,33 @@ def registry() -> Registry:
     return Registry()
 
 
-def test_text_is_the_library_s(registry: Registry):
-    filled(registry)
-    for _ in range(2):  # what is kept from the first is right in the second
-        content_type, text = expose(registry, "text/plain")
-        assert content_type == TEXT
-        assert written(text) == written(generate_latest(registry))
+def test_hostile_labels_are_read_back(registry: Registry):
+    exporter = Exporter(registry, [REQUESTS, WAIT], {"worker": "w"})
+    requests, wait = exporter.numbers(REQUESTS), exporter.histograms(WAIT)
+    for number, name in enumerate(HOSTILE):
+        requests.labels(name, "ok").inc(number + 0.5)
+        wait.labels(name).observe_many(number / 10, 4)
+    for _ in range(2):
+        counted, waited = parser.text_string_to_metric_families(
+            scraped(registry, "application/openmetrics-text").decode()
+        )
+        assert [sample.labels["adapter"] for sample in counted.samples] == HOSTILE
+        assert [sample.value for sample in counted.samples] == [number + 0.5 for number in range(len(HOSTILE))]
+        assert {sample.labels["kind"] for sample in waited.samples} == {*HOSTILE}
+        assert {sample.labels["worker"] for sample in waited.samples} == {"w"}
 
 
-def test_openmetrics_is_the_library_s(registry: Registry):
-    filled(registry)
-    accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.3"
-    content_type, text = expose(registry, accept)
-    assert content_type == OPENMETRICS
-    assert written(text) == written(exposition.generate_latest(registry))
+def test_exporters_of_the_same_series_are_shown_as_one(registry: Registry):
+    for worker in ("a", "b"):
+        Exporter(registry, [OPEN], {"worker": worker}).number(OPEN).set(3)
+    (family,) = parser.text_string_to_metric_families(scraped(registry, "application/openmetrics-text").decode())
+    assert [(sample.labels, sample.value) for sample in family.samples] == [({"worker": "a"}, 3), ({"worker": "b"}, 3)]
+
+
+def test_names_keep_their_colon_in_both_formats(registry: Registry):
+    Exporter(registry, [ENGINE]).number(ENGINE).set(3)
+    for accept in ("", "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8"):
+        assert b"\nvllm:num_requests_running 3.0\n" in scraped(registry, accept)
 
 
 def test_an_exemplar_is_shown_with_its_bucket_in_openmetrics_alone(registry: Registry):
@@ -63,14 +62,14 @@ def test_an_exemplar_is_shown_with_its_bucket_in_openmetrics_alone(registry: Reg
     wait = exporter.histograms(WAIT).labels("a")
     wait.observe(0.5)
     wait.exemplify(0.5, "4bf92f3577b34da6a3ce929d0e0e4736")
-    text = expose(registry, "application/openmetrics-text")[1].decode()
+    text = scraped(registry, "application/openmetrics-text").decode()
     (family,) = parser.text_string_to_metric_families(text)
     found = {sample.labels["le"]: sample.exemplar for sample in family.samples if sample.exemplar}
     assert list(found) == ["1.0"]
     exemplar = found["1.0"]
     assert exemplar is not None
     assert (exemplar.labels, exemplar.value) == ({"trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"}, 0.5)
-    assert b"trace_id" not in expose(registry, "")[1]
+    assert b"trace_id" not in scraped(registry, "")
 
 
 def test_numbers_of_any_size_are_read_back(registry: Registry):
@@ -78,7 +77,7 @@ def test_numbers_of_any_size_are_read_back(registry: Registry):
     number = exporter.number(OPEN)
     for value in (0, True, np.int64(7), np.float64(0.1), 1e-9, 123456789.25, 1e22, float("inf"), -1):
         number.set(value)
-        (family,) = parser.text_string_to_metric_families(expose(registry, "application/openmetrics-text")[1].decode())
+        (family,) = parser.text_string_to_metric_families(scraped(registry, "application/openmetrics-text").decode())
         assert family.samples[0].value == value
 
 
@@ -90,7 +89,7 @@ def test_endpoint_answers_in_whole_and_by_name():
         url = f"http://127.0.0.1:{server.port}/metrics"
         with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})) as response:
             assert response.headers["Content-Type"] == TEXT
-            assert b'lorrery_service_state{state="starting"} 1\n' in response.read()
+            assert b'lorrery_service_state{state="starting"} 1.0\n' in response.read()
         with urllib.request.urlopen(f"{url}?name[]=lorrery_build_info") as response:
             body = response.read()
         assert b"lorrery_build_info" in body

@@ -394,7 +394,7 @@ async def test_the_log_says_what_is_bound_and_the_announcement_what_to_dial(tmp_
 
 def test_interpreter_runs_uvloop_where_it_is_there():
     uvloop = pytest.importorskip("uvloop")
-    from lorrery.chassis.process import _loop_factory
+    from lorrery.chassis.tasks import loop_factory
 
-    assert _loop_factory() is uvloop.new_event_loop
+    assert loop_factory() is uvloop.new_event_loop
     assert sys.version_info >= (3, 11)

@@ -61,9 +61,9 @@ def test_a_name_with_another_ending_is_refused() -> None:
 
 def test_without_matplotlib_the_error_has_the_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(LorreryError, match=r"this test needs matplotlib: pip install 'lorrery\[plot\]'"):
+    with pytest.raises(LorreryError, match=r"this test needs the extra plot: pip install 'lorrery\[plot\]'"):
         plot(tmp_path / "plot.svg")
-    with pytest.raises(LorreryError, match=r"--plot needs matplotlib"):
+    with pytest.raises(LorreryError, match=r"--plot needs the extra plot"):
         style.check("--plot", Path("a.svg"))
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from lorrery.chassis.errors import Overloaded
-from lorrery.router.engines.generation import Open, Output
+from lorrery.router.edges.engines.generation import Open, Output
 from lorrery.v1 import router_pb2
 
 NEWS = router_pb2.GenerateResponse(token_ids=[1])
@@ -80,7 +80,7 @@ async def test_what_is_on_its_way_arrives_and_then_the_end(num_outputs: int, num
 
 
 async def test_a_reader_that_does_not_take_the_end_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorrery.router.engines.generation.FAREWELL_SECONDS", 0.05)
+    monkeypatch.setattr("lorrery.router.edges.engines.generation.FAREWELL_SECONDS", 0.05)
     context, request = Context(), Open([router_pb2.GenerateRequest()], 8)
     running = asyncio.create_task(request.run(cast("Any", context), forever, context.write))
     await turns(9)

@@ -6,7 +6,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.router import engines
 from lorrery.router.service import Router
 from lorrery.settings import load
 
@@ -22,11 +21,6 @@ from lorrery.settings import load
 async def test_a_protocol_without_its_package_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, setting: str, name: str
 ) -> None:
-    for module in ("smg", "smg_vllm", "smg_sglang"):  # another test may have imported them
-        monkeypatch.delitem(sys.modules, f"lorrery.router.engines.{module}", raising=False)
-        monkeypatch.delattr(engines, module, raising=False)
-    for module in [known for known in sys.modules if known.startswith("smg_grpc_proto.")]:
-        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "smg_grpc_proto", None)
     with pytest.raises(SettingsError) as caught:
         Router(load(None, [setting]), CollectorRegistry())

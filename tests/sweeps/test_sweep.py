@@ -345,8 +345,8 @@ def test_without_matplotlib_and_pyarrow_it_says_so_and_goes_on(tmp_path: Path, m
     for name in ("matplotlib", "matplotlib.figure", "pyarrow"):
         monkeypatch.setitem(sys.modules, name, None)
     output = sweep(tmp_path, "rate=4,8", plots=True)
-    assert "no Parquet: it needs pyarrow, pip install 'lorrery[parquet]'" in output
-    assert "no plot: it needs matplotlib, pip install 'lorrery[plot]'" in output
+    assert "sweep.parquet needs the extra parquet: pip install 'lorrery[parquet]'" in output
+    assert "a plot needs the extra plot: pip install 'lorrery[plot]'" in output
     assert {path.name for path in tmp_path.iterdir()} == {"points", "report.html", "sweep.csv"}
 
 
@@ -400,5 +400,5 @@ def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(LorreryError, match=r"--backend dask: no scheduler at tcp://127\.0\.0\.1:1"):
         simulate("--sweep", "rate=4,8", "--backend", "dask", "--backend-address", "tcp://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(LorreryError, match=r"--backend ray needs ray: pip install 'lorrery\[ray\]'"):
+    with pytest.raises(LorreryError, match=r"--backend ray needs the extra ray: pip install 'lorrery\[ray\]'"):
         simulate("--sweep", "rate=4,8", "--backend", "ray")

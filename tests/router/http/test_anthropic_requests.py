@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.router.http.anthropic_requests import Conversation, MessagesRequest
+from lorrery.router.edges.anthropic.requests import Conversation, MessagesRequest
 
 ASKED = {"role": "user", "content": "weather?"}
 TOOL = {"name": "look", "input_schema": {}}

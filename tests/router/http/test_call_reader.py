@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.router.http.call_reader import CallReader, read_whole
+from lorrery.router.edges.tools import CallReader, read_whole
 
 JSON = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text()),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from lorrery.router.constraint.drawing import SharedConstraint
+from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.http.forms import Function, with_tools
 
 ITEM = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}

@@ -5,8 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lorrery.router.edges.slora import LlmMockShape
 from lorrery.router.http.answer import Collected
-from lorrery.router.http.llm_mock import LlmMockShape
 from lorrery.v1 import router_pb2
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

@@ -6,11 +6,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.router.http.anthropic_requests import MessagesRequest
+from lorrery.router.edges.anthropic.requests import MessagesRequest
+from lorrery.router.edges.responses.requests import ResponsesRequest
+from lorrery.router.edges.slora import SloraParameters, SloraRequest
 from lorrery.router.http.generating import GeneratingRequest, check_vocabulary
 from lorrery.router.http.openai_requests import ChatBatchRequest, ChatRequest, CompletionRequest, turns
-from lorrery.router.http.responses_requests import ResponsesRequest
-from lorrery.router.http.slora import SloraParameters, SloraRequest
 from lorrery.router.http.vllm import DetokenizeRequest, TokenizeRequest
 
 MANY: list[Any] = [None] * 1000

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.router.http.responses_items import InputItem, is_to_be_continued, turns
+from lorrery.router.edges.responses.items import InputItem, is_to_be_continued, turns
 
 ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 ASKED = {"role": "user", "content": "weather?"}

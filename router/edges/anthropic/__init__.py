@@ -1,0 +1,1 @@
+"""Anthropic's Messages, as vLLM answers them: text only."""

@@ -1,0 +1,15 @@
+"""The router as an inference engine: the gRPC protocols that gateways use with vLLM and SGLang.
+
+Each protocol has its own port. All of them use the same handler as the router's own gRPC and HTTP.
+
+| file | contents |
+|---|---|
+| `ports.py` | which protocols listen where |
+| `engine.py` | what all protocols share: authentication, names, load, adapters |
+| `generation.py` | one request of n outputs, and what ends it |
+| `reading.py` | what all protocols refuse or leave out |
+| `field_names.py` | each protocol's names for fields in errors |
+| `vllm.py`, `vllm_control.py` | vLLM's own: `vllm.Inference`, `vllm.Control` |
+| `smg.py`, `smg_vllm.py`, `smg_sglang.py` | `vllm.grpc.engine.VllmEngine`, `sglang.grpc.scheduler.SglangScheduler` |
+| `tokenizer_files.py` | the tokenizer's folder, as a path and as an archive |
+"""
