@@ -29,11 +29,6 @@ export function briefly(value) {
   return value < 9.95 ? `${value.toFixed(1)} s` : value < 99.5 ? `${Math.round(value)} s` : clock(value);
 }
 
-/** The first so many characters of a name. */
-export function short(name, most = 32) {
-  return name.length > most ? `${name.slice(0, most - 1)}…` : name;
-}
-
 /** 2:05 or 1:02:05: a point on the device clock. */
 export function clock(value) {
   if (!Number.isFinite(value)) return '–';
@@ -43,9 +38,9 @@ export function clock(value) {
   return h ? `${h}:${two(m)}:${two(s)}` : `${m}:${two(s)}`;
 }
 
-/** 0 %, 4 %, 100 %: a ratio. */
+/** 0%, 4%, 100%: a ratio. */
 export function percent(ratio) {
-  return Number.isFinite(ratio) ? `${Math.round(ratio * 100)} %` : '–';
+  return Number.isFinite(ratio) ? `${Math.round(ratio * 100)}%` : '–';
 }
 
 /** 1 request, 2 requests. */

@@ -5,8 +5,7 @@ import { count, percent, plural } from './format.js';
 import { layout } from './layout.js';
 import { drawBodies, measures } from './bodies.js';
 import { Moving } from './moving.js';
-import { swatches } from './palette.js';
-import { themeColours } from './theme.js';
+import { swatches, themeColours } from './colours.js';
 
 const MARGIN = 8;
 const MAX_DENSITY = 2; // device pixels a CSS pixel that are drawn

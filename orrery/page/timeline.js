@@ -2,7 +2,7 @@
 
 import { make, mark, write } from './dom.js';
 import { clock } from './format.js';
-import { themeColours } from './theme.js';
+import { themeColours } from './colours.js';
 
 const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120];
 const JUMP_SECONDS = 10;

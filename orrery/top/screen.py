@@ -10,16 +10,15 @@ from itertools import islice
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from lorrery.orrery.top.model import RATE_SECONDS, Model
-from lorrery.orrery.top.names import plain
-from lorrery.orrery.top.notices import Notice, notices
-from lorrery.orrery.top.tables import TABLES, Bar, Cell, Column, Row, Table, count, percent, seconds
+from lorrery.orrery.model import RECENT_SECONDS, Model
+from lorrery.orrery.notices import Notice, notices
+from lorrery.orrery.top.tables import TABLES, Bar, Cell, Column, Row, Table, count, percent, plain, seconds
 
 NOTICES, EVENTS, HELP = "notices", "events", "help"
 VIEWS = (*(table.name for table in TABLES), NOTICES, EVENTS)
 """In the order of their keys, from 1."""
 STYLES = {"bad": "bold red", "warn": "yellow", "dim": "dim", "": ""}
-_SIGNS = {True: "!!", False: "! "}
+_SIGNS = {"bad": "!!", "warn": "! "}
 _NAME_WIDTHS, _WIDEST_NAME = (40, 20, 20), 60
 _BAR_WIDTHS = 8, 8, 4
 KEYS = (
@@ -132,10 +131,11 @@ def clock(at: float) -> str:
 
 def _summary(model: Model, width: int, max_lines: int) -> list[Text]:
     totals = model.totals
-    ttft = "-" if model.ttft is None else f"{seconds(model.ttft[0])}, p95 {seconds(model.ttft[1])}"
+    percentiles = model.ttft
+    ttft = "-" if percentiles is None else f"{seconds(percentiles[0])}, p95 {seconds(percentiles[1])}"
     parts = [
-        ("tokens/s", count(model.tokens.rate(RATE_SECONDS))),
-        ("requests/s", f"{model.finished.rate(RATE_SECONDS * 5):.1f}"),
+        ("tokens/s", count(model.tokens_per_second)),
+        ("requests/s", f"{model.finished.rate(RECENT_SECONDS):.1f}"),
         ("running", count(model.running)),
         ("waiting", count(model.waiting)),
         ("TTFT p50", ttft),
@@ -166,10 +166,7 @@ def _notice_lines(found: Sequence[Notice], most: int, width: int) -> list[Text]:
     if not most:
         return []
     shown = found if len(found) <= most else found[: most - 1] if most > 1 else found[:1]
-    lines = [
-        Text(f"{_SIGNS[notice.is_bad]} {plain(notice.title)}", STYLES["bad" if notice.is_bad else "warn"])
-        for notice in shown
-    ]
+    lines = [Text(f"{_SIGNS[notice.severity]} {plain(notice.title)}", STYLES[notice.severity]) for notice in shown]
     if len(found) > len(shown):
         more = f"   and {len(found) - len(shown)} more: key 5"
         if most > 1:

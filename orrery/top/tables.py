@@ -1,6 +1,7 @@
 """The tables: one row per worker, adapter, tenant or request, with sortable columns.
 
-A column defines how its figure is shown, and when it is left out on a narrow terminal.
+A column defines how its figure is shown, and when it is left out on a narrow terminal. Names are made safe for the
+terminal: characters that could move its cursor, recolour or reorder text are escaped.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -8,13 +9,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
 
+from lorrery.orrery.figures import BASE, NO_TENANT, Adapter, Ended, Tenant, Worker, percentiles
 from lorrery.orrery.frame import RunningRow
-from lorrery.orrery.top.model import BASE, NO_TENANT, Adapter, Ended, Model, Tenant, Worker, percentiles
-from lorrery.orrery.top.names import plain
-from lorrery.orrery.top.notices import SHARE_SECONDS, THRASH_SECONDS, tenant_shares, tenant_title
+from lorrery.orrery.model import SHARE_SECONDS, Model, Share
 
-BUSY_SECONDS = 5.0
-"""Window of a worker's busy share and tokens per second."""
 _MAX_ENDED_SHOWN = 500
 
 
@@ -102,6 +100,17 @@ def percent(value: float) -> str:
     return f"{value:.0%}"
 
 
+def plain(text: str) -> str:
+    r"""Return `text` with every character that is not printable as an escape: `\x1b`, `\n`, `\u202e`.
+
+    That covers control characters, which a terminal obeys, marks that change the direction of writing, lone
+    surrogates, which cannot be written, and blanks other than the space.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def _time(value: float) -> str:
     return seconds(value) if value else "-"
 
@@ -130,15 +139,13 @@ def _workers(model: Model) -> Iterator[Row]:
 
 def _worker(model: Model, worker: Worker) -> Row:
     state, running = worker.state, len(worker.running)
-    is_lost = worker.lost_at is not None
     name = f"{state.shard}/{worker.name}" if len(model.shards) > 1 else worker.name
-    does = "lost" if is_lost else "draining" if state.state == "draining" else state.kind
+    does = "lost" if worker.lost_at is not None else "draining" if state.state == "draining" else state.kind
     loading = sum(resident.loaded_in > 0 for resident in worker.resident)
     loaded = len(worker.resident) - loading
     step = state.step if running else 0.0
     oldest = state.oldest if worker.waiting else 0.0
-    rate = 0.0 if is_lost else worker.tokens.rate(BUSY_SECONDS)
-    busy = 0.0 if is_lost else min(1.0, worker.busy.rate(BUSY_SECONDS))
+    rate, busy = worker.tokens_per_second, worker.busy_ratio
     gpu = f"{state.tp} x {state.gpu}" if state.tp > 1 else state.gpu
 
     def cells() -> tuple[Cell, ...]:
@@ -188,7 +195,7 @@ def _adapters(model: Model) -> Iterator[Row]:
 
 def _adapter(adapter: Adapter, recent: Sequence[Ended]) -> Row:
     middle, high = percentiles(recent) or (0.0, 0.0)
-    thrash = adapter.thrash.growth(THRASH_SECONDS)
+    thrash = adapter.recent_thrash
 
     def cells() -> tuple[Cell, ...]:
         counts = (
@@ -204,7 +211,7 @@ def _adapter(adapter: Adapter, recent: Sequence[Ended]) -> Row:
     return Row(cells, keys, _adapter_mark(adapter, thrash))
 
 
-def _adapter_mark(adapter: Adapter, thrash: float) -> Mark:
+def _adapter_mark(adapter: Adapter, thrash: int) -> Mark:
     if thrash > 0:
         return "warn"
     return "" if adapter.running or adapter.waiting else "dim"
@@ -227,34 +234,35 @@ _TENANTS = (
 
 def _tenants(model: Model) -> Iterator[Row]:
     recent = _by(model.recent(), lambda one: one.tenant)
-    shares = tenant_shares(model)
+    shares = model.shares()
     for tenant in model.tenants.values():
-        yield _tenant(tenant, recent.get(tenant.name, ()), *shares[tenant.name])
+        yield _tenant(tenant, recent.get(tenant.key, ()), shares[tenant.key])
 
 
-def _tenant(tenant: Tenant, recent: Sequence[Ended], share: float, demand: float) -> Row:
-    name = tenant_title(tenant)
+def _tenant(tenant: Tenant, recent: Sequence[Ended], share: Share) -> Row:
+    name = tenant.name
     middle, high = percentiles(recent) or (0.0, 0.0)
-    rate = tenant.tokens.rate(BUSY_SECONDS)
+    rate = tenant.tokens_per_second
 
     def cells() -> tuple[Cell, ...]:
         return (
             plain(name), count(tenant.running), count(tenant.waiting),
-            seconds(tenant.oldest) if tenant.waiting else "-", count(rate), percent(share), percent(demand),
+            seconds(tenant.oldest) if tenant.waiting else "-", count(rate), percent(share.tokens),
+            percent(share.demand),
             count(tenant.refused.total), _time(middle), _time(high), count(tenant.tokens.total),
         )  # fmt: skip
 
     keys = (
-        name, tenant.running, tenant.waiting, tenant.oldest, rate, share, demand, tenant.refused.total, middle, high,
-        tenant.tokens.total,
+        name, tenant.running, tenant.waiting, tenant.oldest, rate, share.tokens, share.demand, tenant.refused.total,
+        middle, high, tenant.tokens.total,
     )  # fmt: skip
     return Row(cells, keys, _tenant_mark(tenant, share))
 
 
-def _tenant_mark(tenant: Tenant, share: float) -> Mark:
+def _tenant_mark(tenant: Tenant, share: Share) -> Mark:
     if tenant.refused.growth(SHARE_SECONDS) > 0:
         return "warn"
-    return "" if tenant.running or tenant.waiting or share else "dim"
+    return "" if tenant.running or tenant.waiting or share.tokens else "dim"
 
 
 _REQUESTS = (

@@ -1,11 +1,11 @@
-"""What the terminal knows after some frames: rates, names, who is gone."""
+"""What page and terminal know after some frames: rates, names, who is gone."""
 
 import msgspec
 import pytest
 
+from lorrery.orrery.figures import Counter, Gauge
 from lorrery.orrery.frame import AdapterRow, Frame, Hello, ResidentRow, Totals
-from lorrery.orrery.top.model import Model
-from lorrery.orrery.top.series import Counter, Gauge
+from lorrery.orrery.model import Model
 from lorrery.orrery.top.tables import TABLES
 from tests.orrery.fake import FakeCluster
 
