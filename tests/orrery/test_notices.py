@@ -157,13 +157,17 @@ def test_before_the_first_frame_nothing_is_wrong() -> None:
     [
         (
             [*map(stuck, (0.0, 5.0, 12.0))],
-            "Requests wait, the first for 10 s or more, and none has joined the batch for 10 s (now 12 s)."
-            " KV is 40% full, 1 run.",
+            (
+                "Requests wait, the first for 10 s or more, and none has joined the batch for 10 s (now 12 s)."
+                " KV is 40% full, 1 run."
+            ),
         ),
         (
             [*map(shared, range(35))],
-            "It waits, and over 30 s got less than half of both its part of the requests (35%) and an equal share"
-            " among 2 tenants (50%).",
+            (
+                "It waits, and over 30 s got less than half of both its part of the requests (35%) and an equal share"
+                " among 2 tenants (50%)."
+            ),
         ),
         (
             [*map(growing, range(40))],
