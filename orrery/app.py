@@ -34,8 +34,8 @@ PAGE = Path(__file__).parent / "page"
 RETRY_SECONDS = 1.0
 """Delay after a failed watch before the next one, in wall seconds."""
 NDJSON = "application/x-ndjson"
-_GZIP_LEVEL = 3
-"""Of a record with views: level 9 takes five times as long for a tenth less."""
+_GZIP_LEVEL = 6
+"""Level 9 takes twice as long for 6 % less of a record with views."""
 _HEADERS = (
     (b"cache-control", b"no-cache"),  # revalidated each time, and answered with 304 while unchanged
     (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"),
