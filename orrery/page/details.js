@@ -1,7 +1,6 @@
 // What is known of one worker, adapter or tenant: figures, two minutes, where it is, and its last requests.
 
-import { Rows, make, mark, write } from './dom.js';
-import { clock, count, percent, plural, seconds } from './format.js';
+import { Rows, clock, count, make, mark, percent, plural, seconds, write } from './dom.js';
 import { drawLines, niceTop } from './strips.js';
 import { themeColours } from './colours.js';
 

@@ -1,7 +1,6 @@
 // The page: asks the server whether it shows a live cluster or a record, and keeps the picture and the panel up to date.
 
-import { byId, make, mark, write } from './dom.js';
-import { count, clock } from './format.js';
+import { byId, clock, count, make, mark, write } from './dom.js';
 import { fetchHello, LiveFeed, Record } from './feed.js';
 import { Model } from './model.js';
 import { startTheme, swatches } from './colours.js';

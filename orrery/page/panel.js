@@ -1,8 +1,7 @@
 // The lists beside the picture: what is wrong, the tables of tenants, adapters and workers, and what has happened. A notice
 // or a row leads to its entity.
 
-import { Rows, make, mark, write } from './dom.js';
-import { briefly, clock, count, percent } from './format.js';
+import { Rows, briefly, clock, count, make, mark, percent, write } from './dom.js';
 
 const MAX_SHOWN_EVENTS = 80;
 const WORDS = {

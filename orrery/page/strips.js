@@ -1,7 +1,6 @@
 // The strips beneath the picture: one figure each, now and over the last two minutes.
 
-import { make, write } from './dom.js';
-import { count, percent, seconds } from './format.js';
+import { count, make, percent, seconds, write } from './dom.js';
 import { themeColours } from './colours.js';
 
 const STRIPS = [

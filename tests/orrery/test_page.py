@@ -248,7 +248,7 @@ def test_a_live_feed_is_shown_and_a_broken_one_tried_again(chromium: Browser) ->
 
 def test_bodies_never_overlap_nor_leave_the_stage(page: Page) -> None:
     found = page.evaluate("""async () => {
-      const { layout } = await import('/layout.js');
+      const { layout } = await import('/stage.js');
       const wrong = [];
       for (const [width, height] of [[990, 660], [374, 400], [1700, 1200], [640, 900]]) {
         for (const number of [1, 2, 3, 4, 5, 8, 13, 16, 27, 32, 64, 100, 128]) {
