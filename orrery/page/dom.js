@@ -1,4 +1,5 @@
-// Elements, and numbers as people read them. Whatever comes from a feed goes in as text: nothing here, or anywhere on the page, writes HTML.
+// Elements, and numbers as people read them. Whatever comes from a feed goes in as text: nothing here, or anywhere on the
+// page, writes HTML.
 
 /** The element with this id. */
 export const byId = (id) => document.getElementById(id);
