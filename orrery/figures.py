@@ -233,21 +233,17 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An ended request, with names instead of indices."""
+    """An ended request, with names instead of indices; `ttft` is from its arrival at the scheduler."""
 
     at: float
     row: EndedRow
     worker: str
     adapter: str
     tenant: str
-
-    @property
-    def ttft(self) -> float:
-        """Time from its arrival at the scheduler to its first token."""
-        return self.row.queue + self.row.adapter_load + self.row.prefill
+    ttft: float
 
 
 def percentiles(ended: Iterable[Ended]) -> tuple[float, float] | None:
     """Return the percentiles 50 and 95 of their TTFT; None: there are none."""
-    times = sorted(one.ttft for one in ended)
+    times = sorted([one.ttft for one in ended])
     return (times[len(times) // 2], times[len(times) * 95 // 100]) if times else None

@@ -37,6 +37,7 @@ class Model:
         at: time of the newest frame.
         started_at: time of the first frame; None before it.
         lost: workers lost within the last minute, that is, gone without having drained.
+        recent: requests that ended within `RECENT_SECONDS` and had a first token.
     """
 
     def __init__(self, hello: Hello) -> None:
@@ -54,6 +55,7 @@ class Model:
         self.adapters: dict[str | None, Adapter] = {}
         self.tenants: dict[str, Tenant] = {}
         self.ended: deque[Ended] = deque(maxlen=_MAX_ENDED)
+        self.recent: deque[Ended] = deque(maxlen=_MAX_ENDED)
         self.events: deque[EventRow] = deque(maxlen=_MAX_EVENTS)
         self.totals = Totals()
         self.unplaced = self.held = 0
@@ -62,6 +64,7 @@ class Model:
         self.tokens, self.finished, self.requests = Counter(), Counter(), Counter()
         self.queue = Gauge()
         self._by_key: dict[tuple[int, str], Worker] = {}
+        self._shares: dict[str, Share] | None = None  # as of the newest frame, once computed
 
     @property
     def running(self) -> int:
@@ -87,7 +90,7 @@ class Model:
     @property
     def ttft(self) -> tuple[float, float] | None:
         """Percentiles 50 and 95 of the TTFT over the requests that ended recently; None: none did."""
-        return percentiles(self.recent())
+        return percentiles(self.recent)
 
     def begin(self, hello: Hello) -> None:
         """Continue with a new connection, which restarts indices, request numbers and counts."""
@@ -124,6 +127,7 @@ class Model:
             self.unplaced_since = None
         elif self.unplaced_since is None:
             self.unplaced_since = self.at
+        self._shares = None
         self._take_workers(frame)
         self._take_names(frame)
         self._take_history(frame)
@@ -206,15 +210,19 @@ class Model:
                 joined_at = row.arrived + row.queue + row.adapter_load
                 worker.joined_at = max(worker.joined_at, min(self.at, joined_at))
             adapter = self.adapter_name(row.adapter)
-            self.ended.append(
-                Ended(
-                    self.at,
-                    row,
-                    "" if worker is None else worker.name,
-                    BASE if adapter is None else adapter,
-                    self.tenant_name(row.tenant),
-                )
+            ended = Ended(
+                self.at,
+                row,
+                "" if worker is None else worker.name,
+                BASE if adapter is None else adapter,
+                self.tenant_name(row.tenant),
+                row.queue + row.adapter_load + row.prefill,
             )
+            self.ended.append(ended)
+            if row.output_tokens:
+                self.recent.append(ended)
+        while self.recent and self.recent[0].at <= self.at - RECENT_SECONDS:
+            self.recent.popleft()
         self.events.extend(frame.events)
         self.totals = frame.totals
         self.tokens.push(self.at, frame.totals.output_tokens)
@@ -222,18 +230,13 @@ class Model:
         self.requests.push(self.at, frame.totals.requests)
         self.queue.push(self.at, self.waiting)
 
-    def recent(self) -> list[Ended]:
-        """Return the requests that ended within `RECENT_SECONDS` and had a first token, newest first."""
-        found = []
-        for one in reversed(self.ended):
-            if one.at <= self.at - RECENT_SECONDS:
-                break
-            if one.row.output_tokens > 0:
-                found.append(one)
-        return found
-
     def shares(self) -> dict[str, Share]:
         """Return each tenant's shares, by its key."""
+        if self._shares is None:
+            self._shares = self._computed_shares()
+        return self._shares
+
+    def _computed_shares(self) -> dict[str, Share]:
         tokens = {key: tenant.tokens.growth(SHARE_SECONDS) for key, tenant in self.tenants.items()}
         requests = {
             key: tenant.runnings.mean(SHARE_SECONDS) + tenant.waitings.mean(SHARE_SECONDS)

@@ -184,8 +184,8 @@ def _unfair_shares(model: Model) -> Iterator[_Finding]:
 
 def _thrash(model: Model) -> Iterator[_Finding]:
     """Find adapters that were loaded again within a minute of their eviction."""
-    again = [(adapter.recent_thrash, adapter.name, adapter) for adapter in model.adapters.values()]
-    for number, _, adapter in sorted((one for one in again if one[0]), key=lambda one: one[:2], reverse=True):
+    again = [(number, one.name, one) for one in model.adapters.values() if (number := one.recent_thrash)]
+    for number, _, adapter in sorted(again, key=lambda one: one[:2], reverse=True):
         yield _Finding(
             f"{short(adapter.name)} thrashes: loaded again {_plural(number, 'time')} in the last minute",
             f"An adapter was loaded again within {THRASH_SECONDS:g} s of its eviction: more adapters are in use than"

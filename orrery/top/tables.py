@@ -4,7 +4,7 @@ A column defines how its figure is shown, and when it is left out on a narrow te
 terminal: characters that could move its cursor, recolour or reorder text are escaped.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal
@@ -196,7 +196,7 @@ _ADAPTERS = (
 
 
 def _adapters(model: Model) -> Iterator[Row]:
-    recent = _by(model.recent(), lambda one: one.adapter)
+    recent = _by(model.recent, lambda one: one.adapter)
     for adapter in model.adapters.values():
         if not adapter.is_gone:
             yield _adapter(adapter, recent.get(adapter.name, ()))
@@ -237,7 +237,7 @@ _TENANTS = (
 
 
 def _tenants(model: Model) -> Iterator[Row]:
-    recent = _by(model.recent(), lambda one: one.tenant)
+    recent = _by(model.recent, lambda one: one.tenant)
     shares = model.shares()
     for tenant in model.tenants.values():
         yield _tenant(tenant, recent.get(tenant.key, ()), shares[tenant.key])
@@ -301,7 +301,7 @@ def _ended(one: Ended) -> Row:
     return Row(values, "dim" if row.output_tokens else "warn")
 
 
-def _by(ended: Sequence[Ended], name: Callable[[Ended], str]) -> dict[str, list[Ended]]:
+def _by(ended: Iterable[Ended], name: Callable[[Ended], str]) -> dict[str, list[Ended]]:
     found: dict[str, list[Ended]] = {}
     for one in ended:
         found.setdefault(name(one), []).append(one)
