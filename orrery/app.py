@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator
 from http import HTTPStatus
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -34,8 +35,9 @@ PAGE = Path(__file__).parent / "page"
 RETRY_SECONDS = 1.0
 """Delay after a failed watch before the next one, in wall seconds."""
 NDJSON = "application/x-ndjson"
-_GZIP_LEVEL = 6
-"""Level 9 takes twice as long for 6 % less of a record with views."""
+_LINES_AT_ONCE = 20
+_GZIP_LEVEL = 3
+"""For a record with views level 9 takes five times as long, and saves a third."""
 _HEADERS = (
     (b"cache-control", b"no-cache"),  # revalidated each time, and answered with 304 while unchanged
     (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"),
@@ -99,8 +101,9 @@ def _add_record(app: FastAPI, record: Record) -> None:
     async def lines(request: Request) -> Response:
         first, last = _number(request, "from"), _number(request, "to")
         if _wants_view(request):
-            viewed = (line + b"\n" for line in viewed_lines(record.hello, record.frames(first, last)))
-            return StreamingResponse(iterate_in_threadpool(viewed), media_type=NDJSON)
+            lines = viewed_lines(record.hello, record.frames(first, last))
+            pieces = iter(lambda: b"".join(islice(lines, _LINES_AT_ONCE)), b"")
+            return StreamingResponse(iterate_in_threadpool(pieces), media_type=NDJSON)
         if first is None and last is None and record.is_compressed and _takes_gzip(request):
             headers = {"content-encoding": "gzip", "vary": "accept-encoding"}
             return FileResponse(record.path, media_type=NDJSON, headers=headers)

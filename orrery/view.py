@@ -152,12 +152,12 @@ class Watch:
 
 
 def viewed_lines(hello: Hello, frames: Iterable[Frame]) -> Iterator[bytes]:
-    """Yield the lines of a record, each frame with its view, without line ends."""
+    """Yield the lines of a record, each frame with its view, with line ends."""
     model = Model(hello)
-    yield encode(hello)
+    yield encode(hello) + b"\n"
     for frame in frames:
         model.apply(frame)
-        yield encode_viewed(frame, view_of(model))
+        yield encode_viewed(frame, view_of(model)) + b"\n"
 
 
 def _rounded(figure: float) -> float:
