@@ -2,14 +2,18 @@
 
 GET /         the page
 GET /hello    description of the source
-GET /events   live: server-sent events: a hello, then frames; after a failure a problem, then a hello again GET /record
-record: its lines
+GET /events   live: server-sent events: a hello, then frames; after a failure a problem, then a hello again
+GET /record   record: its lines
+
+With `view=true` frames have a view too, which the page draws.
 """
 
 import asyncio
+import time
 import zlib
 from collections.abc import AsyncIterator
 from http import HTTPStatus
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -23,14 +27,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lorrery.chassis.errors import InvalidRequest, LorreryError
 from lorrery.chassis.frame_rate import USUAL_HZ, checked_hz
-from lorrery.orrery.feed import Feed
-from lorrery.orrery.frame import encode
+from lorrery.orrery.frame import Feed, encode
 from lorrery.orrery.record import Record
+from lorrery.orrery.view import Watch, viewed_lines
 
 PAGE = Path(__file__).parent / "page"
 RETRY_SECONDS = 1.0
 """Delay after a failed watch before the next one, in wall seconds."""
 NDJSON = "application/x-ndjson"
+_LINES_AT_ONCE = 20
+_GZIP_LEVEL = 3
+"""For a record with views level 9 takes five times as long, and saves a third."""
 _HEADERS = (
     (b"cache-control", b"no-cache"),  # revalidated each time, and answered with 304 while unchanged
     (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"),
@@ -56,7 +63,7 @@ def make_app(source: Feed | Record, hz: float = USUAL_HZ) -> FastAPI:
     async def not_to_be_had(request: Request, error: LorreryError) -> Response:
         return _error(str(error), HTTPStatus.SERVICE_UNAVAILABLE)
 
-    app.add_middleware(GZipMiddleware, minimum_size=1_000)
+    app.add_middleware(GZipMiddleware, minimum_size=1_000, compresslevel=_GZIP_LEVEL)
     app.add_middleware(_Headers)
     if isinstance(source, Record):
         _add_record(app, source)
@@ -93,6 +100,10 @@ def _add_record(app: FastAPI, record: Record) -> None:
     @app.get("/record")
     async def lines(request: Request) -> Response:
         first, last = _number(request, "from"), _number(request, "to")
+        if _wants_view(request):
+            lines = viewed_lines(record.hello, record.frames(first, last))
+            pieces = iter(lambda: b"".join(islice(lines, _LINES_AT_ONCE)), b"")
+            return StreamingResponse(iterate_in_threadpool(pieces), media_type=NDJSON)
         if first is None and last is None and record.is_compressed and _takes_gzip(request):
             headers = {"content-encoding": "gzip", "vary": "accept-encoding"}
             return FileResponse(record.path, media_type=NDJSON, headers=headers)
@@ -106,19 +117,26 @@ def _add_feed(app: FastAPI, feed: Feed, usual_hz: float) -> None:
 
     @app.get("/events")
     async def events(request: Request) -> Response:
-        return EventStream(_events(feed, _hz(request, usual_hz)), compress=_takes_gzip(request))
+        shown = _events(feed, _hz(request, usual_hz), with_view=_wants_view(request))
+        return EventStream(shown, compress=_takes_gzip(request))
 
     @app.get("/record")
     async def lines() -> Response:
         return _error("this is a live cluster, see /events", HTTPStatus.NOT_FOUND)
 
 
-async def _events(feed: Feed, hz: float) -> AsyncIterator[bytes]:
+async def _events(feed: Feed, hz: float, *, with_view: bool) -> AsyncIterator[bytes]:
+    watch: Watch | None = None
     while True:
         try:
-            yield _event("hello", encode(await feed.hello()))
+            hello = await feed.hello()
+            if watch is not None:
+                watch.begin(hello)
+            elif with_view:
+                watch = Watch(hello)
+            yield _event("hello", encode(hello))
             async for frame in feed.frames(hz):
-                yield _event("frame", encode(frame))
+                yield _event("frame", encode(frame) if watch is None else watch.line(frame, time.monotonic()))
             message = "the cluster has ended the watch"
         except LorreryError as error:
             message = str(error)
@@ -184,6 +202,13 @@ def _hz(request: Request, usual: float) -> float:
         return checked_hz(hz)
     except InvalidRequest as error:
         raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
+
+
+def _wants_view(request: Request) -> bool:
+    text = request.query_params.get("view", "false")
+    if text not in ("true", "false"):
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"view is {text[:40]!r}; it must be true or false")
+    return text == "true"
 
 
 def _number(request: Request, name: str) -> float | None:

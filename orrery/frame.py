@@ -5,9 +5,12 @@ are indices into tables of names, which grow as names appear: a frame lists the 
 one. Counts are cumulative unless a field says otherwise.
 """
 
-from typing import Literal, get_args
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol, get_args
 
 import msgspec
+
+from lorrery.chassis.frame_rate import USUAL_HZ
 
 BASE_MODEL = -1
 """Adapter index of the base model."""
@@ -201,6 +204,29 @@ class Frame(msgspec.Struct, frozen=True):
     ended_more: int
     events: list[EventRow]
     events_more: int
+
+
+class Feed(Protocol):
+    """Provides frames of a running cluster to any number of concurrent watchers."""
+
+    async def hello(self) -> Hello:
+        """Return the description of the source.
+
+        Raises:
+            LorreryError: the cluster does not answer.
+        """
+        ...
+
+    def frames(self, hz: float = USUAL_HZ) -> AsyncIterator[Frame]:
+        """Watch the cluster until the iterator is closed; a slow reader misses frames.
+
+        Args:
+            hz: frames per wall second.
+
+        Raises:
+            LorreryError: the watch has ended; the message says why.
+        """
+        ...
 
 
 def event_kind(text: str) -> EventKind | None:

@@ -47,7 +47,17 @@ class Record:
         self.hello = decode_hello_of(self.path, next(self._read_lines(), b""))
 
     def lines(self, first: float | None = None, last: float | None = None) -> Iterator[bytes]:
-        """Yield the hello and the frames as lines, with line ends.
+        """Yield the hello and the frames as lines, with line ends; see `frames`."""
+        if first is None and last is None:
+            for line in self._read_lines():
+                yield line + b"\n"
+            return
+        yield encode(self.hello) + b"\n"
+        for frame in self.frames(first, last):
+            yield encode(frame) + b"\n"
+
+    def frames(self, first: float | None = None, last: float | None = None) -> Iterator[Frame]:
+        """Yield the frames.
 
         Args:
             first: device seconds of the first frame, which also brings the names of all earlier ones.
@@ -56,32 +66,24 @@ class Record:
         Raises:
             FormatError: a line is not a frame, or the file is truncated.
         """
-        lines = self._read_lines()
-        yield next(lines) + b"\n"
         adapters: list[str] = []
         tenants: list[str] = []
-        for number, line in enumerate(lines, start=2):
-            if first is None and last is None:
-                yield line + b"\n"
+        for number, line in enumerate(self._read_lines(), start=1):
+            if number == 1:
                 continue
             frame = _frame(self.path, number, line)
             if last is not None and frame.at > last:
                 return
-            adapters += frame.adapters_new
-            tenants += frame.tenants_new
-            if first is None or frame.at >= first:
-                yield encode(msgspec.structs.replace(frame, adapters_new=adapters, tenants_new=tenants)) + b"\n"
+            if first is not None and frame.at < first:
+                adapters += frame.adapters_new
+                tenants += frame.tenants_new
+                continue
+            if adapters or tenants:
+                frame = msgspec.structs.replace(
+                    frame, adapters_new=adapters + frame.adapters_new, tenants_new=tenants + frame.tenants_new
+                )
                 adapters, tenants = [], []
-
-    def frames(self) -> Iterator[Frame]:
-        """Yield the frames.
-
-        Raises:
-            FormatError: a line is not a frame, or the file is truncated.
-        """
-        for number, line in enumerate(self._read_lines(), start=1):
-            if number > 1:
-                yield _frame(self.path, number, line)
+            yield frame
 
     def _read_lines(self) -> Iterator[bytes]:
         try:

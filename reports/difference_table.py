@@ -7,7 +7,7 @@ from lorrery.reports import chart
 from lorrery.reports.compare import Comparison, Difference, Short, compare
 from lorrery.reports.read import Run
 from lorrery.reports.steady import LEAST_LIVES, LEFT_OUT_LIVES, Steady
-from lorrery.reports.table import cut
+from lorrery.reports.tables import cut
 
 __all__ = ["Differences", "compared"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lorrery.reports.read import Run
-from lorrery.reports.table import cut
+from lorrery.reports.tables import cut
 
 __all__ = ["differing", "facts", "headline", "options_of"]
 

@@ -7,14 +7,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lorrery.chassis.version import VERSION
-from lorrery.reports import chart, run_charts, run_tables
+from lorrery.reports import chart, run_charts, tables
 from lorrery.reports.difference_table import compared
 from lorrery.reports.facts import differing, facts, headline, options_of
 from lorrery.reports.read import Run
-from lorrery.reports.scaling_charts import scaling_charts
 from lorrery.reports.sweep import Sweep
 from lorrery.reports.sweep_section import sweep_section
-from lorrery.reports.table import Column, Table, cut
+from lorrery.reports.tables import Column, Table, cut
 
 __all__ = ["render"]
 
@@ -27,7 +26,7 @@ def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     told = {run.name: list(run.warnings) for run in runs}
-    timeline = [*scaling_charts(runs, told), *run_charts.timeline_charts(runs, told)] if runs else []
+    timeline = [*run_charts.scaling_charts(runs, told), *run_charts.timeline_charts(runs, told)] if runs else []
     names = [*(run.name for run in runs), *(sweep.name for sweep in sweeps)]
     shown = {run.name: cut(run.name) if len(names) > 1 else "" for run in runs}
     warnings = [(shown[name], cut(text, 600)) for name, texts in told.items() for text in texts]
@@ -49,16 +48,16 @@ def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
         warnings=warnings,
         runs=runs,
         legend=[chart.swatch(cut(run.name), style) for style, run in enumerate(runs)] if len(runs) > 1 else [],
-        facts=[(cut(run.name), facts(run), run_tables.tiles(run)) for run in runs],
+        facts=[(cut(run.name), facts(run), tables.tiles(run)) for run in runs],
         differing=_differing(runs),
         comparisons=[compared(runs[0], other) for other in runs[1:]],
         latency=run_charts.latency_charts(runs),
-        latency_table=run_tables.latency_table(runs),
+        latency_table=tables.latency_table(runs),
         lengths=run_charts.length_charts(runs),
         phases=run_charts.phase_blocks(runs),
         timeline=timeline,
-        groups=[(cut(run.name), run_tables.group_tables(run, len(runs))) for run in runs],
-        failures=[(cut(run.name), run_tables.failure_table(run)) for run in runs],
+        groups=[(cut(run.name), tables.group_tables(run, len(runs))) for run in runs],
+        failures=[(cut(run.name), tables.failure_table(run)) for run in runs],
         options=_all_options(runs),
         formulas=next((list(run.part("formulas").items()) for run in runs if run.part("formulas")), []),
         sweeps=[sweep_section(sweep) for sweep in sweeps],

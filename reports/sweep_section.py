@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from lorrery.reports import chart
 from lorrery.reports.sweep import DONE, Axis, Point, Sweep
-from lorrery.reports.table import Column, Table, cut
+from lorrery.reports.tables import Column, Table, cut
 
 __all__ = ["SweepSection", "sweep_section"]
 

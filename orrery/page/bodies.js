@@ -2,7 +2,7 @@
 //
 // Everything here is drawn ten times a second at most. What moves between frames is in moving.js.
 
-import { count } from './format.js';
+import { count } from './dom.js';
 import { DRAINING } from './model.js';
 
 const TURN = 2 * Math.PI;

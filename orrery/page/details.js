@@ -1,10 +1,8 @@
 // What is known of one worker, adapter or tenant: figures, two minutes, where it is, and its last requests.
 
-import { Rows, make, mark, write } from './dom.js';
-import { clock, count, percent, plural, seconds } from './format.js';
+import { Rows, clock, count, make, mark, percent, plural, seconds, write } from './dom.js';
 import { drawLines, niceTop } from './strips.js';
-import { tenantShares, THRASH_SECONDS } from './rules.js';
-import { themeColours } from './theme.js';
+import { themeColours } from './colours.js';
 
 const MAX_REQUESTS = 12;
 const MAX_CHIPS = 24;
@@ -14,40 +12,37 @@ const KINDS = { worker: 'Worker', adapter: 'Adapter', tenant: 'Tenant' };
 
 /** Figures of an entity: [name, text]. */
 const FIGURES = {
-  worker: (worker, model) => [
+  worker: (worker) => [
     ['state', worker.lostAt === null ? worker.state : `lost at ${clock(worker.lostAt)}`],
     ['GPU', worker.tp > 1 ? `${worker.tp} × ${worker.gpu}` : worker.gpu],
     ['running', count(worker.running)],
     ['waiting', worker.waiting ? `${count(worker.waiting)}, ${seconds(worker.oldest)}` : '0'],
     ['KV tokens', `${count(worker.kv)} of ${count(worker.pool)}`],
     ['last step', worker.step ? `${seconds(worker.step)} ${worker.stepKind}` : 'idle'],
-    ['tokens/s', count(worker.tokens.rate(5, model.at))],
-    ['busy, 30 s', percent(Math.min(1, worker.busy.rate(30, model.at)))],
-    ['preempted', count(worker.preempted.total)],
+    ['tokens/s', count(worker.tokensPerSecond)],
+    ['busy, 5 s', percent(worker.busy)],
+    ['preempted', count(worker.preempted)],
     ['on the GPU', plural(worker.resident.length, 'adapter')],
     ['in host memory', plural(worker.host ?? 0, 'adapter')],
   ],
-  adapter: (adapter, model) => [
+  adapter: (adapter) => [
     ['running', count(adapter.running)],
     ['waiting', count(adapter.waiting)],
-    ['on GPUs', count(model.workers.filter((worker) => worker.resident.some(([index]) => model.adapter(index) === adapter)).length)],
-    ['loads', count(adapter.loads.total)],
-    ['evictions', count(adapter.evictions.total)],
-    ['thrash, last minute', count(adapter.thrash.growth(THRASH_SECONDS, model.at))],
-    ['thrash, in all', count(adapter.thrash.total)],
+    ['on GPUs', adapter.loading ? `${count(adapter.onGpus)}, ${count(adapter.loading)} loading` : count(adapter.onGpus)],
+    ['loads', count(adapter.loads)],
+    ['evictions', count(adapter.evictions)],
+    ['thrash, last minute', count(adapter.recentThrash)],
+    ['thrash, in all', count(adapter.thrash)],
   ],
-  tenant: (tenant, model) => {
-    const share = tenantShares(model).find((candidate) => candidate.tenant === tenant);
-    return [
-      ['running', count(tenant.running)],
-      ['waiting', tenant.waiting ? `${count(tenant.waiting)}, ${seconds(tenant.oldest)}` : '0'],
-      ['tokens, 30 s', percent(share?.share ?? 0)],
-      ['requests, 30 s', percent(share?.demand ?? 0)],
-      ['tokens/s', count(tenant.tokens.rate(5, model.at))],
-      ['output tokens', count(tenant.tokens.total)],
-      ['refused', count(tenant.refused.total)],
-    ];
-  },
+  tenant: (tenant) => [
+    ['running', count(tenant.running)],
+    ['waiting', tenant.waiting ? `${count(tenant.waiting)}, ${seconds(tenant.oldest)}` : '0'],
+    ['tokens, 30 s', percent(tenant.share)],
+    ['requests, 30 s', percent(tenant.demand)],
+    ['tokens/s', count(tenant.tokensPerSecond)],
+    ['output tokens', count(tenant.tokens)],
+    ['refused', count(tenant.refused)],
+  ],
 };
 
 /** Entities beside it: [entity, what it is there], most telling first. */
@@ -134,7 +129,7 @@ export class Details {
     mark(this.name, 'title', entity.name);
     this.swatch.style.setProperty('background', ui.colour(entity) ?? 'transparent');
     this.swatch.hidden = ui.colour(entity) === null;
-    this.figureRows.show(FIGURES[entity.kind](entity, model));
+    this.figureRows.show(FIGURES[entity.kind](entity));
     const series = [entity.runningSeries, entity.waitingSeries];
     const top = niceTop(series);
     write(this.scale, count(top));

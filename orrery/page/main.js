@@ -1,30 +1,22 @@
 // The page: asks the server whether it shows a live cluster or a record, and keeps the picture and the panel up to date.
 
-import { byId, make, mark, write } from './dom.js';
-import { count, clock } from './format.js';
-import { fetchHello, LiveFeed } from './feed.js';
-import { Record } from './record.js';
+import { byId, clock, count, make, mark, write } from './dom.js';
+import { fetchHello, LiveFeed, Record } from './feed.js';
 import { Model } from './model.js';
-import { evaluate } from './rules.js';
-import { swatches } from './palette.js';
+import { startTheme, swatches } from './colours.js';
 import { Stage } from './stage.js';
 import { Strips } from './strips.js';
-import { Tables } from './tables.js';
 import { Details } from './details.js';
-import { Notices, EventLog } from './notices.js';
+import { EventLog, Notices, Tables } from './panel.js';
 import { Timeline } from './timeline.js';
-import { startTheme } from './theme.js';
 
 const PANEL_MS = 400; // how often figures change: more often cannot be read
-const RULES_SECONDS = 0.5; // device seconds between looks for what is wrong
 const HELLO_RETRY_MS = 2000;
 
 class Page {
   constructor() {
     this.model = new Model();
     this.source = null; // 'live' or 'record' once known
-    this.notices = [];
-    this.judgedAt = -Infinity;
     this.panelAt = -Infinity;
     this.chosen = null; // {kind, key}
     this.ui = { selected: null, severities: new Map(), byTenant: false, speed: 1, query: '', filter: null, focus: null, changed: true, colour: (entity) => this.#colour(entity) };
@@ -182,7 +174,7 @@ class Page {
     const { model, ui } = this;
     if (model.version !== this.shown || ui.changed) {
       this.shown = model.version;
-      this.#judge();
+      ui.severities = this.#severities();
       ui.selected = this.chosen ? model.find(this.chosen.kind, this.chosen.key) ?? null : null;
       ui.focus = this.#focus();
       this.stage.update(model, ui);
@@ -195,16 +187,16 @@ class Page {
     }
   }
 
-  #judge() {
-    if (Math.abs(this.model.at - this.judgedAt) < RULES_SECONDS && this.judged === this.model) return;
-    this.judgedAt = this.model.at;
-    this.judged = this.model;
-    this.notices = evaluate(this.model);
+  // The gravest notice of each entity; notices come gravest first.
+  #severities() {
     const severities = new Map();
-    for (const notice of this.notices) {
-      for (const subject of notice.subjects ?? [notice.subject]) if (subject && !severities.has(subject)) severities.set(subject, notice.severity);
+    for (const { severity, subjects } of this.model.view?.notices ?? []) {
+      for (const [kind, key] of subjects) {
+        const entity = this.model.find(kind, key);
+        if (entity && !severities.has(entity)) severities.set(entity, severity);
+      }
     }
-    this.ui.severities = severities;
+    return severities;
   }
 
   // What is to stand out from the rest: what is looked for, or else the adapter or tenant that is selected.
@@ -222,11 +214,11 @@ class Page {
     this.strips.draw(model);
     this.tables.draw(model, ui);
     if (ui.selected) this.details.draw(ui.selected, model, ui);
-    this.noticeList.draw(this.notices, model.frame !== null);
+    this.noticeList.draw(model.view?.notices ?? [], model.view !== null);
     this.events.draw(model.events, ui.filter);
     this.timeline?.draw();
     write(byId('clock'), model.frame ? clock(model.at) : '–');
-    write(byId('numbers'), model.frame ? `${count(model.workers.length)} workers · ${count(model.running)} running · ${count(model.waiting)} waiting` : '');
+    write(byId('numbers'), model.view ? `${count(model.workers.length)} workers · ${count(model.figures.running)} running · ${count(model.figures.waiting)} waiting` : '');
     write(byId('scale'), `one spark = ${count(this.stage.moving.tokensPerSpark)} token${this.stage.moving.tokensPerSpark === 1 ? '' : 's'}`);
     this.#legend();
     this.#advise();

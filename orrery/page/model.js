@@ -1,27 +1,59 @@
-// What the page knows: the cluster as of the newest frame, and what the last two minutes of frames have said.
+// What the page draws: the cluster as of the newest frame, its notices and figures as of the newest view, and both of
+// the last two minutes.
 //
-// Frames name adapters and tenants by number, in order of appearance; a new connection numbers anew. So everything here
-// is kept by name, and numbers only lead to names. All times are device seconds. docs/orrery.md describes a frame.
+// Notices and figures come with the frames (orrery/view.py): nothing is computed here that would say something of the
+// cluster. Frames name adapters and tenants by number, in order of appearance; a new connection numbers anew. So
+// everything here is kept by name, and numbers only lead to names. All times are device seconds.
 
-import { Series, Counter } from './series.js';
-import { Colours } from './palette.js';
+import { Colours } from './colours.js';
 
+export const KEPT_SECONDS = 120;
 const NUM_BINS = 120;
 const USUAL_FRAME_SECONDS = 0.5; // frames that are rarer have wider bins, so that as many points are kept
 const MAX_ENDED = 3000; // requests that ended, for "last requests"
 const MAX_EVENTS = 300;
 const MAX_NEWCOMERS = 16;
-const LOST_SECONDS = 60; // how long a worker that is gone is still shown
-const TTFT_SECONDS = 10; // over which TTFT's percentiles go
 const RANKING_SECONDS = 5; // how often colours follow traffic
 
 export const DRAINING = 'draining';
+
+/** The past of one figure, in bins of device time; each bin keeps its last value, an empty one is NaN. */
+export class Series {
+  constructor(binSeconds, numBins) {
+    this.binSeconds = binSeconds;
+    this.span = binSeconds * numBins; // seconds that are kept
+    this.values = new Float64Array(numBins + 1).fill(NaN);
+    this.last = -1; // number of the newest bin since time 0
+    this.first = -1; // and of the oldest that was ever written
+  }
+
+  /** Note a value; times never fall. */
+  push(at, value) {
+    const bin = Math.max(this.last, Math.floor(at / this.binSeconds));
+    const kept = this.values.length;
+    if (this.last < 0) this.first = bin;
+    else if (bin - this.last >= kept) this.values.fill(NaN);
+    else for (let between = this.last + 1; between < bin; between += 1) this.values[between % kept] = NaN;
+    this.last = bin;
+    this.values[bin % kept] = value;
+  }
+
+  /** Call with each value, oldest first, and its bin's time. */
+  each(call) {
+    if (this.last < 0) return;
+    for (let bin = Math.max(this.first, this.last - this.values.length + 2); bin <= this.last; bin += 1) {
+      const value = this.values[bin % this.values.length];
+      if (!Number.isNaN(value)) call(value, bin * this.binSeconds);
+    }
+  }
+}
 
 class Named {
   constructor(kind, key, name, binSeconds) {
     Object.assign(this, { kind, key, name, running: 0, waiting: 0, oldest: 0 });
     this.runningSeries = new Series(binSeconds, NUM_BINS);
     this.waitingSeries = new Series(binSeconds, NUM_BINS);
+    this.traffic = 0; // requests seen running, summed over frames and slowly forgotten: for colours only
   }
 }
 
@@ -29,58 +61,64 @@ class Named {
 export class Adapter extends Named {
   constructor(name, binSeconds) {
     super('adapter', name, name ?? 'base model', binSeconds);
-    this.loads = new Counter(binSeconds, NUM_BINS);
-    this.thrash = new Counter(binSeconds, NUM_BINS);
-    this.evictions = new Counter(binSeconds, NUM_BINS);
-    this.traffic = 0; // requests seen running, summed over frames and slowly forgotten: for ranking only
-    this.unloaded = false;
+    Object.assign(this, { loads: 0, evictions: 0, thrash: 0 }); // in all
+    this.show();
   }
 
-  /** Whether it has been unloaded, and its last request has ended. */
-  get isGone() {
-    return Boolean(this.unloaded) && !this.running && !this.waiting;
+  /** Take over its figures of a view. */
+  show(onGpus = 0, loading = 0, recentThrash = 0, isGone = false) {
+    Object.assign(this, { onGpus, loading, recentThrash, isGone });
   }
 }
 
 export class Tenant extends Named {
   constructor(name, binSeconds) {
     super('tenant', name, name === '' ? '(no tenant)' : name, binSeconds);
-    this.tokens = new Counter(binSeconds, NUM_BINS);
-    this.refused = new Counter(binSeconds, NUM_BINS);
-    this.traffic = 0;
+    Object.assign(this, { tokens: 0, refused: 0 }); // in all
+    this.show();
+  }
+
+  /** Take over its figures of a view. */
+  show(share = 0, demand = 0, tokensPerSecond = 0) {
+    Object.assign(this, { share, demand, tokensPerSecond });
   }
 }
 
 export class Worker extends Named {
-  constructor(shard, id, at, binSeconds) {
+  constructor(shard, id, binSeconds) {
     super('worker', `${shard}/${id}`, id, binSeconds);
     this.shard = shard;
-    this.tokens = new Counter(binSeconds, NUM_BINS);
-    this.busy = new Counter(binSeconds, NUM_BINS);
-    this.preempted = new Counter(binSeconds, NUM_BINS);
     this.slots = new Map(); // place of each running request among the moons
     this.free = []; // places that others left, lowest last
     this.newcomers = []; // requests that have joined; who draws them takes them out
-    this.joinedAt = at; // when a request last joined its batch
-    this.ranAt = at; // when it last had a batch
     this.lostAt = null;
+    this.show();
   }
 
-  /** Take over a worker's part of a frame. */
+  /** Take over its part of a frame. */
   update(at, shown) {
     Object.assign(this, {
       gpu: shown.gpu, tp: shown.tp, state: shown.state, batch: shown.running, waiting: shown.waiting, oldest: shown.oldest,
       kv: shown.kv, pool: shown.pool, resident: shown.adapters, host: shown.host, step: shown.step, stepKind: shown.kind,
+      tokens: shown.tokens, preempted: shown.preempted,
     });
     this.running = shown.running.length;
     this.lostAt = null;
-    this.#place(at);
-    if (this.running) this.ranAt = at;
-    this.tokens.push(at, shown.tokens);
-    this.busy.push(at, shown.busy);
-    this.preempted.push(at, shown.preempted);
+    this.#place();
     this.runningSeries.push(at, this.running);
     this.waitingSeries.push(at, this.waiting);
+  }
+
+  /** Take over its figures of a view. */
+  show(tokensPerSecond = 0, busy = 0) {
+    Object.assign(this, { tokensPerSecond, busy });
+  }
+
+  /** It is lost, since then. */
+  lose(lostAt) {
+    if (this.lostAt === null) this.renumber();
+    Object.assign(this, { lostAt, batch: [], running: 0, waiting: 0, oldest: 0, kv: 0, resident: [] });
+    this.show();
   }
 
   /** Requests have other numbers from now on. */
@@ -94,7 +132,7 @@ export class Worker extends Named {
   }
 
   // A request keeps its place while it runs; a new one takes the lowest that is free.
-  #place(at) {
+  #place() {
     const left = new Set(this.slots.keys());
     const arrived = this.batch.filter(([request]) => !left.delete(request));
     for (const request of left) {
@@ -106,7 +144,6 @@ export class Worker extends Named {
       this.slots.set(entry[0], this.free.pop() ?? this.slots.size);
       if (this.newcomers.length < MAX_NEWCOMERS) this.newcomers.push(entry);
     }
-    if (arrived.length) this.joinedAt = at;
   }
 }
 
@@ -136,16 +173,13 @@ export class Model {
   #forget() {
     Object.assign(this, {
       at: 0, adapters: new Map(), tenants: new Map(), workersByKey: new Map(), workers: [], lost: [], shards: [], frame: null,
-      ended: [], events: [], totals: {}, rankedAt: -Infinity, unplaced: 0, held: 0, unplacedSince: null,
-      startedAt: null,
+      view: null, ended: [], events: [], totals: {}, figures: {}, rankedAt: -Infinity, unplaced: 0, held: 0,
     });
     this.adapterColours = new Colours();
     this.tenantColours = new Colours();
-    const counter = () => new Counter(this.binSeconds / 2, 2 * NUM_BINS);
-    const gauge = () => new Series(this.binSeconds / 2, 2 * NUM_BINS);
+    const series = () => new Series(this.binSeconds / 2, 2 * NUM_BINS);
     this.series = {
-      tokens: counter(), finished: counter(), requests: counter(), ttft50: gauge(), ttft95: gauge(), queue: gauge(), running: gauge(),
-      kvMean: gauge(), kvMax: gauge(), tokenRate: gauge(),
+      tokensPerSecond: series(), ttft50: series(), ttft95: series(), waiting: series(), running: series(), kv: series(), fullestKv: series(),
     };
   }
 
@@ -167,7 +201,7 @@ export class Model {
     return entity;
   }
 
-  /** The entity that a selection means, or undefined. */
+  /** The entity that a selection or a notice means, or undefined. */
   find(kind, key) {
     return { worker: this.workersByKey, adapter: this.adapters, tenant: this.tenants }[kind]?.get(key);
   }
@@ -176,125 +210,86 @@ export class Model {
   apply(frame) {
     if (frame.at < this.at - 1) this.#forget(); // the scheduler, and with it the device clock, began anew
     if (!this.known) {
-      this.adapterNames.push(...(frame.adapters_new ?? []));
-      this.tenantNames.push(...(frame.tenants_new ?? []));
+      this.adapterNames.push(...frame.adapters_new);
+      this.tenantNames.push(...frame.tenants_new);
     }
-    this.startedAt ??= frame.at;
     this.at = Math.max(this.at, frame.at);
-    this.frame = frame;
     this.version += 1;
-    this.shards = frame.shards ?? [];
-    this.unplaced = frame.unplaced;
-    this.held = frame.held;
-    if (!this.unplaced) this.unplacedSince = null;
-    else this.unplacedSince ??= this.at;
+    for (const name of ['shards', 'unplaced', 'held', 'totals']) this[name] = frame[name];
+    this.frame = frame;
     this.#workers(frame);
     this.#names(frame);
+    if (frame.view) this.#show(frame.view);
     this.#history(frame);
     this.#rank();
   }
 
   #workers(frame) {
-    const before = this.workers;
-    const present = new Set();
     this.workers = frame.workers.map((shown) => {
       const key = `${shown.shard}/${shown.id}`;
-      present.add(key);
       let worker = this.workersByKey.get(key);
       if (!worker) {
-        worker = new Worker(shown.shard, shown.id, this.at, this.binSeconds);
+        worker = new Worker(shown.shard, shown.id, this.binSeconds);
         this.workersByKey.set(key, worker);
       }
       worker.update(this.at, shown);
       return worker;
     });
-    for (const worker of before) {
-      if (present.has(worker.key)) continue;
-      if (worker.state === DRAINING && !worker.running) this.workersByKey.delete(worker.key); // it left as it should
-      else {
-        Object.assign(worker, { lostAt: this.at, batch: [], running: 0, waiting: 0, oldest: 0, kv: 0, resident: [] });
-        worker.renumber();
-        this.lost.push(worker);
-      }
-    }
-    this.lost = this.lost.filter((worker) => {
-      const kept = worker.lostAt !== null && this.at - worker.lostAt < LOST_SECONDS;
-      if (worker.lostAt !== null && !kept) this.workersByKey.delete(worker.key);
-      return kept;
-    });
   }
 
   #names(frame) {
-    const { at } = this;
-    for (const entity of this.adapters.values()) Object.assign(entity, { running: 0, waiting: 0, oldest: 0, unloaded: false });
-    for (const entity of this.tenants.values()) entity.running = entity.waiting = entity.oldest = 0;
-    for (const [index, running, waiting, loads, evictions, thrash, unloaded] of frame.adapters) {
-      const adapter = this.adapter(index);
-      Object.assign(adapter, { running, waiting, unloaded });
-      adapter.loads.push(at, loads);
-      adapter.evictions.push(at, evictions);
-      adapter.thrash.push(at, thrash);
+    for (const map of [this.adapters, this.tenants]) {
+      for (const entity of map.values()) entity.running = entity.waiting = entity.oldest = 0;
+    }
+    for (const [index, running, waiting, loads, evictions, thrash] of frame.adapters) {
+      Object.assign(this.adapter(index), { running, waiting, loads, evictions, thrash });
     }
     for (const [index, running, waiting, oldest, tokens, refused] of frame.tenants) {
-      const tenant = this.tenant(index);
-      Object.assign(tenant, { running, waiting, oldest });
-      tenant.tokens.push(at, tokens);
-      tenant.refused.push(at, refused);
+      Object.assign(this.tenant(index), { running, waiting, oldest, tokens, refused });
     }
     for (const map of [this.adapters, this.tenants]) {
       for (const entity of map.values()) {
-        entity.runningSeries.push(at, entity.running);
-        entity.waitingSeries.push(at, entity.waiting);
+        entity.runningSeries.push(this.at, entity.running);
+        entity.waitingSeries.push(this.at, entity.waiting);
         entity.traffic = entity.traffic * 0.998 + entity.running + entity.waiting;
       }
     }
   }
 
+  #show(view) {
+    this.view = view;
+    view.workers.forEach((figures, index) => this.workers[index].show(...figures));
+    this.lost = view.lost.flatMap(([shard, id, lostAt]) => {
+      const worker = this.workersByKey.get(`${shard}/${id}`); // unknown where a jump in a record has skipped it
+      worker?.lose(lostAt);
+      return worker ?? [];
+    });
+    this.workersByKey = new Map([...this.workers, ...this.lost].map((worker) => [worker.key, worker]));
+    for (const map of [this.adapters, this.tenants]) {
+      for (const entity of map.values()) entity.show();
+    }
+    for (const [name, ...figures] of view.adapters) this.#named(this.adapters, Adapter, name).show(...figures);
+    for (const [name, ...figures] of view.tenants) this.#named(this.tenants, Tenant, name).show(...figures);
+    const [ttft50, ttft95] = view.ttft ?? [NaN, NaN];
+    this.figures = {
+      tokensPerSecond: view.tokens_per_second, ttft50, ttft95, waiting: view.waiting, running: view.running, kv: view.kv_ratio,
+      fullestKv: view.fullest_kv_ratio,
+    };
+    for (const [name, value] of Object.entries(this.figures)) this.series[name].push(this.at, value);
+  }
+
   #history(frame) {
-    const { at, series } = this;
+    const { at } = this;
     for (const [request, worker, adapter, tenant, prompt, output, arrived, queue, load, prefill, decode, outcome] of frame.ended) {
-      const ran = worker < 0 ? undefined : this.workers[worker];
-      if (ran) ran.joinedAt = Math.max(ran.joinedAt, Math.min(at, arrived + queue + load)); // though no frame may have shown it
       this.ended.push({
-        request, worker: ran, adapter: this.adapter(adapter), tenant: this.tenant(tenant),
-        prompt, output, arrived, queue, load, prefill, decode, outcome, at,
+        request, worker: this.workers[worker], adapter: this.adapter(adapter), tenant: this.tenant(tenant),
+        prompt, output, arrived, queue, load, prefill, decode, outcome,
       });
     }
     if (this.ended.length > MAX_ENDED) this.ended.splice(0, this.ended.length - MAX_ENDED);
     for (const [when, kind, text] of frame.events) this.events.push({ at: when, kind, text });
     if (frame.events_more) this.events.push({ at, kind: 'more', text: `and ${frame.events_more} more` });
     if (this.events.length > MAX_EVENTS) this.events.splice(0, this.events.length - MAX_EVENTS);
-
-    this.totals = frame.totals;
-    series.tokens.push(at, frame.totals.output_tokens);
-    series.tokenRate.push(at, series.tokens.rate(2, at));
-    for (const name of ['finished', 'requests']) series[name].push(at, frame.totals[name]);
-    let [waiting, running, kv, kvMax] = [this.unplaced + this.held, 0, 0, 0];
-    for (const worker of this.workers) {
-      waiting += worker.waiting;
-      running += worker.running;
-      kv += worker.kvRatio;
-      kvMax = Math.max(kvMax, worker.kvRatio);
-    }
-    this.waiting = waiting;
-    this.running = running;
-    series.queue.push(at, waiting);
-    series.running.push(at, running);
-    series.kvMean.push(at, this.workers.length ? kv / this.workers.length : 0);
-    series.kvMax.push(at, kvMax);
-    this.#ttft();
-  }
-
-  #ttft() {
-    const times = [];
-    for (let index = this.ended.length - 1; index >= 0 && this.ended[index].at > this.at - TTFT_SECONDS; index -= 1) {
-      const request = this.ended[index];
-      if (request.output > 0) times.push(request.queue + request.load + request.prefill);
-    }
-    if (!times.length) return;
-    times.sort((a, b) => a - b);
-    this.series.ttft50.push(this.at, times[Math.floor(times.length * 0.5)]);
-    this.series.ttft95.push(this.at, times[Math.floor(times.length * 0.95)]);
   }
 
   #rank() {

@@ -3,10 +3,8 @@
 // Numbers live in typed arrays that are filled when a frame comes, and dots are written into one image: an animation frame
 // allocates nothing.
 
-import { Dot, Pixels, pixel } from './pixels.js';
-import { Sparks } from './sparks.js';
-import { swatches } from './palette.js';
-import { STUCK_SECONDS } from './rules.js';
+import { swatches } from './colours.js';
+import { Dot, Pixels, Sparks, pixel } from './pixels.js';
 
 const TURN = 2 * Math.PI;
 const TOP = -Math.PI / 2;
@@ -21,6 +19,7 @@ const FULL = 0; // kinds of dots: requests in decode, in prefill, and those that
 const HOLLOW = 1;
 const WAITS = 2;
 const QUEUE_ROWS = 3;
+const LATE_SECONDS = [5, 10]; // how long a queue's first has waited when what waits is drawn in amber, in red
 const DIM = 34; // of 256
 
 export class Moving {
@@ -69,8 +68,8 @@ export class Moving {
       }
       body.numMoons = moons.number - body.firstMoon;
       this.#queue(body, index, view);
-      const grown = body.tokens === undefined ? 0 : Math.max(0, worker.tokens.total - body.tokens);
-      body.tokens = worker.tokens.total;
+      const grown = body.tokens === undefined ? 0 : Math.max(0, worker.tokens - body.tokens);
+      body.tokens = worker.tokens;
       emitted += grown;
       body.owed = Math.min(body.owed + grown / this.tokensPerSpark, 200);
       body.emission = body.owed / this.frameWall;
@@ -126,7 +125,7 @@ export class Moving {
     const { moons } = this;
     const { waiting, oldest } = body.worker;
     const size = this.queueSize;
-    const colour = this.firstState + (oldest >= STUCK_SECONDS ? 2 : oldest >= STUCK_SECONDS / 2 ? 1 : 0);
+    const colour = this.firstState + (oldest >= LATE_SECONDS[1] ? 2 : oldest >= LATE_SECONDS[0] ? 1 : 0);
     let left = waiting;
     let radius = this.moonRadius + this.moonSize + size * 2;
     for (let row = 0; row < QUEUE_ROWS && left > 0; row += 1, radius += size * 2.8) {

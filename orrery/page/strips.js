@@ -1,14 +1,13 @@
 // The strips beneath the picture: one figure each, now and over the last two minutes.
 
-import { make, write } from './dom.js';
-import { count, percent, seconds } from './format.js';
-import { themeColours } from './theme.js';
+import { count, make, percent, seconds, write } from './dom.js';
+import { themeColours } from './colours.js';
 
 const STRIPS = [
-  { name: 'Tokens per second', unit: count, lines: [['tokenRate', 'all']], title: 'Output tokens a device second, mean of 2 s' },
-  { name: 'Time to first token', unit: seconds, lines: [['ttft50', 'median'], ['ttft95', '95 %']], title: 'TTFT of the requests that ended in the last 10 s' },
-  { name: 'Queue', unit: count, lines: [['queue', 'waiting'], ['running', 'running']], title: 'Requests that wait anywhere, and that run' },
-  { name: 'KV in use', unit: percent, lines: [['kvMean', 'mean'], ['kvMax', 'fullest']], top: 1, title: 'Part of the KV memory in use: mean of the workers, and the fullest' },
+  { name: 'Tokens per second', unit: count, lines: [['tokensPerSecond', 'all']], title: 'Output tokens a device second, mean of 2 s' },
+  { name: 'Time to first token', unit: seconds, lines: [['ttft50', 'median'], ['ttft95', '95%']], title: 'TTFT of the requests that ended in the last 10 s' },
+  { name: 'Queue', unit: count, lines: [['waiting', 'waiting'], ['running', 'running']], title: 'Requests that wait anywhere, and that run' },
+  { name: 'KV in use', unit: percent, lines: [['kv', 'mean'], ['fullestKv', 'fullest']], top: 1, title: 'Part of the KV memory in use: mean of all pools, and the fullest' },
 ];
 
 export class Strips {
@@ -35,7 +34,7 @@ export class Strips {
   draw(model) {
     for (const strip of this.strips) {
       const series = strip.lines.map(([name]) => model.series[name]);
-      series.forEach((line, index) => write(strip.figures[index], line.last < 0 ? '–' : strip.unit(line.before(model.at))));
+      strip.lines.forEach(([name], index) => write(strip.figures[index], strip.unit(model.figures[name])));
       const top = strip.top ?? niceTop(series);
       write(strip.scale, strip.unit(top));
       drawLines(strip.canvas, series, model.at, top, [this.colours.brass, this.colours.faint], this.colours.line);
@@ -68,7 +67,7 @@ export function drawLines(canvas, series, at, top, strokes, ground) {
     const y = (value) => height - 1 - (height - 3) * Math.min(1, value / (top || 1));
     context.beginPath();
     let [begun, last] = [null, 0];
-    series[line].each(span, (value, time) => {
+    series[line].each((value, time) => {
       begun ??= x(time);
       last = Math.min(width, x(time + binSeconds));
       context.lineTo(Math.max(0, x(time)), y(value));
@@ -92,7 +91,7 @@ export function drawLines(canvas, series, at, top, strokes, ground) {
 export function niceTop(series) {
   let most = 0;
   for (const line of series) {
-    line.each(line.span, (value) => {
+    line.each((value) => {
       most = Math.max(most, value);
     });
   }

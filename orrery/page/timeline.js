@@ -1,8 +1,7 @@
 // The controls of a record: play, step, speed, and a slider with what was wrong when marked beneath it.
 
-import { make, mark, write } from './dom.js';
-import { clock } from './format.js';
-import { themeColours } from './theme.js';
+import { clock, make, mark, write } from './dom.js';
+import { themeColours } from './colours.js';
 
 const SPEEDS = [0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120];
 const JUMP_SECONDS = 10;

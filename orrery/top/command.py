@@ -16,10 +16,10 @@ from lorrery.chassis.frame_rate import MAX_HZ, MIN_HZ
 from lorrery.chassis.terminal import table_console
 from lorrery.chassis.version import VERSION
 from lorrery.orrery.record import Record
-from lorrery.orrery.top.run import Playing, Watching, first_hello, print_json, print_once, show
+from lorrery.orrery.top.run import print_json, print_once, show
 from lorrery.orrery.top.screen import EVENTS, VIEWS, Look
+from lorrery.orrery.top.sources import Playing, Tape, Watching, first_hello
 from lorrery.orrery.top.tables import TABLES
-from lorrery.orrery.top.tape import Tape
 
 if TYPE_CHECKING:
     from lorrery.orrery.live import LiveFeed

@@ -5,159 +5,27 @@ Without a terminal one frame is printed, or all as JSON lines.
 
 import asyncio
 import contextlib
-import copy
 import os
 import signal
 import sys
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 
-from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.interrupt import handled_by
 from lorrery.chassis.standard_streams import reader_has_gone
-from lorrery.orrery.feed import Feed
-from lorrery.orrery.frame import Frame, Hello, encode
-from lorrery.orrery.top.control import press
-from lorrery.orrery.top.keyboard import keys
-from lorrery.orrery.top.model import Model
-from lorrery.orrery.top.names import plain
+from lorrery.orrery.frame import Feed, encode
+from lorrery.orrery.model import Model
+from lorrery.orrery.top.keyboard import keys, press
 from lorrery.orrery.top.screen import Look, compose, whole
-from lorrery.orrery.top.tape import Tape
+from lorrery.orrery.top.sources import Source, Tape, first_hello, frames_of
 
-RETRY_SECONDS = 1.0
-"""Delay before a failed feed is watched again, in wall seconds."""
 _ONCE_FRAMES = 12
 """Frames of a live feed before one is printed: at ten per second, enough for rates over part of their two seconds."""
 _ONCE_HZ = 10.0
-_SEEK_FRAMES = 10
-_MIN_SPEED, _MAX_SPEED = 1 / 64, 1024.0
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
-
-class Source(Protocol):
-    """Provides the model that the screen shows."""
-
-    model: Model
-
-    async def play(self, changed: Callable[[], None]) -> None:
-        """Keep the model up to date; call `changed` after each change."""
-        ...
-
-    def obey(self, command: str, look: Look) -> None:
-        """Execute a command from `control.press`."""
-        ...
-
-
-class Watching:
-    """A live feed; after a failure it is watched again, and the screen shows the failure meanwhile.
-
-    Args:
-        feed: of the cluster.
-        hello: received from the feed.
-        hz: frames per second.
-        look: its status shows failures.
-    """
-
-    def __init__(self, feed: Feed, hello: Hello, hz: float, look: Look) -> None:
-        self._feed, self._hello, self._hz, self._look = feed, hello, hz, look
-        self._now = self.model = Model(hello)
-
-    async def play(self, changed: Callable[[], None]) -> None:
-        """See `Source`."""
-        hello: Hello | None = self._hello
-        while True:
-            try:
-                self._now.begin(hello or await self._feed.hello())
-                hello = None
-                async with contextlib.aclosing(_frames(self._feed, self._hz)) as frames:
-                    async for frame in frames:
-                        self._now.apply(frame)
-                        self._look.status, self._look.is_trouble = "live", False
-                        changed()
-            except LorreryError as error:
-                self._look.status, self._look.is_trouble = f"LOST, trying again: {plain(str(error))}", True
-                changed()
-            await asyncio.sleep(RETRY_SECONDS)
-
-    def obey(self, command: str, look: Look) -> None:
-        """See `Source`."""
-        if command == "pause":
-            look.is_paused = not look.is_paused
-            self.model = copy.deepcopy(self._now) if look.is_paused else self._now
-
-
-class Playing:
-    """A record, played at a speed that keys change.
-
-    Args:
-        tape: the record.
-        hz: redraws per second.
-        speed: device seconds per wall second.
-        look: its status shows the position.
-        at: where to begin, paused; None: at the start, running.
-    """
-
-    def __init__(self, tape: Tape, hz: float, speed: float, look: Look, at: float | None) -> None:
-        self._tape, self._hz, self._speed, self._look = tape, hz, speed, look
-        self._index = 0 if at is None else tape.index_at(at)
-        self._position = tape.times[self._index]
-        look.is_paused = at is not None
-        self.model = tape.model_at(self._index)
-        self._moved = asyncio.Event()
-        self._tell()
-
-    async def play(self, changed: Callable[[], None]) -> None:
-        """See `Source`."""
-        before = time.monotonic()
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), 1 / self._hz)
-            self._moved.clear()
-            now = time.monotonic()
-            if not self._look.is_paused:
-                self._advance((now - before) * self._speed)
-            before = now
-            self._tell()
-            changed()
-
-    def _advance(self, device_seconds: float) -> None:
-        tape = self._tape
-        self._position = min(self._position + device_seconds, tape.times[-1])
-        wanted = tape.index_at(self._position)
-        if wanted - self._index > 200:
-            self.model = tape.model_at(wanted)
-        else:
-            for number in range(self._index + 1, wanted + 1):
-                self.model.apply(tape.frame(number))
-        self._index = max(self._index, wanted)
-
-    def obey(self, command: str, look: Look) -> None:
-        """See `Source`."""
-        last = len(self._tape) - 1
-        if command == "pause":
-            if look.is_paused and self._index == last:
-                self._seek(0)
-            look.is_paused = not look.is_paused
-        elif command in ("back", "on"):
-            self._seek(self._index + (_SEEK_FRAMES if command == "on" else -_SEEK_FRAMES))
-        elif command in ("faster", "slower"):
-            speed = self._speed * (2 if command == "faster" else 0.5)
-            self._speed = min(_MAX_SPEED, max(_MIN_SPEED, speed))
-        self._moved.set()
-
-    def _seek(self, index: int) -> None:
-        self._index = max(0, min(index, len(self._tape) - 1))
-        self._position = self._tape.times[self._index]
-        self.model = self._tape.model_at(self._index)
-
-    def _tell(self) -> None:
-        if self._index == len(self._tape) - 1 and not self._look.is_paused:
-            self._look.is_paused = True
-        self._look.status = f"record x{self._speed:g} {self._position / max(self._tape.times[-1], 1e-9):.0%}"
 
 
 async def show(source: Source, look: Look, console: Console) -> int:
@@ -230,18 +98,6 @@ def _screen(source: Source, look: Look, console: Console) -> Group:
     return Group(*compose(source.model, look, width, height))
 
 
-async def first_hello(feed: Feed) -> Hello:
-    """Return the hello of a feed.
-
-    Raises:
-        LorreryError: the feed does not answer; the message suggests what to do.
-    """
-    try:
-        return await feed.hello()
-    except LorreryError as error:
-        raise LorreryError(f"{error}; --target names the router of a cluster, and lorrery up starts one") from None
-
-
 async def print_once(source: Feed | Tape, look: Look, console: Console, views: Sequence[str], at: float | None) -> None:
     """Print the state at one moment: now, or of a record its end or `at`.
 
@@ -252,7 +108,7 @@ async def print_once(source: Feed | Tape, look: Look, console: Console, views: S
         model = source.model_at(len(source) - 1 if at is None else source.index_at(at))
     else:
         model = Model(await first_hello(source))
-        async with contextlib.aclosing(_frames(source, _ONCE_HZ)) as frames:
+        async with contextlib.aclosing(frames_of(source, _ONCE_HZ)) as frames:
             number = 0
             async for frame in frames:
                 model.apply(frame)
@@ -279,20 +135,9 @@ async def print_json(source: Feed | Tape, hz: float, *, once: bool, at: float | 
         write.flush()
         return
     write.write(encode(await first_hello(source)) + b"\n")
-    async with contextlib.aclosing(_frames(source, hz)) as frames:
+    async with contextlib.aclosing(frames_of(source, hz)) as frames:
         async for frame in frames:
             write.write(encode(frame) + b"\n")
             write.flush()
             if once or reader_has_gone(sys.stdout):
                 return
-
-
-async def _frames(feed: Feed, hz: float) -> AsyncGenerator[Frame, None]:
-    """Watch a feed; closing this ends the watch."""
-    frames = feed.frames(hz)
-    try:
-        async for frame in frames:
-            yield frame
-    finally:
-        if isinstance(frames, AsyncGenerator):
-            await frames.aclose()

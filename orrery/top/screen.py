@@ -10,16 +10,15 @@ from itertools import islice
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from lorrery.orrery.top.model import RATE_SECONDS, Model
-from lorrery.orrery.top.names import plain
-from lorrery.orrery.top.notices import Notice, notices
-from lorrery.orrery.top.tables import TABLES, Bar, Cell, Column, Row, Table, count, percent, seconds
+from lorrery.orrery.model import RECENT_SECONDS, Model
+from lorrery.orrery.notices import Notice, notices
+from lorrery.orrery.top.tables import TABLES, Column, Figure, Row, Table, count, percent, plain, seconds
 
 NOTICES, EVENTS, HELP = "notices", "events", "help"
 VIEWS = (*(table.name for table in TABLES), NOTICES, EVENTS)
 """In the order of their keys, from 1."""
 STYLES = {"bad": "bold red", "warn": "yellow", "dim": "dim", "": ""}
-_SIGNS = {True: "!!", False: "! "}
+_SIGNS = {"bad": "!!", "warn": "! "}
 _NAME_WIDTHS, _WIDEST_NAME = (40, 20, 20), 60
 _BAR_WIDTHS = 8, 8, 4
 KEYS = (
@@ -132,10 +131,11 @@ def clock(at: float) -> str:
 
 def _summary(model: Model, width: int, max_lines: int) -> list[Text]:
     totals = model.totals
-    ttft = "-" if model.ttft is None else f"{seconds(model.ttft[0])}, p95 {seconds(model.ttft[1])}"
+    percentiles = model.ttft
+    ttft = "-" if percentiles is None else f"{seconds(percentiles[0])}, p95 {seconds(percentiles[1])}"
     parts = [
-        ("tokens/s", count(model.tokens.rate(RATE_SECONDS))),
-        ("requests/s", f"{model.finished.rate(RATE_SECONDS * 5):.1f}"),
+        ("tokens/s", count(model.tokens_per_second)),
+        ("requests/s", f"{model.finished.rate(RECENT_SECONDS):.1f}"),
         ("running", count(model.running)),
         ("waiting", count(model.waiting)),
         ("TTFT p50", ttft),
@@ -166,10 +166,7 @@ def _notice_lines(found: Sequence[Notice], most: int, width: int) -> list[Text]:
     if not most:
         return []
     shown = found if len(found) <= most else found[: most - 1] if most > 1 else found[:1]
-    lines = [
-        Text(f"{_SIGNS[notice.is_bad]} {plain(notice.title)}", STYLES["bad" if notice.is_bad else "warn"])
-        for notice in shown
-    ]
+    lines = [Text(f"{_SIGNS[notice.severity]} {plain(notice.title)}", STYLES[notice.severity]) for notice in shown]
     if len(found) > len(shown):
         more = f"   and {len(found) - len(shown)} more: key 5"
         if most > 1:
@@ -251,12 +248,14 @@ def _rows(model: Model, look: Look, table: Table) -> list[Row]:
     rows = [row for row in table.rows(model) if not text or row.matches(text)]
     index, is_reversed = look.sort_of(table)
     for by in (0, index) if index else (0,):  # ties are in the order of the first column
-        is_name = table.columns[by].is_name
-        rows.sort(
-            key=(lambda row: _natural(str(row.keys[by]))) if is_name else (lambda row: row.keys[by]),  # noqa: B023  used at once
-            reverse=(is_reversed if is_name else not is_reversed) if by == index else False,
-        )
+        column = table.columns[by]
+        descends = (is_reversed if column.is_name else not is_reversed) if by == index else False
+        rows.sort(key=lambda row: _order(column.key(row.values[by])), reverse=descends)
     return rows
+
+
+def _order(key: float | str) -> float | list[tuple[int, str]]:
+    return _natural(key) if isinstance(key, str) else key
 
 
 @lru_cache(maxsize=4096)
@@ -266,7 +265,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _table_lines(table: Table, look: Look, rows: Sequence[Row], width: int) -> list[Text]:
-    cells = [row.cells() for row in rows]
+    cells = [[column.cell(value) for column, value in zip(table.columns, row.values, strict=True)] for row in rows]
     sort, is_reversed = look.sort_of(table)
     arrow = ("^" if is_reversed else "v") if not look.unicode else ("▲" if is_reversed else "▼")
     headings = [f"{column.heading}{arrow if index == sort else ''}" for index, column in enumerate(table.columns)]
@@ -285,13 +284,13 @@ def _line(parts: Sequence[str], width: int, style: str) -> Text:
 
 
 def _fit(
-    columns: Sequence[Column], headings: Sequence[str], cells: Sequence[tuple[Cell, ...]], width: int
+    columns: Sequence[Column], headings: Sequence[str], cells: Sequence[Sequence[Figure | str]], width: int
 ) -> tuple[list[int], list[int], int]:
     """Return which columns are shown, the width of each of all, and of bars: names and bars shrink, then columns go."""
     longest = [
-        max([cell_len(headings[i]), *(_cell_width(row[i]) for row in cells)]) for i in range(len(columns))
+        max([cell_len(headings[i]), *(cell_len(_text(row[i])) for row in cells)]) for i in range(len(columns))
     ]  # fmt: skip
-    has_bar = [any(isinstance(row[i], Bar) for row in cells) for i in range(len(columns))]
+    has_bar = [any(_share(row[i]) is not None for row in cells) for i in range(len(columns))]
     shown = list(range(len(columns)))
     while True:
         for name_width, bar in zip(_NAME_WIDTHS, _BAR_WIDTHS, strict=True):
@@ -313,17 +312,22 @@ def _fit(
         shown.remove(min(shown[1:], key=lambda i: columns[i].keep))
 
 
-def _cell_width(cell: Cell) -> int:
-    return cell_len(cell.text if isinstance(cell, Bar) else cell)
+def _share(cell: Figure | str) -> float | None:
+    return cell.share if isinstance(cell, Figure) else None
 
 
-def _aligned(cell: Cell, column: Column, width: int, bar: int, look: Look) -> str:
-    if isinstance(cell, Bar):
+def _text(cell: Figure | str) -> str:
+    return cell.text if isinstance(cell, Figure) else cell
+
+
+def _aligned(cell: Figure | str, column: Column, width: int, bar: int, look: Look) -> str:
+    text, share = _text(cell), _share(cell)
+    if share is not None:
         full, empty = ("█", "·") if look.unicode else ("#", ".")
-        filled = min(bar, max(round(cell.share * bar), 1 if cell.share > 0 else 0))
-        return f"{full * filled}{empty * (bar - filled)}{cell.text.rjust(width - bar)}"
-    length = cell_len(cell)
+        filled = min(bar, max(round(share * bar), 1 if share > 0 else 0))
+        return f"{full * filled}{empty * (bar - filled)}{text.rjust(width - bar)}"
+    length = cell_len(text)
     if length > width:
-        return set_cell_size(cell, width - 1) + ("…" if look.unicode else "~")
+        return set_cell_size(text, width - 1) + ("…" if look.unicode else "~")
     padding = " " * (width - length)
-    return cell + padding if column.is_name else padding + cell
+    return text + padding if column.is_name else padding + text

@@ -12,13 +12,17 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lorrery.chassis.errors import FormatError, LorreryError
 from lorrery.orrery import frame as f
+from lorrery.orrery.model import Model
 from lorrery.orrery.record import Record, Recorder, joined
+from lorrery.orrery.view import view_of
 from tests.cluster.harness import wait_until
 from tests.orrery.fake import HOSTILE, FakeCluster, FakeFeed, fake_record, serve
+from tests.orrery.test_notices import at
 
 
 @contextlib.asynccontextmanager
@@ -88,6 +92,32 @@ async def test_a_live_feed_is_a_hello_and_then_frames(encoding: str):
         assert (await get(address, "/hello"))[2].startswith(b'{"source":"live"')
 
 
+async def test_a_view_comes_where_asked_for():
+    async with served(FakeFeed(2)) as address, events(address, "?view=true") as stream, events(address) as plain:
+        viewed, raw = [[await one.next() for _ in range(2)][1][1] for one in (stream, plain)]
+    assert viewed["view"]["running"] > 0
+    assert "view" not in raw
+
+
+async def test_a_view_outlives_the_watch_that_breaks():
+    made = iter([at(0.0), at(1.0), at(2.0, workers=[])])
+
+    class Breaking(FakeFeed):
+        async def frames(self, hz: float = 10.0) -> AsyncIterator[f.Frame]:
+            for frame in (next(made), next(made)) if self.num_watchers == 0 else made:
+                self.num_watchers = 1
+                yield frame
+            raise LorreryError("gone")
+
+    async with served(Breaking()) as address, events(address, "?view=true") as stream:
+        kinds, last = [], {}
+        while kinds.count("frame") < 3:
+            kind, last = await stream.next()
+            kinds.append(kind)
+    assert kinds == ["hello", "frame", "frame", "problem", "hello", "frame"]
+    assert [notice["title"] for notice in last["view"]["notices"]] == ["worker-0 is gone, since 0:02"]
+
+
 async def test_watchers_come_and_go_and_each_has_all_names():
     feed = FakeFeed(2)
     async with served(feed) as address:
@@ -110,6 +140,7 @@ async def test_a_watch_that_breaks_is_told_and_begun_again():
     [
         ("/events?hz=50", 400, "hz is 50"),
         ("/events?hz=x", 400, "must be a number"),
+        ("/events?view=1", 400, "must be true or false"),
         ("/record", 404, "live"),
         ("/nothing-there", 404, "Not Found"),
         ("/../frame.py", 404, "Not Found"),
@@ -153,6 +184,13 @@ async def test_a_record_is_served_whole_or_in_part(tmp_path: Path):
         names = [name for frame in frames if frame.at <= 5 for name in frame.adapters_new]
         assert part[0].adapters_new == names
         assert set(names) & set(HOSTILE)
+        viewed = (await get(address, "/record?view=true"))[2].splitlines()
+        assert viewed[0] == lines[0]
+        assert [f.decode_frame(line) for line in viewed[1:]] == frames
+        model = Model(hello)
+        for line, frame in zip(viewed[1:], frames, strict=True):
+            model.apply(frame)
+            assert msgspec.json.encode(json.loads(line)["view"]) == msgspec.json.encode(view_of(model))
         assert (await get(address, "/events"))[0] == 404
         assert (await get(address, "/record?from=x"))[0] == 400
 

@@ -7,11 +7,10 @@ import pytest
 from rich.console import Console
 
 from lorrery.orrery import frame as f
-from lorrery.orrery.top.control import press
-from lorrery.orrery.top.keyboard import keys_of
-from lorrery.orrery.top.names import plain
+from lorrery.orrery.top.keyboard import keys_of, press
 from lorrery.orrery.top.screen import VIEWS, Look, compose, whole
-from tests.orrery.top.test_model import frames, model_of
+from lorrery.orrery.top.tables import plain
+from tests.orrery.test_model import frames, model_of
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\r\n\t\x9b31m\u202eevil\u200b\udc80 [bold]x[/bold]"
 

@@ -1,9 +1,13 @@
-// The tables of tenants, adapters and workers, and what they have in common with the notices: a row leads to its entity.
+// The lists beside the picture: what is wrong, the tables of tenants, adapters and workers, and what has happened. A notice
+// or a row leads to its entity.
 
-import { Rows, make, mark, write } from './dom.js';
-import { briefly, count, percent } from './format.js';
-import { tenantShares, THRASH_SECONDS } from './rules.js';
+import { Rows, briefly, clock, count, make, mark, percent, write } from './dom.js';
 
+const MAX_SHOWN_EVENTS = 80;
+const WORDS = {
+  load: 'loaded', evict: 'evicted', load_failed: 'load failed', preempt: 'preempted', worker_lost: 'worker lost', worker_joined: 'worker joined',
+  worker_draining: 'draining', moved: 'moved', refused: 'refused', fault: 'fault', more: '…',
+};
 const MAX_ROWS = 60; // more is a matter for the search field
 const ORDER_SECONDS = 2; // wall seconds that an order stays, so that one can click
 
@@ -11,24 +15,24 @@ const ORDER_SECONDS = 2; // wall seconds that an order stays, so that one can cl
 const TABLES = {
   tenants: {
     entities: (model) => model.tenants.values(),
-    order: (tenant) => tenant.running + tenant.waiting + tenant.tokens.total * 1e-9,
+    order: (tenant) => tenant.running + tenant.waiting + tenant.tokens * 1e-9,
     columns: [
       ['share', 'Part of the output tokens of the last 30 s; the mark is its part of the requests that run and wait'],
       ['running', 'Requests that run', (tenant) => count(tenant.running)],
       ['waiting', 'Requests that wait', (tenant) => count(tenant.waiting)],
       ['oldest', 'How long the oldest has waited', (tenant) => (tenant.waiting ? briefly(tenant.oldest) : '–')],
-      ['refused', 'Requests refused, in all', (tenant) => count(tenant.refused.total)],
+      ['refused', 'Requests refused, in all', (tenant) => count(tenant.refused)],
     ],
   },
   adapters: {
     entities: (model) => [...model.adapters.values()].filter((adapter) => !adapter.isGone),
-    order: (adapter) => adapter.running + adapter.waiting + adapter.loads.total * 1e-6,
+    order: (adapter) => adapter.running + adapter.waiting + adapter.loads * 1e-6,
     columns: [
       ['running', 'Requests that run', (adapter) => count(adapter.running)],
       ['waiting', 'Requests that wait', (adapter) => count(adapter.waiting)],
-      ['loads', 'Loads to a GPU, in all', (adapter) => count(adapter.loads.total)],
-      ['evicted', 'Evictions from a GPU, in all', (adapter) => count(adapter.evictions.total)],
-      ['thrash', 'Loads within a minute of the eviction, in the last minute', (adapter, model) => count(adapter.thrash.growth(THRASH_SECONDS, model.at))],
+      ['loads', 'Loads to a GPU, in all', (adapter) => count(adapter.loads)],
+      ['evicted', 'Evictions from a GPU, in all', (adapter) => count(adapter.evictions)],
+      ['thrash', 'Loads within a minute of the eviction, in the last minute', (adapter) => count(adapter.recentThrash)],
     ],
   },
   workers: {
@@ -39,12 +43,64 @@ const TABLES = {
       ['running', 'Requests that run', (worker) => count(worker.running)],
       ['waiting', 'Requests that wait', (worker) => count(worker.waiting)],
       ['oldest', 'How long its first has waited', (worker) => (worker.waiting ? briefly(worker.oldest) : '–')],
-      ['tok/s', 'Output tokens a second, over 5 s', (worker, model) => count(worker.tokens.rate(5, model.at))],
+      ['tok/s', 'Output tokens a second, over 5 s', (worker) => count(worker.tokensPerSecond)],
     ],
   },
 };
 
 const byName = new Intl.Collator('en', { numeric: true });
+
+export class Notices {
+  constructor(list, summary, pick) {
+    this.summary = summary;
+    this.rows = new Rows(list, {
+      key: (notice) => `${notice.rule} ${notice.subjects[0]?.[1] ?? ''} ${notice.subjects.length > 1}`,
+      create: () => {
+        const title = make('span', { class: 'title' });
+        const why = make('span', { class: 'why' });
+        const rule = make('span', { class: 'rule' });
+        const button = make('button', { type: 'button', onclick: () => button.subject && pick(button.subject) }, rule, title, why);
+        return Object.assign(make('li', {}, button), { button, titleText: title, why, rule });
+      },
+      update: (row, notice) => {
+        mark(row, 'class', notice.severity);
+        const [kind, key] = notice.subjects[0] ?? ['scheduler'];
+        row.button.subject = kind === 'scheduler' ? null : { kind, key };
+        write(row.rule, notice.rule);
+        write(row.titleText, notice.title);
+        write(row.why, notice.why);
+      },
+    });
+  }
+
+  draw(notices, running) {
+    this.rows.show(notices);
+    const bad = notices.filter((notice) => notice.severity === 'bad').length;
+    write(this.summary, !running ? '' : !notices.length ? 'Nothing is wrong' : `${notices.length} ${notices.length === 1 ? 'thing is' : 'things are'} wrong`);
+    mark(this.summary, 'class', bad ? 'bad' : notices.length ? 'warn' : 'calm');
+  }
+}
+
+export class EventLog {
+  constructor(list, none) {
+    this.none = none;
+    this.rows = new Rows(list, {
+      key: (event) => event,
+      create: (event) => make('li', { class: event.kind }, make('time', { text: clock(event.at) }),
+        make('b', { text: WORDS[event.kind] ?? event.kind }), make('span', { text: event.text })),
+      update: () => {},
+    });
+  }
+
+  draw(events, filter) {
+    const shown = [];
+    for (let index = events.length - 1; index >= 0 && shown.length < MAX_SHOWN_EVENTS; index -= 1) {
+      if (!filter || filter(events[index].text)) shown.push(events[index]);
+    }
+    this.rows.show(shown);
+    write(this.none, shown.length ? '' : 'No events yet: adapters loaded and evicted, workers joined and lost, requests preempted, moved, refused.');
+  }
+}
 
 export class Tables {
   constructor(parent, pick) {
@@ -91,7 +147,7 @@ export class Tables {
   }
 
   #update(table, row, entity) {
-    const { model, ui } = this;
+    const { ui } = this;
     row.entity = entity;
     write(row.label, entity.name);
     mark(row.button, 'title', entity.name);
@@ -100,10 +156,10 @@ export class Tables {
     mark(row.button, 'aria-pressed', ui.selected === entity ? 'true' : 'false');
     table.columns.forEach(([heading, , text], index) => {
       if (heading !== 'share') {
-        write(row.values[index], text(entity, model));
+        write(row.values[index], text(entity));
         return;
       }
-      const { share = 0, demand = 0 } = this.shares.get(entity) ?? {};
+      const { share, demand } = entity;
       row.bar.style.setProperty('width', `${(share * 100).toFixed(1)}%`);
       row.demand.style.setProperty('left', `${(demand * 100).toFixed(1)}%`);
       write(row.share, percent(share));
@@ -112,9 +168,8 @@ export class Tables {
 
   /** Show the chosen table. */
   draw(model, ui) {
-    Object.assign(this, { model, ui });
+    this.ui = ui;
     const table = this.tables[this.chosen];
-    if (this.chosen === 'tenants') this.shares = new Map(tenantShares(model).map((share) => [share.tenant, share]));
     const entities = [...table.entities(model)].filter((entity) => !ui.filter || ui.filter(entity.name));
     const now = performance.now() / 1000;
     if (now - table.orderedAt > ORDER_SECONDS || ui.query !== table.query || entities.length < MAX_ROWS / 2) {

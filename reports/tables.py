@@ -1,7 +1,11 @@
-"""The page's tables of runs: exact figures, over all requests."""
+"""Tables for the page's template, sorted by a click on a heading if scripts are enabled; and those of runs.
+
+The figures of runs are exact, over all requests.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +14,9 @@ from lorrery.reports import figures
 from lorrery.reports.chart import number, seconds
 from lorrery.reports.read import Run
 from lorrery.reports.requests import Requests
-from lorrery.reports.table import Column, Table, cut
 from lorrery.vocabulary.adapter_figures import FIGURES
 
-__all__ = ["failure_table", "group_tables", "latency_table", "tiles"]
+__all__ = ["Column", "Table", "cut", "failure_table", "group_tables", "latency_table", "tiles"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -22,6 +25,40 @@ _MOST_GROUPS = 50
 _MOST_FAILURES = 30
 BASE_MODEL, NO_TENANT = "(base model)", "(none)"
 _LEVELS = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0))
+_LONGEST = 64
+_TURNING = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)
+_INVISIBLE = dict.fromkeys((*range(32), *range(127, 160), *_TURNING), " ")
+"""Control characters, and those that change the direction of text: a name with one could pass for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading. Numbers are right-aligned, text left-aligned."""
+
+    title: str
+    unit: str = ""
+    text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells, as text.
+
+    Attributes:
+        last: a row that stays last in any order, such as `other`.
+    """
+
+    title: str
+    columns: list[Column]
+    rows: list[list[str]]
+    last: list[str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def cut(text: str, longest: int = _LONGEST) -> str:
+    """Shorten a run's name or message to one line without invisible characters."""
+    plain = text[: longest + 1].translate(_INVISIBLE)
+    return plain if len(plain) <= longest else f"{plain[: longest - 3]}..."
 
 
 def tiles(run: Run) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""The state behind the screen: the cluster as of the newest frame, and the history of the last minute.
+"""The model that page and terminal show: the cluster as of the newest frame, and the figures of the last minute.
 
 Frames refer to adapters and tenants by index, in order of appearance, and a new connection starts new indices. So all
 state is kept by name, and indices only serve to look up names. All times are device seconds.
@@ -6,139 +6,38 @@ state is kept by name, and indices only serve to look up names. All times are de
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from lorrery.orrery.frame import LOADING, EndedRow, EventRow, Frame, Hello, ResidentRow, RunningRow, Shard, Totals
-from lorrery.orrery.frame import Worker as WorkerState
-from lorrery.orrery.top.series import Counter, Gauge
+from lorrery.orrery.figures import BASE, Adapter, Counter, Ended, Gauge, Tenant, Worker, percentiles
+from lorrery.orrery.frame import LOADING, EventRow, Frame, Hello, Shard, Totals
 
-BASE, NO_TENANT = "base model", "(no tenant)"
-"""Display names for requests without an adapter and without a tenant."""
 LOST_SECONDS = 60.0
 """How long a lost worker is still shown."""
 RECENT_SECONDS = 10.0
 """Window of ended requests for the percentiles of TTFT."""
 RATE_SECONDS = 2.0
-"""Window of tokens and requests per second."""
+"""Window of the cluster's tokens per second."""
+SHARE_SECONDS = 30.0
+"""Window of a tenant's share of the tokens and of the requests."""
 _MAX_ENDED, _MAX_EVENTS = 2_000, 300
 
 
-@dataclass(slots=True)
-class Adapter:
-    """An adapter, or the base model, over all workers.
-
-    Attributes:
-        unloaded: whether it is refused to new requests.
-    """
-
-    name: str
-    unloaded: bool = False
-    running: int = 0
-    waiting: int = 0
-    on_gpus: int = 0
-    loading: int = 0
-    rank: int = 0
-    loads: Counter = field(default_factory=Counter)
-    evictions: Counter = field(default_factory=Counter)
-    thrash: Counter = field(default_factory=Counter)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it is unloaded and its last request has ended."""
-        return self.unloaded and not self.running and not self.waiting
-
-
-@dataclass(slots=True)
-class Tenant:
-    """A tenant's current requests, and its totals."""
-
-    name: str
-    running: int = 0
-    waiting: int = 0
-    oldest: float = 0.0
-    tokens: Counter = field(default_factory=Counter)
-    refused: Counter = field(default_factory=Counter)
-    runnings: Gauge = field(default_factory=Gauge)
-    waitings: Gauge = field(default_factory=Gauge)
-
-
-@dataclass(slots=True)
-class Worker:
-    """A worker: its part of the newest frame, and its history.
-
-    Attributes:
-        joined_at: when a request last joined its batch.
-        ran_at: when it last had a batch.
-        lost_at: when it was lost; None: it is attached.
-    """
-
-    name: str
-    state: WorkerState
-    joined_at: float
-    ran_at: float
-    lost_at: float | None = None
-    requests: frozenset[int] = frozenset()
-    tokens: Counter = field(default_factory=Counter)
-    busy: Counter = field(default_factory=Counter)
-    preempted: Counter = field(default_factory=Counter)
-
-    @property
-    def running(self) -> Sequence[RunningRow]:
-        """Its batch; empty if it is lost."""
-        return self.state.running if self.lost_at is None else ()
-
-    @property
-    def waiting(self) -> int:
-        """Length of its queue; 0 if it is lost."""
-        return self.state.waiting if self.lost_at is None else 0
-
-    @property
-    def resident(self) -> Sequence[ResidentRow]:
-        """Adapters on its GPU; empty if it is lost."""
-        return self.state.adapters if self.lost_at is None else ()
-
-    @property
-    def kv_ratio(self) -> float:
-        """Share of its KV pool in use; 0 if it is lost."""
-        return self.state.kv / self.state.pool if self.state.pool and self.lost_at is None else 0.0
-
-    def update(self, at: float, state: WorkerState) -> None:
-        """Apply its part of a frame."""
-        requests = frozenset(row.request for row in state.running)
-        if requests - self.requests:
-            self.joined_at = at
-        if requests:
-            self.ran_at = at
-        self.state, self.requests, self.lost_at = state, requests, None
-        self.tokens.push(at, state.tokens)
-        self.busy.push(at, state.busy)
-        self.preempted.push(at, state.preempted)
-
-
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """An ended request, with names instead of indices."""
+class Share:
+    """A tenant's share of the output tokens, and of the running and waiting requests, over `SHARE_SECONDS`."""
 
-    at: float
-    row: EndedRow
-    worker: str
-    adapter: str
-    tenant: str
-
-    @property
-    def ttft(self) -> float:
-        """Time from its arrival at the scheduler to its first token."""
-        return self.row.queue + self.row.adapter_load + self.row.prefill
+    tokens: float
+    demand: float
 
 
 class Model:
-    """Applies frames, and holds the state that tables and rules read.
+    """Applies frames, and holds the state that notices, tables and series are computed from.
 
     Attributes:
         at: time of the newest frame.
         started_at: time of the first frame; None before it.
         lost: workers lost within the last minute, that is, gone without having drained.
-        ttft: percentiles 50 and 95 over the requests that ended recently; None: none did.
+        recent: requests that ended within `RECENT_SECONDS` and had a first token.
     """
 
     def __init__(self, hello: Hello) -> None:
@@ -156,15 +55,16 @@ class Model:
         self.adapters: dict[str | None, Adapter] = {}
         self.tenants: dict[str, Tenant] = {}
         self.ended: deque[Ended] = deque(maxlen=_MAX_ENDED)
+        self.recent: deque[Ended] = deque(maxlen=_MAX_ENDED)
         self.events: deque[EventRow] = deque(maxlen=_MAX_EVENTS)
         self.totals = Totals()
         self.unplaced = self.held = 0
         self.unplaced_since: float | None = None
         self.widest_batch = 0
-        self.ttft: tuple[float, float] | None = None
         self.tokens, self.finished, self.requests = Counter(), Counter(), Counter()
         self.queue = Gauge()
         self._by_key: dict[tuple[int, str], Worker] = {}
+        self._shares: dict[str, Share] | None = None  # as of the newest frame, once computed
 
     @property
     def running(self) -> int:
@@ -181,6 +81,16 @@ class Model:
         """Share of all KV pools together that is in use."""
         pool = sum(worker.state.pool for worker in self.workers)
         return sum(worker.state.kv for worker in self.workers) / pool if pool else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens per second, over `RATE_SECONDS`."""
+        return self.tokens.rate(RATE_SECONDS)
+
+    @property
+    def ttft(self) -> tuple[float, float] | None:
+        """Percentiles 50 and 95 of the TTFT over the requests that ended recently; None: none did."""
+        return percentiles(self.recent)
 
     def begin(self, hello: Hello) -> None:
         """Continue with a new connection, which restarts indices, request numbers and counts."""
@@ -209,14 +119,15 @@ class Model:
         if frame.at < self.at - 1:
             self._forget()  # the scheduler was restarted, and with it the device clock
         self.learn(frame.adapters_new, frame.tenants_new)
-        self.at = frame.at
+        self.at = max(self.at, frame.at)
         if self.started_at is None:
-            self.started_at = frame.at
+            self.started_at = self.at
         self.shards, self.unplaced, self.held = frame.shards, frame.unplaced, frame.held
         if not frame.unplaced:
             self.unplaced_since = None
         elif self.unplaced_since is None:
-            self.unplaced_since = frame.at
+            self.unplaced_since = self.at
+        self._shares = None
         self._take_workers(frame)
         self._take_names(frame)
         self._take_history(frame)
@@ -228,8 +139,8 @@ class Model:
             key = state.shard, state.id
             worker = self._by_key.get(key)
             if worker is None:
-                worker = self._by_key[key] = Worker(state.id, state, frame.at, frame.at)
-            worker.update(frame.at, state)
+                worker = self._by_key[key] = Worker(state.id, state, self.at, self.at)
+            worker.update(self.at, state)
             self.workers.append(worker)
         present = {id(worker) for worker in self.workers}
         for worker in before:
@@ -237,10 +148,10 @@ class Model:
                 if worker.state.state == "draining" and not worker.running:  # a regular departure
                     del self._by_key[worker.state.shard, worker.name]
                 else:
-                    worker.lost_at = frame.at
+                    worker.lost_at = self.at
                     self.lost.append(worker)
         self.lost = [worker for worker in self.lost if worker.lost_at is not None]
-        for worker in [one for one in self.lost if frame.at - (one.lost_at or 0.0) >= LOST_SECONDS]:
+        for worker in [one for one in self.lost if self.at - (one.lost_at or 0.0) >= LOST_SECONDS]:
             self.lost.remove(worker)
             del self._by_key[worker.state.shard, worker.name]
         self.widest_batch = max([self.widest_batch, *(len(worker.running) for worker in self.workers)])
@@ -255,19 +166,21 @@ class Model:
         for counts in frame.adapters:
             adapter = self._adapter(counts.adapter)
             adapter.running, adapter.waiting, adapter.unloaded = counts.running, counts.waiting, counts.unloaded
-            adapter.loads.push(frame.at, counts.loads)
-            adapter.evictions.push(frame.at, counts.evictions)
-            adapter.thrash.push(frame.at, counts.thrash)
+            adapter.loads.push(self.at, counts.loads)
+            adapter.evictions.push(self.at, counts.evictions)
+            adapter.thrash.push(self.at, counts.thrash)
         self._take_residents(frame)
         for row in frame.tenants:
             name = self.tenant_name(row.tenant)
-            tenant = self.tenants.setdefault(name, Tenant(name))
+            if name not in self.tenants:
+                self.tenants[name] = Tenant(name)
+            tenant = self.tenants[name]
             tenant.running, tenant.waiting, tenant.oldest = row.running, row.waiting, row.oldest
-            tenant.tokens.push(frame.at, row.output_tokens)
-            tenant.refused.push(frame.at, row.refused)
+            tenant.tokens.push(self.at, row.output_tokens)
+            tenant.refused.push(self.at, row.refused)
         for tenant in self.tenants.values():
-            tenant.runnings.push(frame.at, tenant.running)
-            tenant.waitings.push(frame.at, tenant.waiting)
+            tenant.runnings.push(self.at, tenant.running)
+            tenant.waitings.push(self.at, tenant.waiting)
 
     def _take_residents(self, frame: Frame) -> None:
         """Count the GPUs that each adapter is on, or being loaded to; a GPU may have two versions of it."""
@@ -285,35 +198,49 @@ class Model:
 
     def _adapter(self, index: int) -> Adapter:
         name = self.adapter_name(index)
-        return self.adapters.setdefault(name, Adapter(BASE if name is None else name))
+        adapter = self.adapters.get(name)
+        if adapter is None:
+            adapter = self.adapters[name] = Adapter(name)
+        return adapter
 
     def _take_history(self, frame: Frame) -> None:
         for row in frame.ended:
-            worker = frame.workers[row.worker].id if 0 <= row.worker < len(frame.workers) else ""
+            worker = self.workers[row.worker] if 0 <= row.worker < len(self.workers) else None
+            if worker is not None:  # no frame need have shown it in the batch
+                joined_at = row.arrived + row.queue + row.adapter_load
+                worker.joined_at = max(worker.joined_at, min(self.at, joined_at))
             adapter = self.adapter_name(row.adapter)
-            self.ended.append(
-                Ended(frame.at, row, worker, BASE if adapter is None else adapter, self.tenant_name(row.tenant))
+            ended = Ended(
+                self.at,
+                row,
+                "" if worker is None else worker.name,
+                BASE if adapter is None else adapter,
+                self.tenant_name(row.tenant),
+                row.queue + row.adapter_load + row.prefill,
             )
+            self.ended.append(ended)
+            if row.output_tokens:
+                self.recent.append(ended)
+        while self.recent and self.recent[0].at <= self.at - RECENT_SECONDS:
+            self.recent.popleft()
         self.events.extend(frame.events)
         self.totals = frame.totals
-        self.tokens.push(frame.at, frame.totals.output_tokens)
-        self.finished.push(frame.at, frame.totals.finished)
-        self.requests.push(frame.at, frame.totals.requests)
-        self.queue.push(frame.at, self.waiting)
-        self.ttft = percentiles(self.recent())
+        self.tokens.push(self.at, frame.totals.output_tokens)
+        self.finished.push(self.at, frame.totals.finished)
+        self.requests.push(self.at, frame.totals.requests)
+        self.queue.push(self.at, self.waiting)
 
-    def recent(self) -> list[Ended]:
-        """Return the requests that ended within `RECENT_SECONDS` and had a first token, newest first."""
-        found = []
-        for one in reversed(self.ended):
-            if one.at <= self.at - RECENT_SECONDS:
-                break
-            if one.row.output_tokens > 0:
-                found.append(one)
-        return found
+    def shares(self) -> dict[str, Share]:
+        """Return each tenant's shares, by its key."""
+        if self._shares is None:
+            self._shares = self._computed_shares()
+        return self._shares
 
-
-def percentiles(ended: Iterable[Ended]) -> tuple[float, float] | None:
-    """Return the percentiles 50 and 95 of their TTFT; None: there are none."""
-    times = sorted(one.ttft for one in ended)
-    return (times[len(times) // 2], times[len(times) * 95 // 100]) if times else None
+    def _computed_shares(self) -> dict[str, Share]:
+        tokens = {key: tenant.tokens.growth(SHARE_SECONDS) for key, tenant in self.tenants.items()}
+        requests = {
+            key: tenant.runnings.mean(SHARE_SECONDS) + tenant.waitings.mean(SHARE_SECONDS)
+            for key, tenant in self.tenants.items()
+        }
+        all_tokens, all_requests = sum(tokens.values()) or 1.0, sum(requests.values()) or 1.0
+        return {key: Share(tokens[key] / all_tokens, requests[key] / all_requests) for key in tokens}

@@ -1,11 +1,11 @@
-"""What the terminal knows after some frames: rates, names, who is gone."""
+"""What page and terminal know after some frames: rates, names, who is gone."""
 
 import msgspec
 import pytest
 
+from lorrery.orrery.figures import Counter, Gauge
 from lorrery.orrery.frame import AdapterRow, Frame, Hello, ResidentRow, Totals
-from lorrery.orrery.top.model import Model
-from lorrery.orrery.top.series import Counter, Gauge
+from lorrery.orrery.model import Model
 from lorrery.orrery.top.tables import TABLES
 from tests.orrery.fake import FakeCluster
 
@@ -111,7 +111,7 @@ def test_an_unloaded_adapter_is_listed_until_its_last_request_ends_and_again_onc
     def listed(**changes: object) -> bool:
         rows = [] if changes.pop("without_row", False) else [msgspec.structs.replace(busy, **changes)]
         model.apply(msgspec.structs.replace(first, adapters=rows, adapters_new=first.adapters_new * (not model.at)))
-        return name in {row.keys[0] for row in ADAPTERS.rows(model)}
+        return name in {row.values[0] for row in ADAPTERS.rows(model)}
 
     assert listed()
     assert listed(unloaded=True)
@@ -128,9 +128,9 @@ def test_a_gpu_with_two_versions_of_an_adapter_is_counted_once(
     rows = [ResidentRow(0, of_before, 8), ResidentRow(0, newest, 16, loaded_in=0.5 * (newest == 2))]
     workers = [msgspec.structs.replace(worker, adapters=rows) for worker in made.workers]
     model = model_of([msgspec.structs.replace(made, workers=workers)])
-    (row,) = [row for row in ADAPTERS.rows(model) if row.keys[0] == model.adapter_name(0)]
-    assert row.keys[3:5] == tuple(2 * number for number in counts)
-    assert row.keys[-1] == (8 if newest == 0 else 16)  # of the one in use, or that comes
+    (row,) = [row for row in ADAPTERS.rows(model) if row.values[0] == model.adapter_name(0)]
+    assert row.values[3:5] == tuple(2 * number for number in counts)
+    assert row.values[-1] == (8 if newest == 0 else 16)  # of the one in use, or that comes
 
 
 def test_a_row_of_an_older_record_is_of_an_adapter_that_is_loaded() -> None:
