@@ -52,7 +52,7 @@ lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weigh
 
 The closed loop of engine benchmarks: `-c` clients start at once, each sends its next request when its last one has
 finished, `--requests-per-client` (10) each; lengths are drawn uniformly from `--length-ratio` times `--input` and
-`--output` up to these values, and EOS is ignored ([workloads.md](workloads.md#closed-loop)).
+`--output` up to these values, and EOS is ignored ([load.md](load.md#closed-loop)).
 
 ## What each sets
 
