@@ -22,7 +22,7 @@ FILES = ("router.proto", "types.proto", "scheduler.proto", "frame.proto", "simul
 """In the order of the page: what clients need first."""
 
 INNER = ("scheduler.proto",)
-"""Spoken inside the cluster alone: the page has its calls and what its messages are for, the file has their fields."""
+"""Spoken inside the cluster alone: the page has its calls, the file their messages."""
 
 INTRODUCTION = f"""# gRPC
 
@@ -49,17 +49,16 @@ def grpc_page() -> str:
         name = Path(file.name).name
         lines += [f"## {name}", ""]
         for index, service in enumerate(file.service):
-            lines += _service(service, comments, (_SERVICES, index))
+            lines += _service(service, comments, (_SERVICES, index), is_inner=name in INNER)
+        if name in INNER:
+            lines += paragraph(f"Messages: `protos/lorrery/v1/{name}`.")
+            continue
         rows: list[tuple[str, ...]] = []
         for index, message in enumerate(file.message_type):
             rows += _message(message, comments, (_MESSAGES, index))
         for index, enum in enumerate(file.enum_type):
             rows += _enum(enum, comments, (_ENUMS, index))
-        if name in INNER:
-            lines += table(("name", ""), [(row[0], row[-1]) for row in rows if row[0].startswith("<a ")])
-            lines += paragraph(f"Their fields: `protos/lorrery/v1/{name}`.")
-        else:
-            lines += table(("name", "number", "type", ""), rows)
+        lines += table(("name", "number", "type", ""), rows)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -83,12 +82,15 @@ def comments_of(file: FileDescriptorProto) -> dict[DescriptorPath, str]:
     }
 
 
-def _service(service: ServiceDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:
+def _service(
+    service: ServiceDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath, *, is_inner: bool
+) -> list[str]:
     lines = [f"### {service.name}", "", *paragraph(comments.get(path, ""))]
     rows = []
+    named = _code if is_inner else _short
     for number, method in enumerate(service.method):
-        sent = ("stream " if method.client_streaming else "") + _short(method.input_type)
-        answer = ("stream " if method.server_streaming else "") + _short(method.output_type)
+        sent = ("stream " if method.client_streaming else "") + named(method.input_type)
+        answer = ("stream " if method.server_streaming else "") + named(method.output_type)
         rows.append((f"`{method.name}`", sent, answer, comments.get((*path, _MEMBERS, number), "")))
     return lines + table(("RPC", "takes", "returns", ""), rows)
 
@@ -146,3 +148,8 @@ def _short(type_name: str) -> str:
     """Link a message or enum of the package."""
     name = type_name.rpartition(".")[2]
     return f"[{name}](#{name.lower()})"
+
+
+def _code(type_name: str) -> str:
+    """Name a message that the page does not show."""
+    return f"`{type_name.rpartition('.')[2]}`"
