@@ -103,7 +103,7 @@ SGLANG_RULES = """
 ## SGLang's rules
 
 `sglang-0.5.23` decides as that version's own scheduler does in 150 recorded runs (`lorrery validate golden
-tests/golden/sglang_scheduler.jsonl`); `sglang-0.5` is what this engine was before, a loop with limits on sequences and
+tests/golden/sglang_scheduler.jsonl`); `sglang-0.5` is a loop with limits on sequences and
 tokens alone.
 
 * **Prefill before decode**, within `max_prefill_tokens` and chunks of `max_num_batched_tokens`. A request enters if its
