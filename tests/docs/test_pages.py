@@ -9,6 +9,8 @@ from tests.worker.device.known import CATALOGUE
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+OTHERS = sorted(path for room in ("deploy", "lab", "tests", "validation") for path in (ROOT / room).rglob("*.md"))
+"""Pages beside what they describe."""
 WIDTH = 120
 _FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
 _FREE = re.compile(r"\||#| {4}|<|`[^`]*`$|!?\[[^\]]*\]\(\S+\)$|\[[^\]]*\]: ")
@@ -33,7 +35,7 @@ def test_prose_is_no_wider_than_the_others(page: Path) -> None:
     assert [line for line in prose(page).splitlines() if len(line) > WIDTH and not _FREE.match(line)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
     broken = []
     for link in _LINK.findall(prose(page)):
@@ -47,7 +49,7 @@ def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
 def test_code_names_pages_that_exist() -> None:
     """Messages, comments, settings, dashboards and alerts name pages by their paths."""
     missing = set()
-    for folder in (*ROOT.glob("*/"),):
+    for folder in ROOT.glob("*/"):
         if folder.name.startswith(".") or folder.name in ("build", "dist", "out", "src", "docs"):
             continue
         for path in folder.rglob("*"):
