@@ -1,5 +1,6 @@
 """docs/grpc.md: every RPC, message, field and enum value with its comment, from protos/lorrery/v1/*.proto."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,8 @@ PROTOS = DOCS.parent / "protos"
 FILES = ("router.proto", "types.proto", "scheduler.proto", "frame.proto", "simulation.proto")
 """In the order of the page: what clients need first."""
 
-INNER = ("scheduler.proto",)
-"""Spoken inside the cluster alone: the page has its calls, the file their messages."""
+INNER = ("scheduler.proto", "frame.proto")
+"""Spoken inside the cluster, and the frames of docs/orrery.md: the page has their calls, the files their messages."""
 
 INTRODUCTION = f"""# gRPC
 
@@ -30,7 +31,8 @@ INTRODUCTION = f"""# gRPC
 
 Package `lorrery.v1`, imported as `lorrery.v1`. Clients need `RouterService` and the messages of the first files;
 `SchedulerService` is spoken inside the cluster, and `simulation.proto` between a simulation and an autoscaler of your
-own. Every service also answers gRPC health checks and server reflection. Errors: [errors.md](errors.md).
+own. Every service also answers gRPC health checks and server reflection. Errors: [errors.md](errors.md). Frames of
+`WatchCluster` have the fields of [the feed](orrery.md#the-feed).
 """
 
 # Field numbers of descriptor.proto, by which the compiler's comments name what they belong to.
@@ -49,7 +51,7 @@ def grpc_page() -> str:
         name = Path(file.name).name
         lines += [f"## {name}", ""]
         for index, service in enumerate(file.service):
-            lines += _service(service, comments, (_SERVICES, index), is_inner=name in INNER)
+            lines += _service(service, comments, (_SERVICES, index))
         if name in INNER:
             lines += paragraph(f"Messages: `protos/lorrery/v1/{name}`.")
             continue
@@ -59,7 +61,7 @@ def grpc_page() -> str:
         for index, enum in enumerate(file.enum_type):
             rows += _enum(enum, comments, (_ENUMS, index))
         lines += table(("name", "number", "type", ""), rows)
-    return "\n".join(lines).rstrip() + "\n"
+    return _linked("\n".join(lines).rstrip() + "\n")
 
 
 def read_protos() -> Sequence[FileDescriptorProto]:
@@ -82,15 +84,12 @@ def comments_of(file: FileDescriptorProto) -> dict[DescriptorPath, str]:
     }
 
 
-def _service(
-    service: ServiceDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath, *, is_inner: bool
-) -> list[str]:
+def _service(service: ServiceDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:
     lines = [f"### {service.name}", "", *paragraph(comments.get(path, ""))]
     rows = []
-    named = _code if is_inner else _short
     for number, method in enumerate(service.method):
-        sent = ("stream " if method.client_streaming else "") + named(method.input_type)
-        answer = ("stream " if method.server_streaming else "") + named(method.output_type)
+        sent = ("stream " if method.client_streaming else "") + _short(method.input_type)
+        answer = ("stream " if method.server_streaming else "") + _short(method.output_type)
         rows.append((f"`{method.name}`", sent, answer, comments.get((*path, _MEMBERS, number), "")))
     return lines + table(("RPC", "takes", "returns", ""), rows)
 
@@ -145,11 +144,15 @@ def _plain(field: FieldDescriptorProto) -> str:
 
 
 def _short(type_name: str) -> str:
-    """Link a message or enum of the package."""
-    name = type_name.rpartition(".")[2]
-    return f"[{name}](#{name.lower()})"
+    """Name a message or enum of the package; `_linked` makes links of those that the page shows."""
+    return f"[{type_name.rpartition('.')[2]}]"
 
 
-def _code(type_name: str) -> str:
-    """Name a message that the page does not show."""
-    return f"`{type_name.rpartition('.')[2]}`"
+def _linked(page: str) -> str:
+    shown = set(re.findall(r'<a id="([^"]+)">', page))
+
+    def link(name: re.Match[str]) -> str:
+        anchor = name[1].lower()
+        return f"[{name[1]}](#{anchor})" if anchor in shown else f"`{name[1]}`"
+
+    return re.sub(r"\[([A-Z]\w+)\](?!\()", link, page)
