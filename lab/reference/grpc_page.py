@@ -31,8 +31,8 @@ INTRODUCTION = f"""# gRPC
 
 Package `lorrery.v1`, imported as `lorrery.v1`. Clients need `RouterService` and the messages of the first files;
 `SchedulerService` is spoken inside the cluster, and `simulation.proto` between a simulation and an autoscaler of your
-own. Every service also answers gRPC health checks and server reflection. Errors: [errors.md](errors.md). Frames of
-`WatchCluster` have the fields of [the feed](orrery.md#the-feed).
+own. Every service also answers gRPC health checks and server reflection. Errors: [errors.md](errors.md). [The
+feed](orrery.md#the-feed) shows the frames of `WatchCluster` as JSON.
 """
 
 # Field numbers of descriptor.proto, by which the compiler's comments name what they belong to.
