@@ -2,7 +2,7 @@
 
 Names, types, labels and buckets are those of vLLM 0.32 (and of 0.9 to 0.28 where an older name is still in use), of the
 residency series that vLLM is about to add (pull request 54830), of llm-d-inference-sim, and of SGLang 0.5.
-`docs/vllm-metrics.md` says what each means here, and which stay at 0.
+`docs/gateways.md` says what each means here, and which stay at 0.
 """
 
 from lorrery.chassis.series import Series

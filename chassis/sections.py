@@ -248,7 +248,7 @@ class MetricsSettings(Section):
     max_tenants: Count = Field(default=20, description="tenants that have series of their own, likewise")
     vllm: bool = Field(
         default=True,
-        description="also export vLLM's series, on each worker and on the HTTP edge; docs/vllm-metrics.md lists them",
+        description="also export vLLM's series, on each worker and on the HTTP edge; docs/gateways.md lists them",
     )
     sglang: bool = Field(default=False, description="also export SGLang's series, in the same places")
 
@@ -270,7 +270,7 @@ CollectorOrNone = Annotated[
 
 
 class TracingSettings(Section):
-    """Tracing of requests; see docs/tracing.md."""
+    """Tracing of requests; see docs/monitoring.md."""
 
     endpoint: CollectorOrNone = Field(
         default=None,

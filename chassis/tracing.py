@@ -37,7 +37,7 @@ SPANS = Series(
     "Spans of sampled requests, by outcome.",
     ("outcome",),
     more="`exported`; `failed`: no collector accepted them; `dropped`: `tracing.max_queued_spans` were already queued."
-    " Only where [tracing](tracing.md) is on.",
+    " Only where [tracing](monitoring.md#tracing) is on.",
 )
 
 _log = get_logger("chassis.tracing")

@@ -20,7 +20,7 @@ from lorrery.v1 import router_pb2, router_pb2_grpc
 
 TIMEOUT_SECONDS = 10.0
 
-Rules = Annotated[list[str], typer.Argument(metavar="RULE...", help="Faults, in the syntax of docs/faults.md.")]
+Rules = Annotated[list[str], typer.Argument(metavar="RULE...", help="Faults, in the syntax of docs/failures.md.")]
 Target = Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the router.")]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to connect.")]
 TARGET = "127.0.0.1:50051"
@@ -38,7 +38,7 @@ def set_(rules: Rules, target: Target = TARGET, config: Config = None, api_key: 
     """Inject these faults from now on, replacing those set or added before.
 
     Faults from the settings stay. Faults of requests apply at this router, those of loads and workers at every
-    scheduler. docs/faults.md describes every kind.
+    scheduler. docs/failures.md describes every kind.
 
     Examples:
       lorrery faults set refuse,share=0.1,status=RESOURCE_EXHAUSTED
@@ -92,7 +92,7 @@ def _change(rules: Sequence[str], *, add: bool) -> router_pb2.SetFaultsRequest:
     try:
         return router_pb2.SetFaultsRequest(rules=rules, add=add)
     except UnicodeEncodeError as error:
-        raise SettingsError(f"RULE {error.object!r} is not UTF-8 text; docs/faults.md has every kind") from None
+        raise SettingsError(f"RULE {error.object!r} is not UTF-8 text; docs/failures.md has every kind") from None
 
 
 def _call(target: str, config: Path | None, api_key: str, change: router_pb2.SetFaultsRequest | None = None) -> None:

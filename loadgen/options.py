@@ -155,7 +155,7 @@ class LoadOptions:
     trace: Annotated[
         Path | None,
         Option(
-            "File of recorded requests or conversations, in any form of docs/workloads.md. Unset: for azure and"
+            "File of recorded requests or conversations, in any form of docs/load.md. Unset: for azure and"
             " mooncake the shipped excerpt.",
             _WORKLOAD,
             "FILE",

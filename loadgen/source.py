@@ -361,7 +361,7 @@ def _opened(options: LoadOptions) -> Iterator[tuple[LoadOptions, Trace | None]]:
         raise SettingsError(f"--trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise FormatError(
-            f"{path}: not a text file; read it in Python, and give its columns to lorrery.Requests (docs/python.md)"
+            f"{path}: not a text file; read it in Python, and give its columns to lorrery.Requests (docs/simulator.md)"
         ) from None
 
 

@@ -187,7 +187,7 @@ FAULTS = Series(
     "faults",
     "Injected faults that affected requests, by kind.",
     ("kind",),
-    more="See [faults.md](faults.md).",
+    more="See [faults](failures.md#faults-on-request).",
 )
 SLOW_READERS = Series(
     "lorrery_router_slow_readers_total",

@@ -29,7 +29,7 @@ class AutoscalerSettings(Section):
     metric: Metric = Field(
         default="num_requests_waiting",
         description="metric that drives scaling: a vLLM series without `vllm:`; with `_p50` to `_p99` a percentile of"
-        " a histogram, with `_per_second` the rate of a counter; docs/autoscaling.md lists them",
+        " a histogram, with `_per_second` the rate of a counter; docs/capacity.md lists them",
     )
     target: Target = Field(default=4.0, description="target value of the metric; per worker for gauges and rates")
     metrics: dict[Metric, Target] = Field(

@@ -1,4 +1,4 @@
-"""`lorrery.simulate`: a simulation from Python. docs/python.md shows its use.
+"""`lorrery.simulate`: a simulation from Python. docs/simulator.md shows its use.
 
 The command `lorrery simulate` makes its run here too, so both give the same requests, byte for byte.
 """

@@ -26,7 +26,7 @@ KV_EVENT_BATCHES = Series(
     "lorrery_worker_kv_event_batches_total",
     "batches",
     "Batches of KV events published.",
-    more="See [KV events](kv-events.md).",
+    more="See [KV events](gateways.md#kv-events).",
 )
 KV_EVENT_REPLAYS = Series(
     "lorrery_worker_kv_event_replays_total", "requests", "Requests to replay batches of KV events."

@@ -540,7 +540,7 @@ FLAGS = (
         "Only 1: all workers are processes on this machine.",
         plain=False,
         only=1,
-        why="Lorrery's services run on several machines with one settings file (docs/README.md)",
+        why="Lorrery's services run on several machines with one settings file (docs/fleets.md)",
     ),
     _flag(
         "--api-server-count -asc",

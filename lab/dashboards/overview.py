@@ -88,7 +88,7 @@ BOARD = Board(
             [
                 rows(
                     "Alerts, pending and firing",
-                    "Alerts of the rules; pending becomes firing after a while. docs/alerts.md says what to do.",
+                    "Alerts of the rules; pending becomes firing after a while. docs/monitoring.md says what to do.",
                     Query('ALERTS{alertname=~"Lorrery.+"}'),
                     {
                         "alertname": "alert",

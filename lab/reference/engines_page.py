@@ -52,7 +52,7 @@ lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weigh
 
 The closed loop of engine benchmarks: `-c` clients start at once, each sends its next request when its last one has
 finished, `--requests-per-client` (10) each; lengths are drawn uniformly from `--length-ratio` times `--input` and
-`--output` up to these values, and EOS is ignored ([workloads.md](workloads.md#closed-loop)).
+`--output` up to these values, and EOS is ignored ([load.md](load.md#closed-loop)).
 
 ## What each sets
 
@@ -103,7 +103,7 @@ SGLANG_RULES = """
 ## SGLang's rules
 
 `sglang-0.5.23` decides as that version's own scheduler does in 150 recorded runs (`lorrery validate golden
-tests/golden/sglang_scheduler.jsonl`); `sglang-0.5` is what this engine was before, a loop with limits on sequences and
+tests/golden/sglang_scheduler.jsonl`); `sglang-0.5` is a loop with limits on sequences and
 tokens alone.
 
 * **Prefill before decode**, within `max_prefill_tokens` and chunks of `max_num_batched_tokens`. A request enters if its
@@ -147,11 +147,11 @@ The rules of vLLM's scheduler are compared with vLLM itself, {RULES_OF} at prese
    `lorrery validate golden OLD.jsonl --against ~/old-vllm` says "N of them as recorded before". The same command with
    the new vLLM names the cases that it decides otherwise, which shows what has changed without Lorrery.
 
-3. Read the first mismatch. A record's format is described in [validation.md](validation.md#golden-records). Its id ends
-   with the rule that its case presses (`lora_preemption`); the place says at which entry of `steps` the two part. With
-   `"expected"` from vLLM and `"got"` from Lorrery: another order or number of tokens in `sched` is `batching`; the same
-   but fewer computed tokens, or another `free`, is `prefix_cache` or `memory`; `preempted` is `memory` or, under
-   priorities, `queues`; `waiting` and `deferred` are `queues` and adapters.
+3. Read the first mismatch. The recorder's docstring describes a record. Its id ends with the rule that its case presses
+   (`lora_preemption`); the place says at which entry of `steps` the two part. With `"expected"` from vLLM and `"got"`
+   from Lorrery: another order or number of tokens in `sched` is `batching`; the same but fewer computed tokens, or
+   another `free`, is `prefix_cache` or `memory`; `preempted` is `memory` or, under priorities, `queues`; `waiting` and
+   `deferred` are `queues` and adapters.
 4. Change the rule in `scheduler/core/`: `batching/` forms a batch and spends the budget, `memory/` reserves blocks and
    preempts, `prefix_cache/` finds and evicts blocks, `queues/` orders what waits. Other seeds should pass as well. Then
    set `RULES_OF` in `validation/golden/against.py`, and put some of the new records into `tests/golden`.

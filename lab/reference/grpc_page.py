@@ -1,5 +1,6 @@
 """docs/grpc.md: every RPC, message, field and enum value with its comment, from protos/lorrery/v1/*.proto."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,17 @@ PROTOS = DOCS.parent / "protos"
 FILES = ("router.proto", "types.proto", "scheduler.proto", "frame.proto", "simulation.proto")
 """In the order of the page: what clients need first."""
 
+INNER = ("scheduler.proto", "frame.proto")
+"""Spoken inside the cluster, and the frames of docs/orrery.md: the page has their calls, the files their messages."""
+
 INTRODUCTION = f"""# gRPC
 
 {DO_NOT_EDIT.format("protos/lorrery/v1/*.proto")}
 
-Package `lorrery.v1`. Clients need `RouterService` and the shared types; `SchedulerService` is spoken inside the
-cluster. Every service also answers gRPC health checks and server reflection. Stubs are imported as `lorrery.v1`.
+Package `lorrery.v1`, imported as `lorrery.v1`. Clients need `RouterService` and the messages of the first files;
+`SchedulerService` is spoken inside the cluster, and `simulation.proto` between a simulation and an autoscaler of your
+own. Every service also answers gRPC health checks and server reflection. Errors: [errors.md](errors.md). [The
+feed](orrery.md#the-feed) shows the frames of `WatchCluster` as JSON.
 """
 
 # Field numbers of descriptor.proto, by which the compiler's comments name what they belong to.
@@ -42,14 +48,20 @@ def grpc_page() -> str:
     lines = [INTRODUCTION]
     for file in read_protos():
         comments = comments_of(file)
-        lines += [f"## {Path(file.name).name}", ""]
+        name = Path(file.name).name
+        lines += [f"## {name}", ""]
         for index, service in enumerate(file.service):
             lines += _service(service, comments, (_SERVICES, index))
+        if name in INNER:
+            lines += paragraph(f"Messages: `protos/lorrery/v1/{name}`.")
+            continue
+        rows: list[tuple[str, ...]] = []
         for index, message in enumerate(file.message_type):
-            lines += _message(message, comments, (_MESSAGES, index))
+            rows += _message(message, comments, (_MESSAGES, index))
         for index, enum in enumerate(file.enum_type):
-            lines += _enum(enum, comments, (_ENUMS, index))
-    return "\n".join(lines).rstrip() + "\n"
+            rows += _enum(enum, comments, (_ENUMS, index))
+        lines += table(("name", "number", "type", ""), rows)
+    return _linked("\n".join(lines).rstrip() + "\n")
 
 
 def read_protos() -> Sequence[FileDescriptorProto]:
@@ -82,23 +94,34 @@ def _service(service: ServiceDescriptorProto, comments: dict[DescriptorPath, str
     return lines + table(("RPC", "takes", "returns", ""), rows)
 
 
-def _message(message: DescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:
-    lines = [f"### {message.name}", "", *paragraph(comments.get(path, ""))]
+def _heading(name: str, comment: str) -> tuple[str, ...]:
+    """Return the row that a message or an enum begins with, which links to it lead to."""
+    return (f'<a id="{name.lower()}"></a>**{name}**', "", "", comment)
+
+
+def _message(
+    message: DescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath
+) -> list[tuple[str, ...]]:
     maps = {entry.name: entry for entry in message.nested_type if entry.options.map_entry}
-    rows = [
-        (f"`{field.name}`", str(field.number), _kind(field, message, maps), comments.get((*path, _MEMBERS, number), ""))
-        for number, field in enumerate(message.field)
+    return [
+        _heading(message.name, comments[path]),
+        *(
+            (f"`{field.name}`", str(field.number), _kind(field, message, maps), comments[*path, _MEMBERS, number])
+            for number, field in enumerate(message.field)
+        ),
     ]
-    return lines + (table(("field", "number", "type", ""), rows) if rows else [])
 
 
-def _enum(enum: EnumDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:
-    lines = [f"### {enum.name}", "", *paragraph(comments.get(path, ""))]
-    rows = [
-        (f"`{value.name}`", str(value.number), comments.get((*path, _MEMBERS, number), ""))
-        for number, value in enumerate(enum.value)
+def _enum(
+    enum: EnumDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath
+) -> list[tuple[str, ...]]:
+    return [
+        _heading(enum.name, comments[path]),
+        *(
+            (f"`{value.name}`", str(value.number), "", comments[*path, _MEMBERS, number])
+            for number, value in enumerate(enum.value)
+        ),
     ]
-    return lines + table(("value", "number", ""), rows)
 
 
 def _kind(field: FieldDescriptorProto, message: DescriptorProto, maps: dict[str, DescriptorProto]) -> str:
@@ -121,6 +144,15 @@ def _plain(field: FieldDescriptorProto) -> str:
 
 
 def _short(type_name: str) -> str:
-    """Link a message or enum of the package."""
-    name = type_name.rpartition(".")[2]
-    return f"[{name}](#{name.lower()})"
+    """Name a message or enum of the package; `_linked` makes links of those that the page shows."""
+    return f"[{type_name.rpartition('.')[2]}]"
+
+
+def _linked(page: str) -> str:
+    shown = set(re.findall(r'<a id="([^"]+)">', page))
+
+    def link(name: re.Match[str]) -> str:
+        anchor = name[1].lower()
+        return f"[{name[1]}](#{anchor})" if anchor in shown else f"`{name[1]}`"
+
+    return re.sub(r"\[([A-Z]\w+)\](?!\()", link, page)

@@ -23,8 +23,9 @@ says. The page's container, `web`, has none. `deploy/prometheus/prometheus.yml` 
 `deploy/grafana/` show them. Services export their series from the tables that generate this page;
 `tests/deploy/test_metrics.py` and a test of a live cluster compare the two.
 
-Workers and the router's HTTP edge have vLLM's series too: [vllm-metrics.md](vllm-metrics.md). The edge's `/metrics` has
-the router's own as well, for scrapers that can reach no other port: let Prometheus scrape only one of the two.
+Workers and the router's HTTP edge have vLLM's series too ([gateways.md](gateways.md#metrics-under-engines-names)). The
+edge's `/metrics` has the router's own as well, for scrapers that can reach no other port: let Prometheus scrape one of
+the two.
 
 **Units.** *Device seconds* are time on the modelled GPU; *wall seconds* are real time. With `time_scale = 2` a device
 second takes two wall seconds. `rate()` is always per wall second. Ratios are not exported: each is a quotient of two

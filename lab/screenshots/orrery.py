@@ -1,4 +1,4 @@
-"""docs/figures/orrery.png and orrery_light.png: the page of a cluster that has something to show.
+"""docs/figures/orrery.png: the page of a cluster that has something to show.
 
 Six workers on one machine, each with room for six adapters; `acme` and `globex` send a steady stream for a few, and
 `research` too much for many. So there is a queue, adapters come and go, and the page has something to say.
@@ -69,8 +69,7 @@ TENANTS = [
 
 
 def take(folder: Path) -> list[Path]:
-    """Take the pictures; returns their paths."""
-    pictures = []
+    """Take the picture; returns its path."""
     with (
         browser() as running,
         _cluster() as (router, url),
@@ -79,12 +78,7 @@ def take(folder: Path) -> list[Path]:
     ):
         expect(page.locator("#connection")).to_have_text("live")
         page.wait_for_timeout(SECONDS * 1000)
-        pictures.append(_picture(page, folder / "orrery.png"))
-        page.emulate_media(color_scheme="light")
-        page.get_by_role("button", name=re.compile("worker-1:")).click()
-        page.wait_for_timeout(1000)
-        pictures.append(_picture(page, folder / "orrery_light.png"))
-    return pictures
+        return [_picture(page, folder / "orrery.png")]
 
 
 def _picture(page: Page, path: Path) -> Path:

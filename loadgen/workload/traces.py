@@ -142,6 +142,6 @@ def _unknown(where: str, text: str) -> str:
     keys = ", ".join(form.key for form in JSON_FORMS)
     return (
         f"{where}: no known form of trace; it begins with {text[:_SHOWN]!r}. Known are tables with the columns"
-        f" {tables}, and JSON with the keys {keys}, conversations, conversation or messages (docs/workloads.md). Read"
-        " any other in Python, and give its columns to lorrery.Requests (docs/python.md)"
+        f" {tables}, and JSON with the keys {keys}, conversations, conversation or messages (docs/load.md). Read"
+        " any other in Python, and give its columns to lorrery.Requests (docs/simulator.md)"
     )

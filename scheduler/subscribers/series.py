@@ -251,7 +251,7 @@ FAULTS = Series(
     "faults",
     "Injected faults that affected loads and workers, by kind.",
     ("kind",),
-    more="See [faults.md](faults.md).",
+    more="See [faults](failures.md#faults-on-request).",
 )
 MOVED = Series(
     "lorrery_scheduler_moved_requests_total",

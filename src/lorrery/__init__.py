@@ -5,7 +5,7 @@
     result = lorrery.simulate(workload={"rate": 20, "duration": 600, "adapters": "all"}, workers=4)
     print(result.summary.from_intended.ttft_ms.p99, result.columns.e2e_seconds.mean())
 
-docs/python.md documents what is exported here; each name is imported when it is first used, so that a service or a
+docs/simulator.md documents what is exported here; each name is imported when it is first used, so that a service or a
 command pays for nothing that it does not need.
 
 The rooms lie at the top of the repository; the links beside this file make them parts of this one package, and a wheel

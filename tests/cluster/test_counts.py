@@ -1,6 +1,6 @@
 """What a stop string, a client that leaves, a deadline and a preemption do to each series, on a live worker.
 
-docs/vllm-metrics.md has a column of it, which the last tests read.
+docs/gateways.md has a column of it, which the last tests read.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.cluster.test_engine_metrics import scraped, value
 
 pytestmark = pytest.mark.cluster
 
-PAGE = Path(__file__).parents[2] / "docs" / "vllm-metrics.md"
+PAGE = Path(__file__).parents[2] / "docs" / "gateways.md"
 SETTINGS = ("scheduler.policy=fcfs", "scheduler.prefix_cache.kind=blocks", "metrics.sglang=true")
 SMALL_POOL = (
     *("scheduler.batching=vllm", "scheduler.memory=on_demand", "scheduler.block_size=4", "scheduler.max_num_seqs=8"),

@@ -23,7 +23,7 @@ from tests.cluster.kv_follower import Block, Follower, GatewayFollower, cached_b
 
 pytestmark = pytest.mark.cluster
 
-PAGE = Path(__file__).parents[2] / "docs" / "kv-events.md"
+PAGE = Path(__file__).parents[2] / "docs" / "gateways.md"
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 ADAPTERS = ("", "lora-0", "lora-1", "x")

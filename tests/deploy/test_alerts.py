@@ -10,7 +10,7 @@ from tests.deploy.files import ROOT
 CASES = yaml.safe_load((ROOT / "tests" / "deploy" / "rules" / "alerts_test.yml").read_text(encoding="utf-8"))["tests"]
 ALERTS = [rule for rule in rules() if "alert" in rule]
 NAMES = {rule["alert"] for rule in ALERTS}
-PAGE = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
 
 
 def test_rules_ask_only_for_series_and_values_that_exist() -> None:
@@ -32,7 +32,7 @@ def test_every_alert_says_how_bad_it_is_what_it_saw_and_what_to_do() -> None:
         notes = rule["annotations"]
         assert notes.keys() == {"summary", "description", "runbook"}
         assert "{{ $" in notes["summary"] or rule["alert"] == "LorreryNoWorkers"
-        assert notes["runbook"] == f"docs/alerts.md#{rule['alert'].lower()}"
+        assert notes["runbook"] == f"docs/monitoring.md#{rule['alert'].lower()}"
 
 
 def test_the_page_has_a_section_for_every_alert_and_for_no_other() -> None:

@@ -122,7 +122,7 @@ def test_a_note_says_that_nothing_reads_the_metrics_that_workers_are_scaled_by(
 
 
 def test_the_settings_of_the_page_on_autoscaling_are_the_charts() -> None:
-    page = (ROOT / "docs" / "autoscaling.md").read_text(encoding="utf-8").partition("### The chart's settings")[2]
+    page = (ROOT / "docs" / "capacity.md").read_text(encoding="utf-8").partition("### The chart's settings")[2]
     own = changed(tomllib.loads(page.partition("```toml")[2].partition("```")[0])).autoscaler
     (scaler,) = kind(template("--set", "worker.autoscaling.by=hpa"), "HorizontalPodAutoscaler")
     spec = scaler["spec"]

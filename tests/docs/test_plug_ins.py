@@ -1,9 +1,10 @@
-"""Every command of docs/plug-ins.md does what the page says, from a folder with nothing but the page's own files."""
+"""Every command of docs/plug-ins.md does what the page says, from a folder with nothing but the page's examples."""
 
 import asyncio
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from lorrery.local.processes import start_python
 
 pytestmark = pytest.mark.cluster
 
-PAGE = (Path(__file__).parents[2] / "docs" / "plug-ins.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "plug-ins.md").read_text(encoding="utf-8")
 COMMANDS = [
     shlex.split(block.replace("\\\n", " ")) for block in re.findall(r"```sh\n(lorrery .*?)\n```", PAGE, re.DOTALL)
 ]
@@ -29,9 +31,8 @@ FREE_PORTS = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        name = "patient_fast" if "FastPatient" in block else "patient"
-        (tmp_path / f"{name}.py").write_text(block, encoding="utf-8")
+    for name in ("patient.py", "patient_fast.py"):
+        shutil.copy(DOCS / "examples" / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LORRERY_CONFIG", raising=False)
     return tmp_path

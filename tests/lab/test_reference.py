@@ -1,6 +1,5 @@
 """The pages of docs/ that are made from the code: complete, and as fresh as the code that they are made from."""
 
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -29,11 +28,9 @@ def test_every_section_says_what_it_is_for():
     assert [name for name, section, _ in sections(Settings) if not section.__doc__] == []
 
 
-def test_the_wires_page_has_every_file_and_every_message_that_it_links_to():
-    page = grpc_page()
-    headings = {line.lstrip("# ") for line in page.splitlines() if line.startswith("#")}
+def test_the_wires_page_has_every_file():
+    headings = {line.lstrip("# ") for line in grpc_page().splitlines() if line.startswith("#")}
     assert {path.name for path in PROTOS.glob("lorrery/v1/*.proto")} <= headings
-    assert set(re.findall(r"\(#([^)]+)\)", page)) <= {heading.lower() for heading in headings}
 
 
 def declarations(file: FileDescriptorProto) -> Iterator[tuple[str, DescriptorPath]]:

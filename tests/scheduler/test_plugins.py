@@ -218,10 +218,9 @@ def test_both_examples_decide_the_same_however_they_are_asked() -> None:
     assert played("patient:Patient", 2e-8, by_steps=True) != played("patient:Patient", 1.0, by_steps=True)
 
 
-@pytest.mark.parametrize("name", ["patient", "patient_fast"])
-def test_the_page_shows_the_examples_as_they_are(name: str) -> None:
+def test_the_page_shows_the_example_as_it_is() -> None:
     page = (DOCS / "plug-ins.md").read_text(encoding="utf-8")
-    example = (DOCS / "examples" / f"{name}.py").read_text(encoding="utf-8").rstrip()
+    example = (DOCS / "examples" / "patient_fast.py").read_text(encoding="utf-8").rstrip()
     assert f"```python\n{example}\n```" in page
 
 

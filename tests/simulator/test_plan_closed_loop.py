@@ -2,7 +2,7 @@
 
 Lengths of the simulated streams vary by half of their mean, so that they do not run in step. The figures are of one
 seed: the bars are what was measured, rounded up. Throughput is off by 0.8 % on average, TPOT by 1.1 %, TTFT by 4 %;
-docs/step-time.md#capacity has a larger grid.
+docs/capacity.md has a larger grid.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,22 @@
 `lorrery validate golden --against DIR` runs this file under the interpreter of a vLLM installation, which has no
 Lorrery: the file imports vLLM and the standard library only. A case has `id`, `config` and `requests`; its record has
 `steps`, `left_waiting` and `prefix_cache` too, and vLLM's version. vLLM's V1 scheduler runs in process, with one group
-of full attention and no model: the token of a stream at a position is `token(stream, position)`.
+of full attention and no model: the token of a stream at a position is `token(stream, position)`. A record has
+
+* `config`: vLLM's settings, by vLLM's names; one of the `num_gpu_blocks` is never given out.
+* `requests`: in order of arrival, added just before the scheduler is called for `step`. A `prompt` has `own_tokens`,
+  after `shared_tokens` of the group `shared`, or after prompt and whole output of the request that it `continues`. The
+  output ends after `max_tokens`, or with its token number `eos_at`. `abort_before` and `abort_during`: the client
+  leaves just before the scheduler is called for this step, or before the output of that call is processed.
+* `steps`: calls of the scheduler. `k`: number, if not the next; `n`: the entry stands for so many equal steps. `sched`:
+  `[id, tokens, tokens computed before]` in order, or an id alone for one token after those computed so far. `new`,
+  `resumed`, `preempted`, `finished`: what happened in it. `waiting`: ids that wait after it, in order, if changed.
+  `deferred`: those of them that were passed over. `loras`, `tokens`, `free`: adapters and tokens of the batch, and free
+  blocks after it. `called`: false if aborts left nothing to call the scheduler for.
+* `left_waiting`: ids that wait at the end, after three steps with nothing scheduled and nothing to come.
+* `prefix_cache`: requests, tokens looked up and tokens found, at first admissions and after preemptions.
+
+With `async_scheduling` the scheduler is one step ahead: the output of a step is processed after the next call.
 """
 
 # mypy: disable-error-code="import-not-found, no-any-return"

@@ -1,1 +1,1 @@
-"""KV events of a worker, published over ZeroMQ in vLLM's format: see docs/kv-events.md."""
+"""KV events of a worker, published over ZeroMQ in vLLM's format: see docs/gateways.md."""

@@ -14,7 +14,7 @@ NAME = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 API_VERSION = "vllm"
 """The only version that Dynamo's sidecar accepts."""
 KV_EVENT_SCHEMA = 1
-"""vLLM's schema number for the messages of docs/kv-events.md."""
+"""vLLM's schema number for the messages of docs/gateways.md."""
 NO_FOLDER = "lorrery:"
 """Prefix of the made-up path of an adapter that was not loaded here: the sidecar ignores adapters without a path."""
 _NO_WEIGHTS = "the model is a mock without weights"
