@@ -5,7 +5,7 @@ sentences are vLLM's (vllm/renderers/params.py). Lorrery's further limits (`max_
 its own words.
 """
 
-from lorrery.chassis.errors import InjectedFault, NeverFits
+from lorrery.service.errors import InjectedFault, NeverFits
 
 FAULT_STATUS = "OUT_OF_RANGE"
 """Status of an injected fault that simulates a request that is too long."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from lorrery.chassis.errors import InjectedFault, NeverFits, RequestError
 from lorrery.router.context_length import FAULT_STATUS, as_vllm_tells, fault_as_vllm_tells
+from lorrery.service.errors import InjectedFault, NeverFits, RequestError
 
 EMPTY = "prompt is empty; give text or token_ids"
 _MENTIONED = ("ListAdapters", EMPTY, "max_new_tokens")

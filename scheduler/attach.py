@@ -4,18 +4,18 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
-from lorrery.chassis import status
-from lorrery.chassis.errors import Conflict, InvalidRequest, Reason, WorkerGivenUp, WrongWorker
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted, why_no_name
-from lorrery.chassis.tasks import until_first_ends
 from lorrery.scheduler import wire_workers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.hello import first_message
 from lorrery.scheduler.messages import ProtocolError
 from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import INTERNAL, Dispatcher
-from lorrery.settings import Settings
+from lorrery.service.errors import Conflict, InvalidRequest, Reason, WorkerGivenUp, WrongWorker
+from lorrery.service.names import quoted, why_no_name
+from lorrery.service.network import status
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.tasks import until_first_ends
+from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.wire_time import from_wire
 

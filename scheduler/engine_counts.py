@@ -7,7 +7,6 @@ with a plan at most every `NAMES_EVERY_PS`: a hundred names cost as much as ever
 
 from collections.abc import Callable, Iterable
 
-from lorrery.chassis.output_groups import OutputGroup, OutputGroups
 from lorrery.scheduler.core.adapter_events import AdapterEvent, LoadEnded
 from lorrery.scheduler.core.plan import (
     Admitted,
@@ -23,6 +22,7 @@ from lorrery.scheduler.core.plan import (
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.wire_workers import EngineCounts
+from lorrery.service.telemetry.output_groups import OutputGroup, OutputGroups
 from lorrery.vocabulary.cancel_cause import MEANINGS
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND

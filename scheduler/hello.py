@@ -6,8 +6,8 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.errors import InvalidRequest
+from lorrery.service.awake import AwakeClock
+from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import scheduler_pb2 as pb
 
 HELLO_SECONDS = 10.0

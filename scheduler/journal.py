@@ -17,9 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.version import VERSION
 from lorrery.scheduler.core.plan import Event, Idle, Plan
 from lorrery.scheduler.core.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
 from lorrery.scheduler.core.refusals import RefusalReason
@@ -27,7 +24,10 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.scheduler.effects import NOBODY, Awaited
 from lorrery.scheduler.messages import StepReport, WorkerHello
-from lorrery.settings import Settings
+from lorrery.service.errors import LorreryError
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.version import VERSION
 
 FLUSH_SECONDS = 1.0
 

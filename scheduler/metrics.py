@@ -4,11 +4,6 @@ from collections.abc import Callable, Collection, Iterable
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.faults import LOAD_KINDS, WORKER_KINDS
-from lorrery.chassis.histogram import Histogram
-from lorrery.chassis.sections import MetricsSettings
-from lorrery.chassis.series import Exporter, Sample, Series
-from lorrery.chassis.top import TopNames
 from lorrery.scheduler import series
 from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadEnded
 from lorrery.scheduler.core.adapter_loads import Tier
@@ -17,6 +12,11 @@ from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.watch import Loss
+from lorrery.service.faults.kinds import LOAD_KINDS, WORKER_KINDS
+from lorrery.service.settings.sections import MetricsSettings
+from lorrery.service.telemetry.histogram import Histogram
+from lorrery.service.telemetry.series import Exporter, Sample, Series
+from lorrery.service.telemetry.top_names import TopNames
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from lorrery.chassis.clock import DeviceClock
+from lorrery.service.clock import DeviceClock
 
 
 class NextDecision:

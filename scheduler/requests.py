@@ -7,13 +7,6 @@ workers, to the routers, to the journal, the log and the metrics.
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.bounded_log import BoundedLog
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.recent import Recent
-from lorrery.chassis.slices import Slices
-from lorrery.chassis.trace_context import TraceContext, log_fields
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
@@ -33,6 +26,13 @@ from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.tracing import RequestTraces
 from lorrery.scheduler.workers import Dispatcher
+from lorrery.service.awake import AwakeClock
+from lorrery.service.clock import DeviceClock
+from lorrery.service.recent import Recent
+from lorrery.service.slices import Slices
+from lorrery.service.telemetry.bounded_log import BoundedLog
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.trace_context import TraceContext, log_fields
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason

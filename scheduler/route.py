@@ -5,18 +5,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc.aio
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted, too_long
-from lorrery.chassis.tasks import until_first_ends
-from lorrery.chassis.writes import Writes
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.hello import first_message
 from lorrery.scheduler.messages import Load
 from lorrery.scheduler.routers import RouterLink
-from lorrery.settings import Settings
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import quoted, too_long
+from lorrery.service.network.writes import Writes
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.tasks import until_first_ends
+from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2 as pb
 
 LOAD_SECONDS = 0.1

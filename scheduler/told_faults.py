@@ -5,12 +5,12 @@ A worker reports from when the faults it was sent hold, in the order in which th
 
 from collections import deque
 
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.faults import parse_fault
 from lorrery.scheduler import wire_workers
 from lorrery.scheduler.faults import ClusterFaults
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.messages import ProtocolError
+from lorrery.service.clock import DeviceClock
+from lorrery.service.faults.kinds import parse_fault
 
 MAX_UNTAKEN = 64
 """Most operator calls with faults of one worker that may be unacknowledged."""

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.clock import DeviceClock
 from lorrery.scheduler import wire_workers
 from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
@@ -35,6 +33,8 @@ from lorrery.scheduler.outcomes import Outcomes, RequestOwner
 from lorrery.scheduler.running_plan import MAX_AHEAD_PS, RunningPlan
 from lorrery.scheduler.told_faults import ToldFaults
 from lorrery.scheduler.watch import Loss, Watch
+from lorrery.service.awake import AwakeClock
+from lorrery.service.clock import DeviceClock
 from lorrery.vocabulary import u32
 
 INTERNAL = "internal error; the scheduler's log says more"

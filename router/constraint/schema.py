@@ -18,7 +18,6 @@ from math import ceil, floor
 from random import Random
 from urllib.parse import unquote
 
-from lorrery.chassis.names import quoted
 from lorrery.router.constraint import pattern
 from lorrery.router.constraint.budget import MAX_LEVELS, Budget, DeadEndError
 from lorrery.router.constraint.formats import FORMATS
@@ -39,6 +38,7 @@ from lorrery.router.constraint.keywords import (
 )
 from lorrery.router.constraint.merging import Json, Schema, both, number, types_of
 from lorrery.router.constraint.words import phrase, word
+from lorrery.service.names import quoted
 
 _ATTEMPTS = (False, True, True)
 """Whether each attempt takes the shortest way."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from smg_grpc_proto.generated import common_pb2
 
-from lorrery.chassis import status
 from lorrery.router.engines.engine import Engine
+from lorrery.service.network import status
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import quoted
 from lorrery.router.http.blocks import BILLING_HEADER, not_text, without_billing_header
 from lorrery.router.http.chat_asked import as_chat
 from lorrery.router.http.forms import Form, Function, chosen, with_tools
 from lorrery.router.http.generating import LENIENT, Arguments
 from lorrery.router.http.openai_requests import ChatRequest
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import quoted
 
 _GENERATION = (
     *("model", "stream", "temperature", "top_p", "top_k", "cache_salt", "kv_transfer_params", "ec_transfer_params"),

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.anthropic_errors import anthropic_body
 from lorrery.router.http.call_reader import CallPiece, CallReader, call_id, read_whole
@@ -24,6 +23,7 @@ from lorrery.router.http.events import named_event
 from lorrery.router.http.forms import Form
 from lorrery.router.http.tool_calls import as_object
 from lorrery.router.logprobs import OutputLogprobs
+from lorrery.service.errors import RequestError
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 

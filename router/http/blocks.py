@@ -1,7 +1,7 @@
 """What OpenAI's Responses and Anthropic's Messages share: text in content blocks."""
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import quoted
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import quoted
 
 OPENAI_TEXTS = {
     "text": "text",

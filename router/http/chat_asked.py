@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lorrery.chassis.errors import InvalidRequest, NeverFits
 from lorrery.router.http.openai_requests import ChatRequest
+from lorrery.service.errors import InvalidRequest, NeverFits
 
 _SAID = [{"role": "user", "content": ""}]
 """Stands for the conversation, which is read elsewhere."""

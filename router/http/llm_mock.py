@@ -8,12 +8,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 
-from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import Collected
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.openai_requests import CompletionRequest
 from lorrery.router.http.pieces import array
 from lorrery.router.logprobs import OutputLogprobs
+from lorrery.service.errors import RequestError
 from lorrery.v1 import router_pb2, types_pb2
 
 

@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import cut
 from lorrery.router.http.chat_asked import as_chat
 from lorrery.router.http.forms import Form, Function, StructuredOutputs, openai_choice, with_tools
 from lorrery.router.http.generating import LENIENT, Arguments, Bias, Int64, NullIsZero, Options, Stop, Tokens
@@ -26,6 +24,8 @@ from lorrery.router.http.responses_tools import (
     callable_tools,
     in_full,
 )
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import cut
 
 _LOGPROBS = "message.output_text.logprobs"
 _GENERATION = (

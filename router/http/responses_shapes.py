@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.call_reader import CallPiece, CallReader, call_id, read_whole
 from lorrery.router.http.chat_asked import created_cache_tokens
@@ -30,6 +29,7 @@ from lorrery.router.http.responses_requests import ResponsesRequest
 from lorrery.router.http.responses_tools import Called
 from lorrery.router.http.token_json import LogprobsJson, Run
 from lorrery.router.logprobs import OutputLogprobs
+from lorrery.service.errors import RequestError
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 

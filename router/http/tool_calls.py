@@ -8,8 +8,8 @@ reads as an empty one: the call is a model's, and its client could not go on wit
 import json
 from typing import Any
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.nesting import Bounds, too_much
+from lorrery.service.errors import InvalidRequest
 
 _MAX_CHARACTERS = 1 << 20
 """Arguments of all calls of a conversation, which the template writes into its prompt."""

@@ -4,8 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.settings import load
+from lorrery.service.files.shipped import DEFAULT_SETTINGS
+from lorrery.service.settings.cluster import load
 
 ROOT = Path(__file__).parents[2]
 

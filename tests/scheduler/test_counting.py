@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.sections import MetricsSettings
 from lorrery.scheduler import hello
 from lorrery.scheduler import requests as requests_module
 from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.metrics import SchedulerMetrics
-from lorrery.settings import load
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import load
+from lorrery.service.settings.sections import MetricsSettings
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.harness import PATIENCE_SECONDS
 from tests.scheduler.harness import OVERRIDES, Harness, Worker

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import lorrery.scheduler.journal as module
-from lorrery.chassis.errors import LorreryError
 from lorrery.scheduler.core.plan import Cancelled, Finished, FirstToken, Idle, Plan, Ran
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.messages import StepReport, WorkerHello
-from lorrery.settings import Settings, load
+from lorrery.service.errors import LorreryError
+from lorrery.service.settings.cluster import Settings, load
 from lorrery.vocabulary.finish_reason import FinishReason
 
 HELLO = WorkerHello("w", "A10G", "Llama-2-7B", 1, 6000, "roofline", needs_prompts=False)
