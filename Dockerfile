@@ -35,7 +35,7 @@ RUN pip --python /opt/venv/bin/python uninstall --yes --quiet \
   && find . -type f \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.a' \) -delete \
   && find pygments/lexers -name '*.py' ! -name __init__.py ! -name _mapping.py ! -name python.py -delete \
   && if command -v strip; then find . -name '*.so*' -exec strip --strip-unneeded {} +; fi \
-  && /opt/venv/bin/python -c 'import lorrery.router.service, lorrery.scheduler.service, lorrery.worker.service, lorrery.loadgen.session, lorrery.orrery.app, lorrery.simulator'
+  && /opt/venv/bin/python -c 'import lorrery.router.service, lorrery.scheduler.service, lorrery.worker.service, lorrery.loadgen.session, lorrery.view.app, lorrery.simulator'
 # Readable by any user, whatever the umask of the checkout. The files of an image never change, so that no start need compare the times of the compiled ones.
 RUN chmod -R a+rX /opt/venv /src/deploy && /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/venv/lib
 

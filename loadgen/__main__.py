@@ -1,8 +1,8 @@
 """`python -m lorrery.loadgen`: the same as `lorrery load`."""
 
-from lorrery.chassis.grpc_core import set_up_grpc
-from lorrery.chassis.interrupt import exit_on_signals
-from lorrery.chassis.standard_streams import set_up_standard_streams
+from lorrery.service.interrupt import exit_on_signals
+from lorrery.service.network.grpc_core import set_up_grpc
+from lorrery.service.standard_streams import set_up_standard_streams
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take most of a second

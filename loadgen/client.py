@@ -16,11 +16,6 @@ from typing import Self
 import grpc
 import grpc.aio
 
-from lorrery.chassis.channel import open_channel
-from lorrery.chassis.credentials import bearer
-from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.sections import TlsSettings
-from lorrery.chassis.silence import why_silent
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.reception import NO_FINISH, Ask, Reception, Send
 from lorrery.loadgen.wire import (
@@ -34,6 +29,11 @@ from lorrery.loadgen.wire import (
     generate_request,
 )
 from lorrery.loadgen.workload.outcome import OK
+from lorrery.service.errors import LorreryError
+from lorrery.service.network.channel import open_channel
+from lorrery.service.network.credentials import bearer
+from lorrery.service.network.silence import why_silent
+from lorrery.service.settings.sections import TlsSettings
 from lorrery.v1 import router_pb2_grpc
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_figures import FiguresByAdapter

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from lorrery.chassis.commands import ApiKey, Command, command_app
-from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.terminal import table_console
-from lorrery.chassis.version import VERSION
 from lorrery.loadgen import flags
 from lorrery.loadgen.options import load_options
 from lorrery.loadgen.session import run_load
-from lorrery.settings import load as load_settings
+from lorrery.service.commands import ApiKey, Command, command_app
+from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.settings.cluster import load as load_settings
+from lorrery.service.version import VERSION
+from lorrery.view.terminal import table_console
 
 __all__ = ["app", "load"]
 

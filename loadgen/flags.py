@@ -6,9 +6,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from lorrery.chassis.commands import command_option, takes
-from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.options import DEFAULTS, OPTIONS, LoadOptions
+from lorrery.service.commands import command_option, takes
+from lorrery.service.errors import SettingsError
 
 __all__ = ["Out", "Report", "check_report", "takes_load_options"]
 

@@ -2,9 +2,9 @@
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.series import Exporter
 from lorrery.loadgen import series
 from lorrery.loadgen.workload.outcome import RequestOutcome
+from lorrery.service.telemetry.series import Exporter
 
 __all__ = ["LoadMetrics"]
 

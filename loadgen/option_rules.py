@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.option_texts import TRACE, parse_bursts, parse_drift
 from lorrery.loadgen.options import DEFAULTS, OPTIONS, RECORDED, LoadOptions, Option, flag_of
 from lorrery.loadgen.workload.request import MOST_TOKENS
+from lorrery.service.errors import SettingsError
 
 __all__ = ["check", "check_opened"]
 

@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.sections import MAX_ADAPTERS
 from lorrery.loadgen.workload.arrivals import Bursts
 from lorrery.loadgen.workload.drift import MOST_ADAPTERS, Diurnal, Drift, Flash, Shift
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.sections import MAX_ADAPTERS
 
 __all__ = [
     "ALL_ADAPTERS",

@@ -12,8 +12,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
-from lorrery.chassis.sections import MAX_ADAPTERS
-from lorrery.chassis.shipped import TRACES
 from lorrery.loadgen.option_texts import (
     DEFAULT_TARGETS,
     DEFAULT_WORKLOAD,
@@ -26,6 +24,8 @@ from lorrery.loadgen.option_texts import (
     workload_name,
 )
 from lorrery.loadgen.workload.request import MOST_TOKENS
+from lorrery.service.files.shipped import TRACES
+from lorrery.service.settings.sections import MAX_ADAPTERS
 from lorrery.vocabulary.units import LAST_SECONDS
 
 __all__ = ["GIVEN", "OF_TARGET", "OPTIONS", "PARSERS", "GivenWorkload", "LoadOptions", "Option", "load_options"]

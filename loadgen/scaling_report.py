@@ -3,7 +3,7 @@
 import csv
 from io import StringIO
 
-from lorrery.autoscaler.summary import Scaling
+from lorrery.scheduler.core.autoscaling.summary import Scaling
 
 __all__ = ["scaling_csv", "scaling_lines"]
 

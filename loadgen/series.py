@@ -1,6 +1,6 @@
 """The load generator's metric series. Latencies are device seconds, from the intended send time."""
 
-from lorrery.chassis.series import Series, table
+from lorrery.service.telemetry.series import Series, table
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)

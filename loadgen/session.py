@@ -9,11 +9,6 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from lorrery.chassis.channel import check_target
-from lorrery.chassis.interrupt import handled_by
-from lorrery.chassis.metrics import new_registry, serve_metrics
-from lorrery.chassis.sections import TlsSettings, checked_address
-from lorrery.chassis.tasks import loop_factory
 from lorrery.loadgen import option_rules
 from lorrery.loadgen.client import RouterClient
 from lorrery.loadgen.cluster_view import ClusterView
@@ -30,6 +25,11 @@ from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.table import print_report
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.service.interrupt import handled_by
+from lorrery.service.network.channel import check_target
+from lorrery.service.settings.sections import TlsSettings, checked_address
+from lorrery.service.tasks import loop_factory
+from lorrery.service.telemetry.metrics import new_registry, serve_metrics
 from lorrery.vocabulary.adapter_figures import FiguresByAdapter, summed
 
 __all__ = ["load_cluster", "run_load"]
@@ -83,7 +83,7 @@ def run_load(
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
         if with_page:
             # Imported when the run has ended: it would only slow the start.
-            from lorrery.reports.report import report as make_page
+            from lorrery.view.reports.report import report as make_page
 
             console.print(f"report    {make_page(out)}", style="dim", highlight=False, soft_wrap=True)
     return report.exit_code

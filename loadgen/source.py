@@ -9,8 +9,6 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
-from lorrery.chassis.text_files import DAMAGED, damage, open_text
 from lorrery.loadgen import option_rules
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.file_spool import FileSpool
@@ -25,6 +23,8 @@ from lorrery.loadgen.workload.recorded import spread, step_seconds
 from lorrery.loadgen.workload.request import TraceError, Turn, WorkloadRequest, sessions
 from lorrery.loadgen.workload.rounds import again_and_again
 from lorrery.loadgen.workload.traces import Trace
+from lorrery.service.errors import FormatError, LorreryError, SettingsError
+from lorrery.service.files.text_files import DAMAGED, damage, open_text
 
 __all__ = ["BuiltWorkload", "admissible", "build_workload"]
 

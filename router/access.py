@@ -6,12 +6,12 @@ need an operator's certificate where certificates are required (`server_tls.ca`)
 
 from collections.abc import Collection, Iterable
 
-from lorrery.chassis.credentials import Role, token_of
-from lorrery.chassis.errors import PermissionDenied, Unauthenticated
-from lorrery.chassis.names import quoted
-from lorrery.chassis.watched import Watched
 from lorrery.router.keys import ApiKey, read_keys
-from lorrery.settings import Settings
+from lorrery.service.errors import PermissionDenied, Unauthenticated
+from lorrery.service.files.watched import Watched
+from lorrery.service.names import quoted
+from lorrery.service.network.credentials import Role, token_of
+from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import router_pb2, types_pb2
 
 _NOBODY = "0" * 64

@@ -15,16 +15,16 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from lorrery.chassis.channel import failing_when_closed
-from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, Unavailable, UnknownName
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted, why_no_name
-from lorrery.chassis.status import reason_of
 from lorrery.router import wire
 from lorrery.router.checks import check_adapter_id
 from lorrery.router.placement import Placement
 from lorrery.router.shard import Shard
-from lorrery.settings import Settings
+from lorrery.service.errors import InvalidRequest, RankOverLimit, Reason, Unavailable, UnknownName
+from lorrery.service.names import quoted, why_no_name
+from lorrery.service.network.channel import failing_when_closed
+from lorrery.service.network.status import reason_of
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from lorrery.chassis.errors import InvalidRequest, NeverFits
-from lorrery.chassis.names import MAX_NAME_CHARACTERS, quoted, too_long, why_no_name
-from lorrery.chassis.server import RECEIVE_BYTES
+from lorrery.service.errors import InvalidRequest, NeverFits
+from lorrery.service.names import MAX_NAME_CHARACTERS, quoted, too_long, why_no_name
+from lorrery.service.network.server import RECEIVE_BYTES
 from lorrery.tokenizer.base import Tokenizer
 
 _TOKEN_ID_BYTES = 5

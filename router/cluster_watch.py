@@ -13,8 +13,8 @@ from typing import Self
 import grpc
 import grpc.aio
 
-from lorrery.chassis.channel import failing_when_closed
 from lorrery.router.shard import Shard
+from lorrery.service.network.channel import failing_when_closed
 from lorrery.v1 import router_pb2
 from lorrery.v1 import scheduler_pb2 as pb
 

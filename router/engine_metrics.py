@@ -9,12 +9,12 @@ from collections import Counter
 from itertools import product
 from typing import TYPE_CHECKING
 
-from lorrery.chassis.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
-from lorrery.chassis.engine_series import PARSE_MODES, PARSE_OUTCOMES, PARSED_REQUESTS, TOOL_PARSES
-from lorrery.chassis.output_groups import OutputGroup, OutputGroups
-from lorrery.chassis.series import Exporter, Labelled, Number, Registry
 from lorrery.router.request import Finish, Usage
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
+from lorrery.service.telemetry.engine_series import PARSE_MODES, PARSE_OUTCOMES, PARSED_REQUESTS, TOOL_PARSES
+from lorrery.service.telemetry.output_groups import OutputGroup, OutputGroups
+from lorrery.service.telemetry.series import Exporter, Labelled, Number, Registry
 from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason
 

@@ -7,14 +7,14 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 
-from lorrery.chassis.errors import InjectedFault, InvalidRequest
-from lorrery.chassis.fault_calls import read_rules
-from lorrery.chassis.fault_rules import FaultRules, RequestFaults, together
-from lorrery.chassis.faults import REFUSE, REQUEST_KINDS, Fault
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
 from lorrery.router.request import Request
-from lorrery.settings import Settings
+from lorrery.service.errors import InjectedFault, InvalidRequest
+from lorrery.service.faults.calls import read_rules
+from lorrery.service.faults.kinds import REFUSE, REQUEST_KINDS, Fault
+from lorrery.service.faults.rules import FaultRules, RequestFaults, together
+from lorrery.service.settings.cluster import Settings
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 METADATA_KEY = "lorrery-fault"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from lorrery.chassis.errors import InjectedFault, NeverFits, RequestError
+from lorrery.service.errors import InjectedFault, NeverFits, RequestError
 
 EMPTY = "prompt is empty; give text or token_ids"
 _MENTIONED = ("ListAdapters", EMPTY, "max_new_tokens")

@@ -12,9 +12,6 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 from uuid import uuid4
 
-from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, Unauthenticated, UnknownName
-from lorrery.chassis.writes import Writes
 from lorrery.router import wire
 from lorrery.router.access import Access, check_tokens, taken_back
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
@@ -30,6 +27,9 @@ from lorrery.router.request import Finish, Request
 from lorrery.router.sampling import SamplingParams
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import OutputTrace
+from lorrery.service.awake import AwakeClock
+from lorrery.service.errors import InjectedFault, Overloaded, Reason, Unauthenticated, UnknownName
+from lorrery.service.network.writes import Writes
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary.cancel_cause import CancelCause

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from lorrery.chassis import status
-from lorrery.chassis.credentials import metadata_values
-from lorrery.chassis.errors import RequestError
 from lorrery.router.faults import METADATA_KEY
 from lorrery.router.logprobs import OutputLogprobs
+from lorrery.service.errors import RequestError
+from lorrery.service.network import status
+from lorrery.service.network.credentials import metadata_values
 from lorrery.v1 import router_pb2
 
 FAREWELL_SECONDS = 5.0

@@ -13,22 +13,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis import status
-from lorrery.chassis.errors import (
-    InjectedFault,
-    Internal,
-    InvalidRequest,
-    Overloaded,
-    Reason,
-    RequestError,
-    Unattainable,
-    Unavailable,
-    UnknownName,
-)
-from lorrery.chassis.frame_rate import checked_hz
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted
-from lorrery.chassis.tracing import Tracer
 from lorrery.router import adapters, cluster_faults, kv_events
 from lorrery.router.access import Access, check_load, check_operator, taken_back, visible_adapters, visible_status
 from lorrery.router.checks import receive_bytes
@@ -45,7 +29,23 @@ from lorrery.router.prompt import encode_chat, encoded, prompt_token_ids
 from lorrery.router.reader import RequestReader, unknown_model
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import CallTraces, current
-from lorrery.settings import Settings
+from lorrery.service.errors import (
+    InjectedFault,
+    Internal,
+    InvalidRequest,
+    Overloaded,
+    Reason,
+    RequestError,
+    Unattainable,
+    Unavailable,
+    UnknownName,
+)
+from lorrery.service.names import quoted
+from lorrery.service.network import status
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.frame_rate import checked_hz
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.tracing import Tracer
 from lorrery.tokenizer.file import open_tokenizer
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary.cancel_cause import MEANINGS

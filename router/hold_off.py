@@ -9,7 +9,7 @@ meanwhile, so no worker idles.
 
 import time
 
-from lorrery.chassis.errors import Overloaded, RequestError, Unattainable
+from lorrery.service.errors import Overloaded, RequestError, Unattainable
 
 MAX_HOLD_SECONDS = 0.1
 MAX_RETRY_SECONDS = 60.0

@@ -23,9 +23,9 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.sections import Name, Section, Weight
-from lorrery.chassis.toml import read_toml
+from lorrery.service.errors import SettingsError
+from lorrery.service.files.toml import read_toml
+from lorrery.service.settings.sections import Name, Section, Weight
 
 FORMAT = 1
 KEY_PREFIX = "lry_"

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from lorrery.chassis.channel import failing_when_closed
-from lorrery.chassis.errors import NoKvEvents, Overloaded, Reason
 from lorrery.router.shard import Shard
+from lorrery.service.errors import NoKvEvents, Overloaded, Reason
+from lorrery.service.network.channel import failing_when_closed
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 

@@ -16,8 +16,8 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.request import Request
+from lorrery.service.errors import InvalidRequest
 from lorrery.tokenizer.base import NUM_WORDS, Tokenizer
 from lorrery.vocabulary.synthetic_logits import context_of, model_logits
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.faults import REQUEST_KINDS
-from lorrery.chassis.histogram import Histogram
-from lorrery.chassis.sections import MetricsSettings
-from lorrery.chassis.series import Exporter, Sample, Series
-from lorrery.chassis.top import TopNames
 from lorrery.router import series
 from lorrery.router.engine_metrics import EdgeEngine
 from lorrery.router.series import OUTCOMES
+from lorrery.service.faults.kinds import REQUEST_KINDS
+from lorrery.service.settings.sections import MetricsSettings
+from lorrery.service.telemetry.histogram import Histogram
+from lorrery.service.telemetry.series import Exporter, Sample, Series
+from lorrery.service.telemetry.top_names import TopNames
 
 _NAMES_NO_ADAPTER = frozenset({"invalid", "not_found", "unauthenticated", "denied"})
 """Outcomes that leave open whether the adapter exists, so they give it no series of its own."""

@@ -10,12 +10,12 @@ from array import array
 from collections.abc import Callable
 from typing import Protocol
 
-from lorrery.chassis.errors import Internal, RequestError
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.trace_context import TraceContext, log_fields
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.tracing import OutputTrace
 from lorrery.router.wire import Message
+from lorrery.service.errors import Internal, RequestError
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.trace_context import TraceContext, log_fields
 from lorrery.vocabulary.adapter_log import AdapterChange
 from lorrery.vocabulary.finish_reason import FinishReason
 

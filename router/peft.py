@@ -22,8 +22,8 @@ from threading import Thread
 from typing import IO, Any, NamedTuple
 from zipfile import is_zipfile
 
-from lorrery.chassis.errors import FormatError, InvalidRequest, UnknownName
-from lorrery.chassis.names import cut, quoted
+from lorrery.service.errors import FormatError, InvalidRequest, UnknownName
+from lorrery.service.names import cut, quoted
 
 CONFIG = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20

@@ -6,25 +6,25 @@ shard and stay there when another shard comes or goes. A shard that already has 
 to `resume_timeout_seconds`. When a shard's stream breaks, all its requests are placed again, with the tokens received
 so far; so are the requests of a shard without workers if another shard has some.
 
-The set of shards may change: see `chassis.discovery`. A shard whose name has dropped its address gets no new requests,
-and is disconnected once its requests are done.
+The set of shards may change: see `service.network.discovery`. A shard whose name has dropped its address gets no new
+requests, and is disconnected once its requests are done.
 """
 
 import asyncio
 from collections.abc import Iterable
 from uuid import uuid4
 
-from lorrery.chassis import rendezvous
-from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.discovery import Discovery
-from lorrery.chassis.errors import Reason, Unavailable
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.tls import watched_pems
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
-from lorrery.settings import Settings
+from lorrery.service.awake import AwakeClock
+from lorrery.service.errors import Reason, Unavailable
+from lorrery.service.network import rendezvous
+from lorrery.service.network.discovery import Discovery
+from lorrery.service.network.tls import watched_pems
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.log import get_logger
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.cancel_cause import CancelCause
 

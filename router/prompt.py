@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids, most_text_bytes, text_too_long
+from lorrery.service.errors import InvalidRequest
 from lorrery.tokenizer.base import TextTooLongError, Tokenizer
 from lorrery.v1 import router_pb2
 

@@ -8,8 +8,6 @@ from dataclasses import replace
 from hashlib import blake2b
 from uuid import uuid4
 
-from lorrery.chassis.errors import InvalidRequest, Reason, UnknownName
-from lorrery.chassis.names import quoted, why_no_name
 from lorrery.router import wire
 from lorrery.router.access import Access, check_use
 from lorrery.router.checks import (
@@ -27,7 +25,9 @@ from lorrery.router.output import stop_token_sequences
 from lorrery.router.prompt import LONG_TEXT_CHARACTERS, encoded, prompt_token_ids
 from lorrery.router.request import Request
 from lorrery.router.sampling import SamplingParams, check_least
-from lorrery.settings import Settings
+from lorrery.service.errors import InvalidRequest, Reason, UnknownName
+from lorrery.service.names import quoted, why_no_name
+from lorrery.service.settings.cluster import Settings
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary import u32

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lorrery.chassis.errors import InvalidRequest
+from lorrery.service.errors import InvalidRequest
 
 # Below this, sampling is greedy (S-LoRA's _SAMPLING_EPS).
 _GREEDY_BELOW = 1e-5

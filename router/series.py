@@ -1,6 +1,6 @@
 """The metric series of a router. TTFT and E2E count from the arrival at the router."""
 
-from lorrery.chassis.series import Series, table
+from lorrery.service.telemetry.series import Series, table
 
 OUTCOMES = (
     "ok",

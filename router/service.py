@@ -9,12 +9,6 @@ import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis import status
-from lorrery.chassis.credentials import authorization, certificate_roles
-from lorrery.chassis.errors import RequestError
-from lorrery.chassis.exposure import warn_if_exposed
-from lorrery.chassis.interrupt import NO_SCHEDULER_TO_COME, handled_by
-from lorrery.chassis.tracing import open_tracer
 from lorrery.router.edges.engines.ports import engine_servers
 from lorrery.router.engine_metrics import EdgeEngine
 from lorrery.router.grpc_call import GrpcCall, abort_stream, begin_stream
@@ -22,7 +16,13 @@ from lorrery.router.handler import Handler
 from lorrery.router.http.server import make_server
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
-from lorrery.settings import Settings
+from lorrery.service.errors import RequestError
+from lorrery.service.interrupt import NO_SCHEDULER_TO_COME, handled_by
+from lorrery.service.network import status
+from lorrery.service.network.credentials import authorization, certificate_roles
+from lorrery.service.network.exposure import warn_if_exposed
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.tracing import open_tracer
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
 GENERATE = f"{router_pb2.DESCRIPTOR.services_by_name['RouterService'].full_name}/Generate"
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class Router(router_pb2_grpc.RouterServiceServicer):
-    """The router as the chassis's `Service`, and as gRPC's servicer.
+    """The router as the service's `Service`, and as gRPC's servicer.
 
     Raises:
         SettingsError: the tokenizer or the file of keys cannot be read.
@@ -50,7 +50,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             None if settings.router.http is None else make_server(self._handler, registry, settings.router.http)
         )
 
-    # --- the chassis's side ---
+    # --- the service's side ---
 
     @property
     def receive_bytes(self) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
-from lorrery.chassis.errors import Internal, NeverFits, RequestError
-from lorrery.chassis.log import get_logger
 from lorrery.router import wire
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.streams import Fanout
+from lorrery.service.errors import Internal, NeverFits, RequestError
+from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.cancel_cause import CancelCause

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lorrery.chassis.sections import (
+from lorrery.service.settings.sections import (
     Address,
     AddressOrNone,
     Count,

@@ -14,14 +14,6 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from lorrery.chassis.bounded_log import BoundedLog
-from lorrery.chassis.channel import Dialler, options_for
-from lorrery.chassis.credentials import ClusterToken, Metadata
-from lorrery.chassis.errors import Overloaded, Reason
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.tasks import until_first_ends
-from lorrery.chassis.tls import Pems
-from lorrery.chassis.watched import Watched
 from lorrery.router import wire
 from lorrery.router.hold_off import HoldOff
 from lorrery.router.metrics import RouterMetrics
@@ -29,7 +21,15 @@ from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish
 from lorrery.router.session import RouteCall, Session
 from lorrery.router.streams import Fanout
-from lorrery.settings import Settings
+from lorrery.service.errors import Overloaded, Reason
+from lorrery.service.files.watched import Watched
+from lorrery.service.network.channel import Dialler, options_for
+from lorrery.service.network.credentials import ClusterToken, Metadata
+from lorrery.service.network.tls import Pems
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.tasks import until_first_ends
+from lorrery.service.telemetry.bounded_log import BoundedLog
+from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.cancel_cause import CancelCause

@@ -23,11 +23,11 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from lorrery.chassis.clock import DeviceClock
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish
 from lorrery.router.wire import TokensFrame
+from lorrery.service.clock import DeviceClock
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.vocabulary.wire_time import from_wire
 

@@ -6,9 +6,9 @@ tokens - 1). All in device seconds: wall seconds over the cluster's `time_scale`
 
 import time
 
-from lorrery.chassis.output_groups import OutputGroup
 from lorrery.router.metrics import RouterMetrics, Traffic
 from lorrery.router.request import Finish, Usage
+from lorrery.service.telemetry.output_groups import OutputGroup
 
 
 class Timing:

@@ -21,13 +21,13 @@ from typing import Any, Self
 import grpc
 import structlog
 
-from lorrery.chassis import status
-from lorrery.chassis.errors import RequestError
-from lorrery.chassis.span import Kind, Span, SpanEvent, Value
-from lorrery.chassis.trace_context import TraceContext, read_headers
-from lorrery.chassis.tracing import Tracer
 from lorrery.router.request import Finish, Request
 from lorrery.router.timing import Timing
+from lorrery.service.errors import RequestError
+from lorrery.service.network import status
+from lorrery.service.telemetry.span import Kind, Span, SpanEvent, Value
+from lorrery.service.telemetry.trace_context import TraceContext, read_headers
+from lorrery.service.telemetry.tracing import Tracer
 
 MAX_ERROR_CHARACTERS = 1000
 

@@ -9,7 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lorrery.chassis.errors import (
+from lorrery.router.keys import ApiKey
+from lorrery.router.logprobs import TokenLogprobs
+from lorrery.router.request import Finish, Request, Usage
+from lorrery.router.sampling import SamplingParams, read_sampling
+from lorrery.service.errors import (
     Internal,
     InvalidRequest,
     NeverFits,
@@ -21,12 +25,8 @@ from lorrery.chassis.errors import (
     Unavailable,
     UnknownName,
 )
-from lorrery.chassis.output_groups import OutputGroup
-from lorrery.chassis.trace_context import TraceContext
-from lorrery.router.keys import ApiKey
-from lorrery.router.logprobs import TokenLogprobs
-from lorrery.router.request import Finish, Request, Usage
-from lorrery.router.sampling import SamplingParams, read_sampling
+from lorrery.service.telemetry.output_groups import OutputGroup
+from lorrery.service.telemetry.trace_context import TraceContext
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog

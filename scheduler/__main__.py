@@ -1,8 +1,8 @@
 """`python -m lorrery.scheduler`."""
 
-from lorrery.chassis.grpc_core import set_up_grpc
-from lorrery.chassis.interrupt import exit_on_signals
-from lorrery.chassis.standard_streams import set_up_standard_streams
+from lorrery.service.interrupt import exit_on_signals
+from lorrery.service.network.grpc_core import set_up_grpc
+from lorrery.service.standard_streams import set_up_standard_streams
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take most of a second
@@ -11,9 +11,9 @@ if __name__ == "__main__":
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.process import Made, service_command
 from lorrery.scheduler.service import SchedulerService
-from lorrery.settings import Settings, load
+from lorrery.service.process import Made, service_command
+from lorrery.service.settings.cluster import Settings, load
 
 HELP = """Run a scheduler, which forms batches for attached workers and streams their tokens to the routers.
 

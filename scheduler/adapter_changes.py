@@ -9,10 +9,6 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from weakref import WeakValueDictionary
 
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.errors import Reason, Unavailable
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
@@ -21,6 +17,10 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
+from lorrery.service.clock import DeviceClock
+from lorrery.service.errors import Reason, Unavailable
+from lorrery.service.names import quoted
+from lorrery.service.telemetry.log import get_logger
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog, WhenKnown
 
 MAX_LOGGED_CHANGES = 16

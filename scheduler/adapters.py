@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from lorrery.chassis.errors import Conflict, Overloaded, Reason
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted, why_no_name
 from lorrery.scheduler.adapters_file import AdaptersFile
-from lorrery.settings import Settings
+from lorrery.service.errors import Conflict, Overloaded, Reason
+from lorrery.service.names import quoted, why_no_name
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.log import get_logger
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog, WhenKnown
 
 MAX_AHEAD_US = 24 * 3600 * 1_000_000

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lorrery.chassis.errors import FormatError, LorreryError
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.whole_file import whole_file
+from lorrery.service.errors import FormatError, LorreryError
+from lorrery.service.files.whole_file import whole_file
+from lorrery.service.telemetry.log import get_logger
 from lorrery.vocabulary.adapter_log import AdapterChange
 
 FORMAT_VERSION = 2

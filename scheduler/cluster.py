@@ -9,14 +9,6 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.faults import Fault
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted
-from lorrery.chassis.output_groups import OutputGroups
-from lorrery.chassis.slices import Slices
-from lorrery.chassis.tracing import Tracer
 from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.adapter_changes import AdapterChanges
 from lorrery.scheduler.adapters import LoadedAdapters
@@ -42,7 +34,15 @@ from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.scheduler.subscribers.tracing import RequestTraces
 from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.workers import Dispatcher
-from lorrery.settings import Settings
+from lorrery.service.awake import AwakeClock
+from lorrery.service.clock import DeviceClock
+from lorrery.service.faults.kinds import Fault
+from lorrery.service.names import quoted
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.slices import Slices
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.output_groups import OutputGroups
+from lorrery.service.telemetry.tracing import Tracer
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.units import PS_PER_SECOND
 

@@ -9,11 +9,14 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.errors import InjectedFault
-from lorrery.chassis.fault_calls import check_number, further, read_rules
-from lorrery.chassis.fault_rules import LoadRules, RuleBook
-from lorrery.chassis.faults import (
+from lorrery.scheduler import wire_workers
+from lorrery.scheduler.facts import FaultsSet
+from lorrery.scheduler.messages import ProtocolError
+from lorrery.scheduler.watch import Loss
+from lorrery.service.clock import DeviceClock
+from lorrery.service.errors import InjectedFault
+from lorrery.service.faults.calls import check_number, further, read_rules
+from lorrery.service.faults.kinds import (
     FREEZE_WORKER,
     LOAD_KINDS,
     SLOW_WORKER,
@@ -22,14 +25,11 @@ from lorrery.chassis.faults import (
     Fault,
     parse_fault,
 )
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted
-from lorrery.chassis.series import Labelled, Number
-from lorrery.scheduler import wire_workers
-from lorrery.scheduler.facts import FaultsSet
-from lorrery.scheduler.messages import ProtocolError
-from lorrery.scheduler.watch import Loss
-from lorrery.settings import Settings
+from lorrery.service.faults.rules import LoadRules, RuleBook
+from lorrery.service.names import quoted
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.series import Labelled, Number
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MAX_UNTAKEN = 64

@@ -7,12 +7,12 @@ calls are logged, at most one a second of a kind: a worker with a wrong token di
 
 from typing import NoReturn
 
-from lorrery.chassis import status
-from lorrery.chassis.bounded_log import BoundedLog
-from lorrery.chassis.credentials import ClusterToken, Role, authorization, certificate_roles, token_of
-from lorrery.chassis.errors import PermissionDenied, RequestError, Unauthenticated
-from lorrery.chassis.log import get_logger
-from lorrery.settings import Settings
+from lorrery.service.errors import PermissionDenied, RequestError, Unauthenticated
+from lorrery.service.network import status
+from lorrery.service.network.credentials import ClusterToken, Role, authorization, certificate_roles, token_of
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.bounded_log import BoundedLog
+from lorrery.service.telemetry.log import get_logger
 
 ROUTERS = (Role.ROUTER,)
 WORKERS = (Role.WORKER,)

@@ -4,11 +4,11 @@ from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from lorrery.chassis.output_groups import OutputGroup
-from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.subscribers.tracing import RequestTrace
+from lorrery.service.telemetry.output_groups import OutputGroup
+from lorrery.service.telemetry.trace_context import TraceContext
 
 
 class Counted(IntEnum):

@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.core.policy_errors import error_text
+from lorrery.service.errors import SettingsError
 
 T = TypeVar("T")
 

@@ -9,11 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.fault_rules import LoadRules
-from lorrery.chassis.faults import LOAD_FAILURE
-from lorrery.chassis.sections import Section
-from lorrery.chassis.toml import read_tables
 from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.adapters.loads import WELL, LoadFault, LoadFaults
 from lorrery.scheduler.core.admission import BatchLimits
@@ -35,7 +30,12 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.plugins import PlugIn, find
 from lorrery.scheduler.trie_file import read_corpus, read_trie
-from lorrery.settings import Settings
+from lorrery.service.errors import SettingsError
+from lorrery.service.faults.kinds import LOAD_FAILURE
+from lorrery.service.faults.rules import LoadRules
+from lorrery.service.files.toml import read_tables
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.settings.sections import Section
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 

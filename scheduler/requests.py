@@ -8,13 +8,6 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.bounded_log import BoundedLog
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.recent import Recent
-from lorrery.chassis.slices import Slices
-from lorrery.chassis.trace_context import TraceContext, log_fields
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.cluster import ClusterCore
@@ -41,6 +34,13 @@ from lorrery.scheduler.messages import Submit
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
+from lorrery.service.awake import AwakeClock
+from lorrery.service.clock import DeviceClock
+from lorrery.service.recent import Recent
+from lorrery.service.slices import Slices
+from lorrery.service.telemetry.bounded_log import BoundedLog
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.trace_context import TraceContext, log_fields
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason

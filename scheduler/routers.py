@@ -9,10 +9,10 @@ connection.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.log import get_logger
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.refusals import Refusal
+from lorrery.service.clock import DeviceClock
+from lorrery.service.telemetry.log import get_logger
 
 log = get_logger("scheduler.routers")
 

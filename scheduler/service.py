@@ -8,27 +8,20 @@ import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis import status
-from lorrery.chassis.errors import (
-    InvalidRequest,
-    Overloaded,
-    RankOverLimit,
-    Reason,
-    RequestError,
-    UnknownName,
-)
-from lorrery.chassis.exposure import warn_if_exposed
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted, too_long, why_no_name
-from lorrery.chassis.tasks import until_first_ends
-from lorrery.chassis.tracing import open_tracer
-from lorrery.chassis.writes import Writes
 from lorrery.scheduler import wire, wire_routers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.guard import OPERATORS, ROUTERS, WORKERS, Guard
 from lorrery.scheduler.streams import AttachStreams, RouteStreams
 from lorrery.scheduler.workers import Dispatcher
-from lorrery.settings import Settings
+from lorrery.service.errors import InvalidRequest, Overloaded, RankOverLimit, Reason, RequestError, UnknownName
+from lorrery.service.names import quoted, too_long, why_no_name
+from lorrery.service.network import status
+from lorrery.service.network.exposure import warn_if_exposed
+from lorrery.service.network.writes import Writes
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.tasks import until_first_ends
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.tracing import open_tracer
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from lorrery.vocabulary.adapter_log import AdapterChange, WhenKnown

@@ -7,13 +7,6 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from lorrery.chassis import status
-from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.errors import Conflict, InvalidRequest, Reason, WorkerGivenUp, WrongWorker
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted, too_long, why_no_name
-from lorrery.chassis.tasks import until_first_ends
-from lorrery.chassis.writes import Writes
 from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core import refusals
@@ -21,7 +14,14 @@ from lorrery.scheduler.messages import Load, ProtocolError
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import INTERNAL, Dispatcher
-from lorrery.settings import Settings
+from lorrery.service.awake import AwakeClock
+from lorrery.service.errors import Conflict, InvalidRequest, Reason, WorkerGivenUp, WrongWorker
+from lorrery.service.names import quoted, too_long, why_no_name
+from lorrery.service.network import status
+from lorrery.service.network.writes import Writes
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.tasks import until_first_ends
+from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.wire_time import from_wire
 

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from lorrery.chassis.errors import FormatError
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.service.errors import FormatError
 
 FORMAT_VERSION = 1
 

@@ -2,9 +2,9 @@
 
 from array import array
 
-from lorrery.chassis.names import too_long
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import ProtocolError
+from lorrery.service.names import too_long
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_figures import FIGURES, FiguresByAdapter

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from fractions import Fraction
 
-from lorrery.chassis import trace_context
-from lorrery.chassis.names import quoted, too_long
-from lorrery.chassis.output_groups import OutputGroup
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.quotas import Quota
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason, Scope
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.messages import Load, ProtocolError, Submit
+from lorrery.service.names import quoted, too_long
+from lorrery.service.telemetry import trace_context
+from lorrery.service.telemetry.output_groups import OutputGroup
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32

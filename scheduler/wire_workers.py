@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
-from lorrery.chassis.names import quoted
-from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
+from lorrery.service.names import quoted
+from lorrery.service.telemetry.trace_context import TraceContext
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32

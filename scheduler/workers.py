@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
-from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.clock import DeviceClock
 from lorrery.scheduler import wire_workers
 from lorrery.scheduler.core.adapters.log import AdapterLog
 from lorrery.scheduler.core.cluster_facts import GaveBack, Placed, Withdrawn
@@ -35,6 +33,8 @@ from lorrery.scheduler.subscribers.engine_counts import EngineTally
 from lorrery.scheduler.subscribers.kv_events import WorkerKvEvents
 from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.wire_workers import ToWorker
+from lorrery.service.awake import AwakeClock
+from lorrery.service.clock import DeviceClock
 from lorrery.vocabulary import u32
 
 INTERNAL = "internal error; the scheduler's log says more"

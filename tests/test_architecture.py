@@ -162,7 +162,7 @@ def test_a_pure_room_has_no_clock_no_io_and_no_chance_of_its_own(path: Path) -> 
         "from datetime import datetime\ndatetime.now()",
         "import random",
         "import grpc",
-        "from lorrery.chassis.errors import LorreryError",
+        "from lorrery.service.errors import LorreryError",
         "from lorrery.scheduler.service import Scheduler",
         "from numpy.random import shuffle",
         "import numpy as np\nnp.random.seed(1)",
@@ -295,7 +295,7 @@ def test_the_wire_resolves_to_this_tree() -> None:
 
 @pytest.mark.parametrize("owner", ["router", "scheduler", "worker"])
 def test_a_section_of_the_settings_imports_nothing_of_its_room_but_what_is_pure(owner: str) -> None:
-    allowed = ("lorrery.chassis", "lorrery.vocabulary", *(f"lorrery.{room.replace('/', '.')}" for room in PURE))
+    allowed = ("lorrery.service", "lorrery.vocabulary", *(f"lorrery.{room.replace('/', '.')}" for room in PURE))
     tree = ast.parse((ROOT / owner / "settings.py").read_text(encoding="utf-8"))
     ours = [name for name, _ in imports(tree) if within(name, "lorrery")]
     assert [name for name in ours if not any(within(name, package) for package in allowed)] == []
@@ -317,7 +317,7 @@ def test_no_service_reads_the_time_of_day(room: str) -> None:
                 # What a subscriber to vLLM's KV events reads as a batch's time.
                 kv_events = ("worker/kv_events/publisher.py", "router/edges/engines/smg.py")
                 # What Prometheus has as the value of vllm:lora_requests_info, by which pickers find the latest.
-                of_vllm = (*kv_events, "chassis/engine_metrics.py")
+                of_vllm = (*kv_events, "service/telemetry/engine_metrics.py")
                 stamps = stamps or (path.relative_to(ROOT).as_posix() in of_vllm and node.attr == "time")
                 # Whether a certificate holds, for a warning, with its dates.
                 dates = path == ROOT / "chassis" / "tls.py" and node.attr in (

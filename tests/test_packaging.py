@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.chassis.shipped import CORPUS, DEFAULT_SETTINGS, TRACES, golden_excerpts
-from lorrery.chassis.version import VERSION
+from lorrery.service.files.shipped import CORPUS, DEFAULT_SETTINGS, TRACES, golden_excerpts
+from lorrery.service.version import VERSION
 from tests.test_architecture import PURE, ROOMS
 
 ROOT = Path(__file__).parents[1]
@@ -103,7 +103,7 @@ def test_the_wheel_holds_every_room_and_the_stubs(wheel: Path) -> None:
     assert "lorrery/v1/types_pb2.py" in names
     assert "lorrery/py.typed" in names
     assert {f"lorrery/worker/device/data/{name}.toml" for name in ("gpus", "models", "engines")} <= set(names)
-    assert {f"lorrery/orrery/page/{name}" for name in ("index.html", "style.css", "main.js", "icon.svg")} <= set(names)
+    assert {f"lorrery/view/page/{name}" for name in ("index.html", "style.css", "main.js", "icon.svg")} <= set(names)
     for wanted in ("step_time_measured", "slora_measured", "vidur_conv_vllm", "vidur_conv_vllm_steps"):
         assert f"lorrery/validation/data/{wanted}.csv" in names
     assert {name for name in ("LICENSE", "NOTICE") if f"lorrery-{VERSION}.dist-info/licenses/{name}" in names} == {

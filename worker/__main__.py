@@ -1,8 +1,8 @@
 """`python -m lorrery.worker`: one mock GPU that attaches to a scheduler."""
 
-from lorrery.chassis.grpc_core import set_up_grpc
-from lorrery.chassis.interrupt import exit_on_signals
-from lorrery.chassis.standard_streams import set_up_standard_streams
+from lorrery.service.interrupt import exit_on_signals
+from lorrery.service.network.grpc_core import set_up_grpc
+from lorrery.service.standard_streams import set_up_standard_streams
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take most of a second
@@ -11,8 +11,8 @@ if __name__ == "__main__":
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.process import Service, service_command
-from lorrery.settings import Settings, load
+from lorrery.service.process import Service, service_command
+from lorrery.service.settings.cluster import Settings, load
 from lorrery.worker.realtime import take_realtime_priority
 from lorrery.worker.service import WorkerService
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from lorrery.chassis.faults import SLOW_WORKER
+from lorrery.service.faults.kinds import SLOW_WORKER
 from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.slow import Spells

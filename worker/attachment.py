@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.tasks import until_first_ends
+from lorrery.service.clock import DeviceClock
+from lorrery.service.tasks import until_first_ends
+from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.wire_time import from_wire
 from lorrery.worker import wire

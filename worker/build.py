@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.chassis.csv_file import open_csv
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.fault_rules import RuleSet
-from lorrery.chassis.faults import FREEZE_WORKER, SLOW_WORKER
-from lorrery.chassis.toml import read_tables
-from lorrery.settings import Settings
-from lorrery.settings.presets import shipped_catalogue
+from lorrery.service.errors import SettingsError
+from lorrery.service.faults.kinds import FREEZE_WORKER, SLOW_WORKER
+from lorrery.service.faults.rules import RuleSet
+from lorrery.service.files.csv_file import open_csv
+from lorrery.service.files.toml import read_tables
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.settings.presets import shipped_catalogue
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.answers import Answers, Words
 from lorrery.worker.device.architecture import Model, precision

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.fault_rules import RuleBook
-from lorrery.chassis.faults import WORKER_LOSS, Fault, parse_fault
-from lorrery.settings import Settings
+from lorrery.service.errors import SettingsError
+from lorrery.service.faults.kinds import WORKER_LOSS, Fault, parse_fault
+from lorrery.service.faults.rules import RuleBook
+from lorrery.service.settings.cluster import Settings
 from lorrery.worker.build import spells_of
 from lorrery.worker.device.slow import Spells
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import grpc.aio
 
-from lorrery.chassis.channel import own_host
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.tasks import until_first_ends
-from lorrery.chassis.tracing import Tracer
-from lorrery.settings import Settings
+from lorrery.service.clock import DeviceClock
+from lorrery.service.network.channel import own_host
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.tasks import until_first_ends
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.tracing import Tracer
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.units import NEVER
 from lorrery.vocabulary.wire_time import from_wire

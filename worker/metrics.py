@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.faults import FREEZE_WORKER, SLOW_WORKER
-from lorrery.chassis.series import Exporter
+from lorrery.service.faults.kinds import FREEZE_WORKER, SLOW_WORKER
+from lorrery.service.telemetry.series import Exporter
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker import series
 from lorrery.worker.device.batch import Batch

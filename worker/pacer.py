@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from lorrery.chassis.faults import FREEZE_WORKER
+from lorrery.service.faults.kinds import FREEZE_WORKER
 from lorrery.worker.accounts import StepAccounts, StepRecord
 from lorrery.worker.alarm import Alarm, open_alarm
 from lorrery.worker.device.batch import Batch
@@ -30,7 +30,7 @@ from lorrery.worker.metrics import WorkerMetrics
 
 
 class Clock(Protocol):
-    """Device time, as `chassis.clock.DeviceClock` gives it."""
+    """Device time, as `service.clock.DeviceClock` gives it."""
 
     def now_ps(self) -> int:
         """Return the device time now."""

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Final, Literal
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.log import get_logger
+from lorrery.service.errors import SettingsError
+from lorrery.service.telemetry.log import get_logger
 
 log = get_logger("worker")
 

@@ -13,12 +13,12 @@ from typing import Protocol, TypeVar
 
 import grpc.aio
 
-from lorrery.chassis.channel import Dialler, options_for
-from lorrery.chassis.credentials import ClusterToken
-from lorrery.chassis.discovery import Discovery
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.tls import watched_pems
-from lorrery.settings import Settings
+from lorrery.service.network.channel import Dialler, options_for
+from lorrery.service.network.credentials import ClusterToken
+from lorrery.service.network.discovery import Discovery
+from lorrery.service.network.tls import watched_pems
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.worker.attachment import Call

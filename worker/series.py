@@ -1,6 +1,6 @@
 """The metric series of a worker. Durations of steps and gaps are device seconds, lags are wall seconds."""
 
-from lorrery.chassis.series import Series, table
+from lorrery.service.telemetry.series import Series, table
 
 _STEP_BUCKETS = (
     *(0.002, 0.004, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.06, 0.08),

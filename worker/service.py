@@ -13,13 +13,13 @@ from uuid import uuid4
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.extras import need_extra
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import gpu_names, quoted
-from lorrery.chassis.server import RECEIVE_BYTES
-from lorrery.chassis.tasks import until_first_ends
-from lorrery.chassis.tracing import open_tracer
-from lorrery.settings import Settings
+from lorrery.service.extras import need_extra
+from lorrery.service.names import gpu_names, quoted
+from lorrery.service.network.server import RECEIVE_BYTES
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.tasks import until_first_ends
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.tracing import open_tracer
 from lorrery.worker import wire
 from lorrery.worker.build import answers_of, device_of
 from lorrery.worker.engine import Engine

@@ -3,7 +3,7 @@
 A group in `[[workers]]` inherits `[worker]` and overrides it key by key, wherever `[worker]`'s value comes from. Worker
 processes are named `worker-0`, `worker-1` and so on, group by group. `worker.group` selects the group of a process,
 whose settings are then those of the group. To the scheduler each GPU of a process is a worker, named by
-`chassis.names.gpu_names`.
+`service.names.gpu_names`.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from lorrery.chassis.sections import (
+from lorrery.service.settings.sections import (
     LONGEST_SECONDS,
     MAX_PORT,
     Address,

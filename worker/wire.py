@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lorrery.chassis.trace_context import TraceContext, read
+from lorrery.service.telemetry.trace_context import TraceContext, read
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import adapter_key

@@ -3,7 +3,7 @@
 Exit code 1 if something broke; never because something was slow.
 """
 
-from lorrery.chassis.grpc_core import set_up_grpc
+from lorrery.service.network.grpc_core import set_up_grpc
 
 if __name__ == "__main__":
     set_up_grpc()  # before the modules that import gRPC
@@ -38,10 +38,10 @@ from lab.bench import (
     worker_lag,
 )
 from lab.bench.cluster import BenchBrokenError
-from lorrery.chassis.commands import Command, command_app
-from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.log import configure
-from lorrery.chassis.sections import LogSettings
+from lorrery.service.commands import Command, command_app
+from lorrery.service.errors import LorreryError
+from lorrery.service.settings.sections import LogSettings
+from lorrery.service.telemetry.log import configure
 
 FORMAT_VERSION = 2
 OUT = Path("out") / "bench.json"

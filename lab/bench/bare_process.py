@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 
 from lab.bench.cluster import BenchBrokenError
-from lorrery.chassis.grpc_core import installed_version, variables
-from lorrery.chassis.sections import TlsSettings
-from lorrery.chassis.server import bind, new_server
-from lorrery.local.processes import start_python
+from lorrery.service.local.processes import start_python
+from lorrery.service.network.grpc_core import installed_version, variables
+from lorrery.service.network.server import bind, new_server
+from lorrery.service.settings.sections import TlsSettings
 
 _ROOT = str(Path(__file__).parents[2])
 _OPEN_SECONDS, _CLOSE_SECONDS = 30.0, 20.0
@@ -68,7 +68,7 @@ async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
 
 
 async def serve_bytes(service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]) -> None:
-    """Serve byte-to-byte methods with the chassis's options and print the address; return when standard input closes.
+    """Serve byte-to-byte methods with the service's options and print the address; return when standard input closes.
 
     Args:
         service: full service name.

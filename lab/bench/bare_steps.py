@@ -19,8 +19,8 @@ import grpc.aio
 import uvloop
 
 from lab.bench.bare_process import serve_bytes, start_bare
-from lorrery.chassis.channel import open_channel
-from lorrery.chassis.sections import TlsSettings
+from lorrery.service.network.channel import open_channel
+from lorrery.service.settings.sections import TlsSettings
 
 SERVICE, SEND, READ = "bench.BareSteps", "Send", "Read"
 Call = grpc.aio.StreamStreamCall[bytes, bytes]

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from lorrery.local.cluster import LocalCluster
-from lorrery.local.processes import ForkServer
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.local.processes import ForkServer
 from lorrery.v1 import router_pb2, types_pb2
 
 CONFIG = Path(__file__).with_name("cluster.toml")

@@ -45,7 +45,6 @@ from lab.bench.loaded_replica import (
 from lab.bench.marks import or_dash
 from lab.bench.sim_scenarios import PROJECT
 from lab.bench.sim_speed import COMPILED
-from lorrery.chassis.version import core_is_compiled
 from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.combinations import why_excluded
@@ -55,6 +54,7 @@ from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.prefix_cache.content import of_runs
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.service.version import core_is_compiled
 
 AIM_US, AIM_BYTES = 100.0, 1000
 BATCH, NUM_WAITING = 256, 100_000

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 from rich.table import Table
 
-from lorrery.chassis.process import let_collector_rest
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core.plan import Ran
 from lorrery.scheduler.messages import StepReport, Submit, WorkerHello
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
-from lorrery.settings import load
+from lorrery.service.process import let_collector_rest
+from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 

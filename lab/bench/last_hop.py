@@ -34,10 +34,10 @@ from lab.bench.marks import notes_below, percent
 from lab.bench.meter import BUSY_SHARE, Meter, Usage
 from lab.bench.scrape import Reading, fetch
 from lab.bench.streams import StreamCount
-from lorrery.chassis.channel import open_channel
-from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.client import Reception, RouterClient
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.network.channel import open_channel
+from lorrery.service.settings.sections import TlsSettings
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
 BATCHES = (32, 256)

@@ -26,13 +26,13 @@ from rich.text import Text
 
 from lab.bench.cluster import CONFIG, BenchBrokenError, measured_cluster, while_alive
 from lab.bench.marks import meets
-from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.session import load_cluster
 from lorrery.loadgen.workload.summary import Summary
-from lorrery.local.cluster import LocalCluster
-from lorrery.settings import load
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.settings.cluster import load
+from lorrery.service.settings.sections import TlsSettings
 from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of

@@ -22,7 +22,6 @@ from itertools import count
 
 import numpy as np
 
-from lorrery.chassis.toml import read_tables
 from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.facts import Finished
 from lorrery.scheduler.core.plan import Plan, Ran
@@ -30,6 +29,7 @@ from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.service.files.toml import read_tables
 from lorrery.vocabulary.finish_reason import FinishReason
 
 PRESSURES = ("seats", "memory")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from lorrery.chassis.version import VERSION
+from lorrery.service.version import VERSION
 
 _PACKAGES = ("grpcio", "protobuf", "uvloop", "numpy")
 

@@ -23,8 +23,8 @@ from lab.bench.cluster import BenchBrokenError, measured_cluster
 from lab.bench.meter import BUSY_SHARE, Meter
 from lab.bench.scrape import Reading, fetch
 from lab.bench.streams import StreamCount, grpc_streams
-from lorrery.local.cluster import LocalCluster
-from lorrery.local.processes import ForkServer
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.local.processes import ForkServer
 
 GPUS_PER_PROCESS = 8
 TOKENS_PER_SECOND = 2000

@@ -18,9 +18,9 @@ from rich.table import Table
 from lab.bench import bare_steps
 from lab.bench.cluster import BenchBrokenError, measured_cluster
 from lab.bench.meter import Meter
-from lorrery.chassis.channel import open_channel
-from lorrery.chassis.sections import TlsSettings
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.network.channel import open_channel
+from lorrery.service.settings.sections import TlsSettings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc
 from lorrery.vocabulary import u32

@@ -11,8 +11,8 @@ from typing import Any, Self
 import grpc.aio
 
 from lab.bench.cluster import BenchBrokenError, endless_request
-from lorrery.chassis.channel import open_channel
-from lorrery.chassis.sections import TlsSettings
+from lorrery.service.network.channel import open_channel
+from lorrery.service.settings.sections import TlsSettings
 from lorrery.v1 import router_pb2
 
 POOL_TOKENS = 400_000

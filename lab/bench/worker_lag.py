@@ -23,8 +23,8 @@ from lab.bench.meter import Meter
 from lab.bench.scale import GPUS_PER_PROCESS, SERVICES, SETTLE_SECONDS, Case, cluster_of, texts_of
 from lab.bench.scrape import Reading
 from lab.bench.streams import grpc_streams
-from lorrery.local.cluster import LocalCluster
-from lorrery.local.processes import ForkServer
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.local.processes import ForkServer
 
 STREAMS = 128
 CASES = tuple(Case(gpus, STREAMS, tokens_per_second=STREAMS / seconds) for gpus, seconds in ((32, 0.03), (64, 0.06)))

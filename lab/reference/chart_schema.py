@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 from lorrery.worker.settings import OF_PROCESS
 
 Schema = dict[str, Any]

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lab.reference.pages import DO_NOT_EDIT, table
-from lorrery.settings.presets import EnginePreset, presets
+from lorrery.service.settings.presets import EnginePreset, presets
 from lorrery.validation.golden.against import RULES_OF
 from lorrery.worker.build import read_catalogue
 
 INTRODUCTION = f"""# Engines
 
-{DO_NOT_EDIT.format("settings/data/presets.toml and lab/reference/engines_page.py")}
+{DO_NOT_EDIT.format("service/settings/data/presets.toml and lab/reference/engines_page.py")}
 
 `engine = "vllm"` (or `sglang`, `trtllm`) gives a cluster the defaults of that engine: batching, limits, memory, prefix
 cache, host time and kernels. It can be set in a settings file, as `LORRERY_ENGINE=vllm`, and as `--engine vllm` of

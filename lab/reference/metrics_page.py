@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 
 from lab.reference.pages import DO_NOT_EDIT, paragraph, table
-from lorrery.chassis.metrics import TABLE as PROCESS
-from lorrery.chassis.series import Series
-from lorrery.chassis.tracing import SPANS
 from lorrery.loadgen.series import TABLE as LOADGEN
 from lorrery.router.http.requests_counted import TABLE as HTTP
 from lorrery.router.series import TABLE as ROUTER
 from lorrery.scheduler.subscribers.series import TABLE as SCHEDULER
+from lorrery.service.telemetry.metrics import TABLE as PROCESS
+from lorrery.service.telemetry.series import Series
+from lorrery.service.telemetry.tracing import SPANS
 from lorrery.worker.series import CONSTANT_LABELS
 from lorrery.worker.series import TABLE as WORKER
 

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from lab.reference.pages import DO_NOT_EDIT, paragraph, sentence, table
-from lorrery.chassis.sections import KINDS, MAX_COUNT, flat, number_in_words
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.settings.sections import KINDS, MAX_COUNT, flat, number_in_words
 
 HEADINGS = ("setting", "default", "values", "meaning")
 

@@ -22,8 +22,8 @@ import numpy as np
 
 import lorrery
 from lab.studies import figure
-from lorrery.chassis.shipped import TRACES
 from lorrery.loadgen.workload.traces import read_requests
+from lorrery.service.files.shipped import TRACES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

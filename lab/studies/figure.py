@@ -1,6 +1,6 @@
 """Draws a study's figure, and writes its output: NAME.png, NAME.svg, and NAME.csv with the drawn values, in a folder.
 
-The look is that of all plots (`lorrery.plots.style`); this module defines the meaning of each style: a solid line or a
+The look is that of all plots (`lorrery.view.plots`); this module defines the meaning of each style: a solid line or a
 filled bar is ours, a hollow mark is a figure published by others. The caption under a figure names the source of such
 figures and the limits of ours.
 """
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lorrery.chassis.errors import LorreryError
-from lorrery.plots import style
-from lorrery.plots.style import BLACK, BLUE, GREEN, GREY, PALE, SKY, VERMILLION, canvas, legend_above, series
+from lorrery.service.errors import LorreryError
+from lorrery.view import plots
+from lorrery.view.plots import BLACK, BLUE, GREEN, GREY, PALE, SKY, VERMILLION, canvas, legend_above, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def published(
-    axes: "Axes", x: Sequence[float], y: Sequence[float], look: style.Series, label: str, size_points: float = 7
+    axes: "Axes", x: Sequence[float], y: Sequence[float], look: plots.Series, label: str, size_points: float = 7
 ) -> None:
     """Draw figures published by others: the hollow marks of a series; NaN draws nothing."""
     axes.plot(
@@ -102,10 +102,10 @@ def save(draw: "Callable[[], Figure]", folder: Path, name: str, caption: str) ->
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with style.drawing("the figure"):
+        with plots.drawing("the figure"):
             figure = draw()
             for suffix in (".png", ".svg"):
-                print(f"figure  {style.save(figure, folder / f'{name}{suffix}', caption)}")
+                print(f"figure  {plots.save(figure, folder / f'{name}{suffix}', caption)}")
     except LorreryError as error:
         raise SystemExit(f"error: {error}") from None
 

@@ -23,8 +23,8 @@ import numpy as np
 
 import lorrery
 from lab.studies import figure
-from lorrery.reports.compare import compare
-from lorrery.reports.requests import Requests, read_requests
+from lorrery.view.reports.compare import compare
+from lorrery.view.reports.requests import Requests, read_requests
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

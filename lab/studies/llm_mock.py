@@ -34,7 +34,7 @@ from lab.studies.llm_mock_benchmark import (
     tpot_gpt2,
     ttft,
 )
-from lorrery.plots.style import Series
+from lorrery.view.plots import Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

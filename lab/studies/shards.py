@@ -23,7 +23,7 @@ import numpy as np
 import lorrery
 from lab.studies import figure
 from lab.studies.mixed_fleet import NUM_ADAPTERS, workload
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

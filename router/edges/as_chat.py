@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lorrery.chassis.errors import InvalidRequest, NeverFits
-from lorrery.chassis.names import quoted
 from lorrery.router.http.openai_requests import ChatRequest
+from lorrery.service.errors import InvalidRequest, NeverFits
+from lorrery.service.names import quoted
 
 _SAID = [{"role": "user", "content": ""}]
 """Stands for the conversation, which is read elsewhere."""

@@ -16,7 +16,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from starlette.responses import Response
 
-from lorrery.chassis.errors import InvalidRequest, RequestError
 from lorrery.router.field_names import Names
 from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.bodies import json_route
@@ -27,6 +26,7 @@ from lorrery.router.http.generating import LENIENT, Texts, check_room, check_voc
 from lorrery.router.http.openai_requests import CompletionRequest
 from lorrery.router.http.pieces import array, array_of
 from lorrery.router.logprobs import OutputLogprobs
+from lorrery.service.errors import InvalidRequest, RequestError
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2, types_pb2
 

@@ -17,9 +17,9 @@ from json import dumps
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NamedTuple
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.forms import Form
 from lorrery.router.http.nesting import Bounds, too_much
+from lorrery.service.errors import InvalidRequest
 
 _LETTERS = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
 _HEAD = re.compile(r'(?:\s*\}\s*,|\s*\[)\s*\{\s*"name"\s*:\s*("' + _LETTERS + r'")\s*,\s*"parameters"\s*:\s*(?=\{)')

@@ -16,16 +16,16 @@ from prometheus_client.registry import Collector
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 
-from lorrery.chassis.errors import Internal, RequestError
-from lorrery.chassis.metrics import expose
-from lorrery.chassis.names import cut, quoted
-from lorrery.chassis.version import VERSION
 from lorrery.router.access import check_operator
 from lorrery.router.edges import DIALECTS
 from lorrery.router.edges.slora import KINDS
 from lorrery.router.handler import Handler
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import HTTP_STATUS, body, error_response, json_response, let_go
+from lorrery.service.errors import Internal, RequestError
+from lorrery.service.names import cut, quoted
+from lorrery.service.telemetry.metrics import expose
+from lorrery.service.version import VERSION
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {}}}

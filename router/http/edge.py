@@ -7,8 +7,6 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from lorrery.chassis.errors import InvalidRequest, Unauthenticated
-from lorrery.chassis.turns import Turns
 from lorrery.router.access import check_use
 from lorrery.router.checks import check_length
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
@@ -23,7 +21,9 @@ from lorrery.router.http.forms import Form
 from lorrery.router.http.nesting import Bounds
 from lorrery.router.http.token_json import TokenTexts
 from lorrery.router.keys import ApiKey
-from lorrery.settings import Settings
+from lorrery.service.errors import InvalidRequest, Unauthenticated
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.turns import Turns
 from lorrery.v1 import router_pb2
 
 ROLES, REQUEST_ID = "roles", "request_id"

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 from starlette.responses import Response
 
-from lorrery.chassis.errors import RequestError
-from lorrery.chassis.status import grpc_status, public_text, retry_seconds
+from lorrery.service.errors import RequestError
+from lorrery.service.network.status import grpc_status, public_text, retry_seconds
 
 HTTP_STATUS: dict[grpc.StatusCode, HTTPStatus] = {
     grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,

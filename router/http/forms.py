@@ -6,10 +6,10 @@ from typing import Annotated, Any, NamedTuple, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import quoted
 from lorrery.router.edges.structured_output.merging import Json
 from lorrery.router.field_names import Names
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import quoted
 from lorrery.v1 import router_pb2
 
 _NO_GRAMMAR = "the mock model follows schemas, patterns and choices, and no grammar"

@@ -14,8 +14,6 @@ from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import cut, quoted
 from lorrery.router.http.forms import (
     Form,
     StructuredOutputs,
@@ -25,6 +23,8 @@ from lorrery.router.http.forms import (
     only_one,
 )
 from lorrery.router.logprobs import MAX_TOP_LOGPROBS
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import cut, quoted
 from lorrery.v1 import router_pb2, types_pb2
 
 MAX_CHOICES = 16384

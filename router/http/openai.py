@@ -10,7 +10,6 @@ from fastapi import APIRouter, Body, Request
 from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.edges.anthropic.errors import is_anthropics
 from lorrery.router.field_names import Names, named
 from lorrery.router.http.bodies import json_route
@@ -23,6 +22,7 @@ from lorrery.router.http.openai_requests import ChatBatchRequest, ChatRequest, C
 from lorrery.router.http.openai_shapes import ChatShape, CompletionShape, unix_seconds
 from lorrery.router.http.pieces import JsonParts, array_of
 from lorrery.router.http.token_json import LogprobsJson
+from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import router_pb2
 
 _UNKNOWN = "1970-01-01T00:00:00Z"

@@ -5,11 +5,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import cut, quoted
 from lorrery.router.edges.tools import ArgumentsReader
 from lorrery.router.http.forms import Form, openai_choice, openai_functions, with_tools
 from lorrery.router.http.generating import LENIENT, GeneratingRequest, NullIsZero, Options, refused
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import cut, quoted
 
 _MOST_PROMPTS = 1024
 _OWN_VARIABLES = ("self", "messages", "add_generation_prompt", "continue_final_message")

@@ -13,8 +13,6 @@ from json.encoder import encode_basestring_ascii as quoted
 from types import MappingProxyType
 from typing import Any
 
-from lorrery.chassis.errors import RequestError
-from lorrery.chassis.version import VERSION
 from lorrery.router.edges.tools import ChatCalls
 from lorrery.router.http.answer import DONE, EVENT_STREAM, Collected, data, finish_word
 from lorrery.router.http.errors import error_body
@@ -22,6 +20,8 @@ from lorrery.router.http.forms import Form
 from lorrery.router.http.openai_details import Details, Piece
 from lorrery.router.http.pieces import array_of
 from lorrery.router.logprobs import OutputLogprobs
+from lorrery.service.errors import RequestError
+from lorrery.service.version import VERSION
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 

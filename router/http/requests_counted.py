@@ -5,7 +5,7 @@ Routes that serve clients are counted; routes that are polled every few seconds 
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.series import Exporter, Series, table
+from lorrery.service.telemetry.series import Exporter, Series, table
 
 _HIGHR_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 7.5, 10.0, 30.0),

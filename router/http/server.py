@@ -1,6 +1,6 @@
 """The HTTP listener, in the router's own event loop; enforces limits before a route sees a request.
 
-uvicorn handles the protocol (`chassis.web_server`), within the bounds of connection.py.
+uvicorn handles the protocol (`service.network.web_server`), within the bounds of connection.py.
 """
 
 import re
@@ -13,10 +13,6 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lorrery.chassis.hosts import Hosts
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.tls import server_contexts
-from lorrery.chassis.web_server import WebServer
 from lorrery.router.edges.anthropic.errors import as_anthropic_has_it
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import WRITER
@@ -26,6 +22,10 @@ from lorrery.router.http.edge import REQUEST_ID
 from lorrery.router.http.errors import body, json_response
 from lorrery.router.http.requests_counted import RequestsCounted
 from lorrery.router.tracing import CallTrace, CallTraces
+from lorrery.service.network.hosts import Hosts
+from lorrery.service.network.tls import server_contexts
+from lorrery.service.network.web_server import WebServer
+from lorrery.service.telemetry.log import get_logger
 
 _log = get_logger("router.http")
 

@@ -11,13 +11,14 @@ import socket
 import struct
 from collections.abc import Callable
 
-from lorrery.chassis.log import get_logger
+from lorrery.service.telemetry.log import get_logger
 
 LOOKS = 6
 TIMEOUT_LOOKS = 4
 """Checks within the time-out.
 
-`LOOKS` is higher, so that a stream's own cut (`chassis.writes`), which has an error and is counted, comes first.
+`LOOKS` is higher, so that a stream's own cut (`service.network.writes`), which has an error and is counted, comes
+first.
 """
 
 _NO_LINGER = struct.pack("ii", 1, 0)

@@ -14,9 +14,6 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
-from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
-from lorrery.chassis.names import cut, quoted
-from lorrery.chassis.status import reason_of
 from lorrery.router.access import check_load
 from lorrery.router.field_names import named
 from lorrery.router.http.bodies import json_route
@@ -28,6 +25,9 @@ from lorrery.router.http.openai_requests import ChatMessage, Tool, template_vari
 from lorrery.router.http.pieces import JsonParts, array_of
 from lorrery.router.keys import ApiKey
 from lorrery.router.peft import BrokenAdapterError
+from lorrery.service.errors import InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
+from lorrery.service.names import cut, quoted
+from lorrery.service.network.status import reason_of
 from lorrery.v1 import scheduler_pb2, types_pb2
 
 _MAX_PATH_CHARACTERS = 4096

@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.frame_rate import checked_hz
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.facts import Facts
 from lorrery.scheduler.frames.wire import FrameMessage, WorkerRuns, write_frame
 from lorrery.scheduler.subscribers.history import History
 from lorrery.scheduler.subscribers.watcher import Watcher
+from lorrery.service.clock import DeviceClock
+from lorrery.service.telemetry.frame_rate import checked_hz
 
 
 class Feed:

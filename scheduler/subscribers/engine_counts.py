@@ -8,7 +8,6 @@ with a plan at most every `NAMES_EVERY_PS`: a hundred names cost as much as ever
 from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
-from lorrery.chassis.output_groups import OutputGroup, OutputGroups
 from lorrery.scheduler.core.cluster_facts import GaveBack, Joined, Placed
 from lorrery.scheduler.core.facts import (
     ADAPTER_FACTS,
@@ -28,6 +27,7 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.wire_workers import EngineCounts
+from lorrery.service.telemetry.output_groups import OutputGroup, OutputGroups
 from lorrery.vocabulary.cancel_cause import MEANINGS
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND

@@ -7,12 +7,12 @@ belong to neighbouring moments.
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
-from lorrery.chassis.series import Exporter, Sample, Series
-from lorrery.chassis.top import OTHER, TopNames
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.subscribers import series
 from lorrery.scheduler.subscribers.metrics import LEVELS, AdapterUse, SchedulerMetrics, TenantUse
+from lorrery.service.telemetry.series import Exporter, Sample, Series
+from lorrery.service.telemetry.top_names import OTHER, TopNames
 
 
 class AttachedWorker(Protocol):

@@ -17,9 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.log import get_logger
-from lorrery.chassis.version import VERSION
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.cluster_facts import Arrived, GaveBack, Joined, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import AdapterLoaded, AdapterUnloaded, Cancelled, Finished, Handler
@@ -30,7 +27,10 @@ from lorrery.scheduler.facts import Decided, FaultsSet, InputLate, InputTaken, S
 from lorrery.scheduler.inputs import NOBODY
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.subscribers.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
-from lorrery.settings import Settings
+from lorrery.service.errors import LorreryError
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.log import get_logger
+from lorrery.service.version import VERSION
 
 FLUSH_SECONDS = 1.0
 

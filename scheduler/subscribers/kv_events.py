@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
-from lorrery.chassis.errors import NoKvEvents
 from lorrery.scheduler import wire_workers
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange
+from lorrery.service.errors import NoKvEvents
 
 CURE = "set scheduler.prefix_cache.kind = 'blocks'"
 

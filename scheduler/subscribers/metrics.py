@@ -4,11 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.faults import LOAD_KINDS, WORKER_KINDS
-from lorrery.chassis.histogram import Histogram
-from lorrery.chassis.sections import MetricsSettings
-from lorrery.chassis.series import Exporter, Sample, Series
-from lorrery.chassis.top import TopNames
 from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.cluster_facts import Arrived, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import (
@@ -36,6 +31,11 @@ from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.subscribers import series
 from lorrery.scheduler.subscribers.adapter_tally import AdapterTally, count
 from lorrery.scheduler.watch import Loss
+from lorrery.service.faults.kinds import LOAD_KINDS, WORKER_KINDS
+from lorrery.service.settings.sections import MetricsSettings
+from lorrery.service.telemetry.histogram import Histogram
+from lorrery.service.telemetry.series import Exporter, Sample, Series
+from lorrery.service.telemetry.top_names import TopNames
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
 from lorrery.vocabulary.finish_reason import FinishReason

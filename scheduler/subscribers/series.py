@@ -1,6 +1,6 @@
 """Metrics of a scheduler. Gauges are computed at each scrape, so that steps cost nothing for them."""
 
-from lorrery.chassis.series import Series, table
+from lorrery.service.telemetry.series import Series, table
 
 _STEP_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),

@@ -14,16 +14,16 @@ before they are rounded.
 from collections.abc import Mapping
 from typing import Protocol
 
-from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.span import Kind, Span, SpanEvent, Value
-from lorrery.chassis.trace_context import TraceContext
-from lorrery.chassis.tracing import Tracer
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.cluster_facts import Arrived, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import Admitted, Cancelled, Dropped, Failed, Finished, FirstToken, Handler, Preempted
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.service.clock import DeviceClock
+from lorrery.service.telemetry.span import Kind, Span, SpanEvent, Value
+from lorrery.service.telemetry.trace_context import TraceContext
+from lorrery.service.telemetry.tracing import Tracer
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 

@@ -16,16 +16,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lorrery.chassis.errors import LorreryError, SettingsError
-    from lorrery.settings import Settings
-    from lorrery.chassis.version import VERSION as __version__
     from lorrery.loadgen.options import LoadOptions
     from lorrery.loadgen.workload.arrays import Requests
-    from lorrery.reports.report import report
+    from lorrery.service.errors import LorreryError, SettingsError
+    from lorrery.service.settings.cluster import Settings
+    from lorrery.service.version import VERSION as __version__
     from lorrery.simulator.interface import simulate
     from lorrery.simulator.plan import Claim, Plan, plan
     from lorrery.simulator.result import RequestColumns, SimulationResult
     from lorrery.simulator.virtual_cluster import Observation, VirtualCluster
+    from lorrery.view.reports.report import report
 
 __all__ = [
     "Claim",
@@ -48,18 +48,18 @@ __all__ = [
 _HOMES = {
     "Claim": ("simulator.plan", "Claim"),
     "LoadOptions": ("loadgen.options", "LoadOptions"),
-    "LorreryError": ("chassis.errors", "LorreryError"),
+    "LorreryError": ("service.errors", "LorreryError"),
     "Observation": ("simulator.virtual_cluster", "Observation"),
     "Plan": ("simulator.plan", "Plan"),
     "RequestColumns": ("simulator.result", "RequestColumns"),
     "Requests": ("loadgen.workload.arrays", "Requests"),
-    "Settings": ("settings", "Settings"),
-    "SettingsError": ("chassis.errors", "SettingsError"),
+    "Settings": ("service.settings.cluster", "Settings"),
+    "SettingsError": ("service.errors", "SettingsError"),
     "SimulationResult": ("simulator.result", "SimulationResult"),
     "VirtualCluster": ("simulator.virtual_cluster", "VirtualCluster"),
-    "__version__": ("chassis.version", "VERSION"),
+    "__version__": ("service.version", "VERSION"),
     "plan": ("simulator.plan", "plan"),
-    "report": ("reports.report", "report"),
+    "report": ("view.reports.report", "report"),
     "simulate": ("simulator.interface", "simulate"),
 }
 """Exported name -> the module of this package that defines it, and its name there."""

@@ -16,7 +16,7 @@ import grpc.aio
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from lorrery.chassis.credentials import bearer
+from lorrery.service.network.credentials import bearer
 from lorrery.v1 import router_pb2
 from tests.chaos.plan import ADAPTERS
 from tests.cluster.client import Ask, Client, Stream, some_output

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import grpc.aio
 
-from lorrery.chassis.credentials import bearer
-from lorrery.local.cluster import LocalCluster
-from lorrery.local.processes import start_python
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.local.processes import start_python
+from lorrery.service.network.credentials import bearer
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
 from tests.chaos.logs import Logs
 from tests.chaos.plan import LOADGEN, Action, Kind

@@ -5,7 +5,7 @@ import json
 import urllib.request
 from contextlib import AsyncExitStack
 
-from lorrery.chassis.credentials import bearer
+from lorrery.service.network.credentials import bearer
 from lorrery.v1 import router_pb2
 from tests.chaos.clients import listed_adapters
 from tests.chaos.cluster import ROUTERS, SCHEDULERS, WORKERS, ChaosCluster

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import router_pb2, types_pb2
 from tests.chaos.clients import Kind, Outcome
 from tests.chaos.cluster import Event, History

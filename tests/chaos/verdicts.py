@@ -8,7 +8,7 @@ but where a request's workers were lost `max_worker_losses` times.
 
 from collections.abc import Sequence
 
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 from tests.chaos.clients import TIMEOUT_SECONDS, Kind, Outcome
 from tests.chaos.cluster import History
 from tests.chaos.plan import ADAPTERS

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import FormatError
 from lorrery.cli.cache import app
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.trie_file import read_trie, write_trie
-from lorrery.settings import load
+from lorrery.service.errors import FormatError
+from lorrery.service.settings.cluster import load
 
 PROMPTS = [[5, 6, 7], [5, 6, 8], [5, 9], [4]]
 

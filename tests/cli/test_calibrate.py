@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.calibrate import app
+from lorrery.service.errors import FormatError, SettingsError
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.deployment import Deployment

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.calibrate import app
 from lorrery.cli.validate import app as validate
+from lorrery.service.errors import FormatError, SettingsError
 from lorrery.validation.published import MEASURED_KERNELS, MEASURED_SEGMENTED_LORA
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.attention import Heads

@@ -4,8 +4,8 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.certs import app
+from lorrery.service.errors import LorreryError, SettingsError
 
 
 def make(folder: Path, *arguments: str) -> str:

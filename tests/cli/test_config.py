@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.cli.config import app
-from lorrery.settings import load
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import load
 
 
 def shown(*arguments: str | Path) -> dict[str, tuple[str, str]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.local.processes import start_python
+from lorrery.service.local.processes import start_python
 from tests.cluster.harness import alive, descendants, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
@@ -61,7 +61,7 @@ async def test_wrong_settings_leave_no_folder(tmp_path: Path):
 @pytest.mark.parametrize("moment", ["starting", "loading"])
 async def test_ctrl_c_at_any_moment_leaves_no_process(tmp_path: Path, moment: str):
     process = await start(tmp_path, trace(tmp_path, (1, 100, 3000), (40, 100, 8)))
-    awaited = {"starting": "lorrery.local.fork_server", "loading": "lorrery.loadgen"}[moment]
+    awaited = {"starting": "lorrery.service.local.fork_server", "loading": "lorrery.loadgen"}[moment]
     seen: dict[int, str] = {}
 
     def started() -> bool:

@@ -14,8 +14,8 @@ import typer
 from rich.text import Text
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import LorreryError
 from lorrery.cli.app import PARTS
+from lorrery.service.errors import LorreryError
 
 SERVICES = ("router", "scheduler", "worker")
 RUN_FOR_LONG = {

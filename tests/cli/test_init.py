@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli.init import HEADER, app
-from lorrery.settings import load
+from lorrery.service.errors import LorreryError
+from lorrery.service.files.shipped import DEFAULT_SETTINGS
+from lorrery.service.settings.cluster import load
 
 
 def init(*arguments: str | Path) -> str:
@@ -21,7 +21,7 @@ def test_it_writes_the_shipped_cluster_under_a_header_of_its_own(tmp_path: Path)
     init(tmp_path)
     written = (tmp_path / "cluster.toml").read_text(encoding="utf-8")
     assert written.startswith(HEADER)
-    assert "chassis/" not in written, "a path that only a checkout has"
+    assert "service/" not in written, "a path that only a checkout has"
     assert load(tmp_path / "cluster.toml") == load(DEFAULT_SETTINGS)
 
 

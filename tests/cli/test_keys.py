@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.cli.keys import app
 from lorrery.router.keys import KEY_PREFIX, read_keys
+from lorrery.service.errors import SettingsError
 
 
 def new(*arguments: str) -> tuple[str, str]:

@@ -7,10 +7,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.version import VERSION, core_is_compiled
 from lorrery.cli import app as command
-from lorrery.local.processes import start_python
+from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.local.processes import start_python
+from lorrery.service.version import VERSION, core_is_compiled
 
 
 async def run(*arguments: str) -> tuple[int | None, str, str]:
@@ -79,8 +79,8 @@ async def test_a_part_that_calls_nobody_imports_nothing_of_grpc(part: str):
 
 async def test_up_starts_its_fork_server_before_its_own_slow_imports():
     modules = await imported_for("up", "--help")
-    assert "lorrery.local.processes" in modules
-    assert not modules & {"grpc", "numpy", "lorrery.settings"}
+    assert "lorrery.service.local.processes" in modules
+    assert not modules & {"grpc", "numpy", "lorrery.service.settings"}
 
 
 @pytest.mark.parametrize(("error", "code"), [(LorreryError("eels"), 1), (SettingsError("eels"), 2)])

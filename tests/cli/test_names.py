@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.demo import app as demo
 from lorrery.cli.faults import app as faults
-from lorrery.orrery.record import Record
+from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.tokenizer.folder import read_folder
+from lorrery.view.record import Record
 
 
 @pytest.mark.parametrize("read", [Record, read_folder])

@@ -7,10 +7,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import load
 from lorrery.cli.simulate import app as simulate
-from lorrery.settings import Settings
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.settings.reading import load
 from lorrery.worker.build import read_profile_file
 
 OPTIONS = [

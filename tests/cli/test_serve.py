@@ -17,9 +17,6 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.fault_rules import FaultRules
-from lorrery.chassis.faults import REQUEST_KINDS, parse_fault
 from lorrery.cli.certs import app as certs_app
 from lorrery.cli.serve import app
 from lorrery.cli.serve.arguments import arranged
@@ -27,8 +24,11 @@ from lorrery.cli.serve.faults import KINDS, refusals
 from lorrery.cli.serve.flags import FLAGS
 from lorrery.cli.serve.other_flags import refused as refused_flags
 from lorrery.cli.serve.other_flags import taken
-from lorrery.local.processes import start_python
-from lorrery.settings import Settings, changed
+from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.faults.kinds import REQUEST_KINDS, parse_fault
+from lorrery.service.faults.rules import FaultRules
+from lorrery.service.local.processes import start_python
+from lorrery.service.settings.cluster import Settings, changed
 from tests.cluster.harness import alive, services, wait_until
 from tests.ports import held_ports
 

@@ -31,7 +31,7 @@ def test_a_simulation_imports_nothing_of_services_text_or_plots() -> None:
 
 
 def test_the_list_of_commands_imports_neither_settings_nor_numpy() -> None:
-    assert imported((*SLOW, "lorrery.settings", "numpy"), ["--help"]) == []
+    assert imported((*SLOW, "lorrery.service.settings", "numpy"), ["--help"]) == []
 
 
 def test_a_cluster_s_fork_server_starts_before_settings_are_imported() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import LorreryError
 from lorrery.cli.tokenizer import app
+from lorrery.service.errors import LorreryError
 from lorrery.tokenizer.file import FileTokenizer
 
 

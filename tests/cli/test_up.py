@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.chassis.errors import LorreryError
 from lorrery.cli.up_cluster import credentials, running_targets
-from lorrery.local.cluster import LocalCluster
-from lorrery.local.monitoring import TARGETS, Monitoring
-from lorrery.local.processes import start_python
-from lorrery.settings import Settings
+from lorrery.service.errors import LorreryError
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.local.monitoring import TARGETS, Monitoring
+from lorrery.service.local.processes import start_python
+from lorrery.service.settings.cluster import Settings
 from tests.cluster.client import Ask, Client, error_info
 from tests.cluster.harness import SETTINGS, StartCluster, alive, ignored, metric, services, wait_until, write_settings
 

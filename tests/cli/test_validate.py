@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.shipped import golden_excerpts
 from lorrery.cli.app import app as lorrery
 from lorrery.cli.validate import app
+from lorrery.service.errors import SettingsError
+from lorrery.service.files.shipped import golden_excerpts
 from lorrery.validation import overview
 from lorrery.validation.golden import replay
 from lorrery.validation.golden.kind import Skip

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.cli.validate import app
+from lorrery.service.errors import FormatError, LorreryError, SettingsError
 from lorrery.validation.golden.vllm_cases import cases
 
 ANSWERS = """#!{python}

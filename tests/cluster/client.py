@@ -17,8 +17,8 @@ import numpy as np
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from lorrery.local.cluster import LocalCluster
-from lorrery.settings import Settings
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.settings.cluster import Settings
 from lorrery.tokenizer.base import FIRST_WORD_ID, NUM_WORDS
 from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2

@@ -16,7 +16,7 @@ from smg_grpc_proto.generated import (
     vllm_engine_pb2_grpc,
 )
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.vllm import control_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask
 from tests.cluster.gauges import nothing_held

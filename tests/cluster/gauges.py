@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.harness import PATIENCE_SECONDS, metric, wait_until
 
 HELD: dict[str, tuple[str, ...]] = {

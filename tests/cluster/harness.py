@@ -20,8 +20,8 @@ from typing import Protocol
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lorrery.local.cluster import LocalCluster
-from lorrery.local.processes import ForkServer
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.local.processes import ForkServer
 
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 60.0

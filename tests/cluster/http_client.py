@@ -6,7 +6,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.tokenizer.file import BuiltinTokenizer
 from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask
 

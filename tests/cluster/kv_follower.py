@@ -14,7 +14,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc
 from lorrery.vocabulary import u32

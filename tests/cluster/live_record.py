@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorrery.scheduler.subscribers.record import Record
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 from lorrery.simulator.journal import ExpectedPlan, read_journal
 from lorrery.v1 import router_pb2
 from lorrery.v1 import scheduler_pb2 as pb
@@ -20,7 +20,7 @@ from tests.cluster.client import Ask, Stream
 
 MODEL = "Llama-3-8B"
 MOST_PLACED = 16
-"""So many requests are placed at one time when a worker attaches (`chassis.slices`)."""
+"""So many requests are placed at one time when a worker attaches (`service.slices`)."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.harness import PATIENCE_SECONDS
 from tests.deploy.exported import Entry, entry, in_table, shown_name
 

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 from openai import AsyncOpenAI
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.gauges import nothing_held, scrape

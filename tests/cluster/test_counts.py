@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Stream, client_of
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster, wait_until

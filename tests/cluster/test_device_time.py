@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.router.service import Router
 from lorrery.scheduler.service import SchedulerService
-from lorrery.settings import Settings, load
+from lorrery.service.settings.cluster import Settings, load
 from lorrery.worker.service import WorkerService
 from tests.cluster.client import Ask, Client
 from tests.cluster.harness import write_settings

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, Stream
 from tests.cluster.gauges import scrape
 from tests.cluster.harness import StartCluster, wait_until

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from lorrery.chassis.engine_series import TOOL_PARSES, counts_up_to
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.telemetry.engine_series import TOOL_PARSES, counts_up_to
 from lorrery.v1 import types_pb2
 from tests.cluster.client import Ask, Stream, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held

@@ -8,7 +8,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2, types_pb2
 from tests.cluster.client import TIMEOUT_SECONDS, Ask, Client, client_of, error_info
 from tests.cluster.gauges import nothing_held, scrape

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import lorrery
 from lorrery.cli.faults import app
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2
 from tests.cluster.client import TIMEOUT_SECONDS, Ask, Client, client_of, error_info
 from tests.cluster.gauges import nothing_held

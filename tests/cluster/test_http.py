@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.tokenizer.file import BuiltinTokenizer
 from tests.cluster.client import TIMEOUT_SECONDS
 from tests.cluster.gauges import nothing_held, scrape

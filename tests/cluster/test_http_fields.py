@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError
 
-from lorrery.local.cluster import LocalCluster
 from lorrery.router.logprobs import NEVER
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.tokenizer.base import BOS_ID, NUM_WORDS
 from lorrery.tokenizer.file import BuiltinTokenizer
 from tests.cluster.client import Ask

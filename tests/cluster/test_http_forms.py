@@ -9,7 +9,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.tokenizer.file import open_tokenizer
 from tests.cluster.gauges import nothing_held
 from tests.cluster.harness import running_cluster

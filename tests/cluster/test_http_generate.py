@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.tokenizer.file import BuiltinTokenizer
 from tests.cluster.client import Ask
 from tests.cluster.gauges import nothing_held

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.client import Ask
 from tests.cluster.gauges import nothing_held
 from tests.cluster.harness import running_cluster

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from smg_grpc_proto.generated import common_pb2, sglang_scheduler_pb2_grpc, vllm_engine_pb2_grpc
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
 from lorrery.vllm import control_pb2, control_pb2_grpc
 from tests.cluster.client import client_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.local.processes import start_python
+from lorrery.service.local.processes import start_python
 from tests.cluster.gauges import HELD
 from tests.cluster.harness import alive, metric, services, wait_until, write_settings
 

@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 import lorrery
-from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.options import LoadOptions, ProtocolName
 from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.session import load_cluster
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.settings.sections import TlsSettings
 from tests.cluster.gauges import nothing_held
 from tests.cluster.harness import running_cluster
 

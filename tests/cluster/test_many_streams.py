@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster

@@ -10,19 +10,19 @@ import pytest
 from playwright.async_api import async_playwright
 
 from lab.screenshots.browser import chromium
-from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.web_server import WebServer
-from lorrery.local.cluster import LocalCluster
-from lorrery.orrery.app import make_app
-from lorrery.orrery.frame import Frame
-from lorrery.orrery.live import LiveFeed
+from lorrery.service.errors import LorreryError
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.network.web_server import WebServer
+from lorrery.view.app import make_app
+from lorrery.view.frame import Frame
+from lorrery.view.live import LiveFeed
 from tests.browser import expect_async as expect
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.harness import running_cluster
 from tests.cluster.test_shards import _add_shard
 from tests.needs import needs_chromium
-from tests.orrery.top.terminal import Terminal
 from tests.router.test_access import ROOT, entry
+from tests.view.top.terminal import Terminal
 
 pytestmark = pytest.mark.cluster
 

@@ -10,8 +10,8 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from lorrery.chassis.credentials import bearer
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.network.credentials import bearer
 from tests.cluster.client import Ask, Client, Stream, client_of, error_info
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import metric, running_cluster, wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2, types_pb2
 from tests.cluster.client import TIMEOUT_SECONDS, Client, client_of
 from tests.cluster.gauges import nothing_held, scrape

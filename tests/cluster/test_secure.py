@@ -11,11 +11,11 @@ import grpc.aio
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.credentials import bearer
-from lorrery.chassis.server import LIVENESS
 from lorrery.cli.certs import app as certs_app
 from lorrery.cli.keys import app as keys_app
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.network.credentials import bearer
+from lorrery.service.network.server import LIVENESS
 from lorrery.v1 import router_pb2, router_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from tests.cluster.client import TIMEOUT_SECONDS, Ask, Stream
 from tests.cluster.harness import metric, running_cluster, wait_until, write_settings

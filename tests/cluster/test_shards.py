@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster, wait_until

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, RateLimitError
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.tokenizer.file import open_tokenizer
 from lorrery.v1 import router_pb2, router_pb2_grpc
 from tests.cluster.client import TIMEOUT_SECONDS, Ask, text_of

@@ -3,8 +3,8 @@
 import pytest
 from grpc_health.v1 import health_pb2
 
-from lorrery.chassis.channel import open_channel
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.network.channel import open_channel
 from lorrery.v1 import types_pb2
 from tests.cluster.client import Ask, client_of
 from tests.cluster.gauges import nothing_held, scrape

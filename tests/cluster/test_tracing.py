@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.engines import PORTS, Engines, native, sglang, smg
 from tests.cluster.harness import metric, running_cluster, wait_until

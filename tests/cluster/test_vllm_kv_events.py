@@ -18,7 +18,7 @@ import pytest_asyncio
 import zmq
 import zmq.asyncio
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.harness import PATIENCE_SECONDS, running_cluster, wait_until
 from tests.cluster.http_client import exchange, json_of, status_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.client import Client, client_of
 from tests.cluster.gauges import scrape
 from tests.cluster.harness import PATIENCE_SECONDS, running_cluster, wait_until

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 from tests.cluster.client import Ask, Client
 from tests.cluster.harness import metric, wait_until, write_settings
 

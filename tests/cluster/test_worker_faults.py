@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of

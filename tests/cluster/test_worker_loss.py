@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from lorrery.local.cluster import LocalCluster
-from lorrery.settings import Settings
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.settings.cluster import Settings
 from tests.cluster.client import Ask, Client, Stream, client_of, text_of
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster, wait_until

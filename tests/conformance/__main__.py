@@ -3,7 +3,8 @@
     python -m tests.conformance record DIR
     python -m tests.conformance compare plain PORT [PATTERN]
 
-DIR has what `../shared/engines/vllm-cpu DIR tokenizer/shipped` makes: a program `serve`, and folders with adapters.
+DIR has what `../shared/engines/vllm-cpu DIR src/lorrery/tokenizer/shipped` makes: a program `serve`, and folders with
+adapters.
 """
 
 import re

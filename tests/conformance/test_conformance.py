@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.local.processes import start_python
+from lorrery.service.local.processes import start_python
 from tests.conformance.compare import differing
 from tests.conformance.sending import FLAGS, SERVERS, answers, recorded
 from tests.conformance.wanted import WANTED, unwanted
 from tests.router.adapter_folder import write_adapter
 
-OURS = ("--speedup-ratio", "1000", "--tokenizer", "tokenizer/shipped", "--port", "0")
+OURS = ("--speedup-ratio", "1000", "--tokenizer", "src/lorrery/tokenizer/shipped", "--port", "0")
 READY = re.compile(r"ready: http://127\.0\.0\.1:(\d+) ")
 
 

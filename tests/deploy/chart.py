@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from lorrery.settings import Settings, load
+from lorrery.service.settings.cluster import Settings, load
 from tests.deploy.files import DEPLOY
 
 PROGRAM = Path(sys.executable).with_name("helm")

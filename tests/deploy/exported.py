@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from lorrery.chassis.metrics import TABLE, ServiceState, new_registry
-from lorrery.chassis.series import Series
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.series import TABLE as LOADGEN
 from lorrery.loadgen.workload.outcome import OK, RequestOutcome
@@ -20,6 +18,8 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.subscribers.gauges import Gauges
 from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.scheduler.subscribers.series import TABLE as SCHEDULER
+from lorrery.service.telemetry.metrics import TABLE, ServiceState, new_registry
+from lorrery.service.telemetry.series import Series
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.series import CONSTANT_LABELS
 from lorrery.worker.series import TABLE as WORKER

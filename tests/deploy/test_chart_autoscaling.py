@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lorrery.autoscaler.figures import METRICS
-from lorrery.chassis.engine_series import vllm_series
-from lorrery.settings import changed
+from lorrery.scheduler.core.autoscaling.figures import METRICS
+from lorrery.service.settings.cluster import changed
+from lorrery.service.telemetry.engine_series import vllm_series
 from tests.deploy.chart import (
     CHART,
     KEDA,

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from lorrery.orrery.command import app as page
-from lorrery.settings import Settings, load
+from lorrery.service.settings.cluster import Settings, load
+from lorrery.view.command import app as page
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ def test_one_image_serves_all() -> None:
 
 def test_the_page_s_command_is_one_that_it_takes() -> None:
     module, *arguments = SERVICES["web"]["command"]
-    assert module == "lorrery.orrery"
+    assert module == "lorrery.view"
     with get_command(page).make_context(module, arguments) as context:
         assert (context.params["target"], context.params["host"], context.params["port"]) == (
             "router:50051",

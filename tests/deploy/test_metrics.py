@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from lorrery.chassis.series import Series
-from lorrery.chassis.tracing import SPANS
+from lorrery.service.telemetry.series import Series
+from lorrery.service.telemetry.tracing import SPANS
 from tests.deploy.exported import EXPORTED, TABLES, exported, families, in_table, shown_name
 from tests.deploy.files import ROOT
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from lorrery.local.monitoring import Monitoring
+from lorrery.service.local.monitoring import Monitoring
 from tests.cli.test_up import Up
 from tests.cluster.harness import wait_until, write_settings
 from tests.deploy.files import DEPLOY, ROOT, RULES

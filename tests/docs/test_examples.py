@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.settings import load
+from lorrery.service.files.shipped import DEFAULT_SETTINGS
+from lorrery.service.settings.cluster import load
 from tests.docs.test_commands import ROOT, Command, commands
 
 DOCS = ROOT / "docs"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.local.processes import start_python
+from lorrery.service.local.processes import start_python
 
 pytestmark = pytest.mark.cluster
 

@@ -16,7 +16,7 @@ from typer._click.core import Parameter
 from typer.core import TyperOption
 
 from lorrery.cli.app import PARTS
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 
 FILES = {
     "folder": None,

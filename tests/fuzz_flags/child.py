@@ -11,9 +11,9 @@ from types import FrameType
 from typing import NoReturn
 
 from lorrery.cli import app, simulate_served
-from lorrery.local.cluster import LocalCluster
-from lorrery.local.processes import ForkServer
-from lorrery.orrery.command import WebServer
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.local.processes import ForkServer
+from lorrery.view.command import WebServer
 
 CPU_SECONDS = 3
 WALL_SECONDS = 20
@@ -21,7 +21,7 @@ MEMORY_BYTES = 2 * 2**30
 """Beyond what the process has as it is forked."""
 
 STARTED, AT_WORK, CAUGHT, TOO_LONG = 0, 77, 70, 78
-_WORK = ("/simulator/engine.py", "/validation/", "/sweeps/processes.py")
+_WORK = ("/simulator/engine.py", "/validation/", "/simulator/sweep/processes.py")
 """Files whose functions run for as long as is asked for: a large number there is no fault."""
 
 

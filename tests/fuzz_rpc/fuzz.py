@@ -25,7 +25,7 @@ import grpc
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, client_of
 from tests.cluster.gauges import nothing_held
 from tests.cluster.harness import fork_server, wait_until, write_settings

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.client import Client
 from tests.cluster.http_client import exchange, status_of
 from tests.hostile.watch import MEGABYTE, watched

@@ -12,7 +12,7 @@ import pytest_asyncio
 from playwright.async_api import Page, async_playwright
 
 from lab.screenshots.browser import chromium
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.browser import PATIENCE_MS
 from tests.cluster.harness import fork_server, metric, write_settings
 from tests.needs import needs_chromium

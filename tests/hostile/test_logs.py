@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lorrery.local.cluster import LocalCluster
-from lorrery.local.processes import start_python
+from lorrery.service.local.cluster import LocalCluster
+from lorrery.service.local.processes import start_python
 from tests.cluster.harness import PATIENCE_SECONDS, fork_server, metric, wait_until, write_settings
 from tests.router.test_access import ROOT, entry
 
@@ -96,7 +96,7 @@ async def test_malformed_things_by_the_thousand(logged_cluster: tuple[LocalClust
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr", "both"])
 async def test_a_service_whose_log_has_no_room_serves_on(tmp_path: Path, stream: str) -> None:
-    """Its standard streams are on a full disk. tests/chassis/test_standard_streams.py: it says later what it lost."""
+    """Its standard streams are on a full disk. tests/service/test_standard_streams.py: it says later what it lost."""
     announce = tmp_path / "addresses"
     arguments = ["-m", "lorrery.scheduler", "--config", str(write_settings(tmp_path)), "--announce", str(announce)]
     full = os.open("/dev/full", os.O_WRONLY)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.harness import PATIENCE_SECONDS, fork_server, metric, write_settings
 from tests.hostile.crowd import KINDS
 from tests.hostile.watch import MEGABYTE, watched

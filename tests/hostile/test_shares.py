@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from tests.cluster.client import Client
 from tests.cluster.harness import running_cluster
 from tests.cluster.http_client import PROMPT, exchange, json_of, status_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from lorrery.local.cluster import LocalCluster
+from lorrery.service.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2_grpc
 from tests.cluster.client import TIMEOUT_SECONDS, Stream
 from tests.cluster.gauges import nothing_held

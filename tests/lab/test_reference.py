@@ -10,7 +10,7 @@ from lab.reference.__main__ import PAGES
 from lab.reference.grpc_page import PROTOS, DescriptorPath, comments_of, grpc_page, read_protos
 from lab.reference.pages import DOCS
 from lab.reference.settings_page import sections, settings_page
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 
 SETTINGS = [(name, key, field) for name, _, fields in sections(Settings) for key, field in fields.items()]
 

@@ -3,8 +3,6 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen import client as client_module
 from lorrery.loadgen.client import RouterClient
 from lorrery.loadgen.driver import Driver, DriveSettings
@@ -13,6 +11,8 @@ from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.prompts import prompt_token_ids
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.summary import summarise
+from lorrery.service.errors import LorreryError
+from lorrery.service.settings.sections import TlsSettings
 from tests.cluster.harness import wait_until
 
 

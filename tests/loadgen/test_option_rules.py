@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.option_rules import check
 from lorrery.loadgen.options import LoadOptions
+from lorrery.service.errors import SettingsError
 
 ADAPTERS = {"num_adapters": 8}
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lorrery.chassis.errors import FormatError
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad, OwnLoadMeter
@@ -20,6 +19,7 @@ from lorrery.loadgen.table import print_report
 from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.service.errors import FormatError
 
 CLUSTER = ClusterView("Llama-2-7B", 2.0, 1, 1, 2048, 3072, (("A100", 2),))
 

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.loadgen.option_texts import expand_adapters, parse_range
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.source import build_workload
+from lorrery.service.errors import FormatError, SettingsError
 from lorrery.tokenizer.file import open_tokenizer
 
 TRACES = pathlib.Path(__file__).parents[2] / "deploy" / "traces"

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.router.service import Router
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import router_pb2, router_pb2_grpc
 from tests.cluster.harness import wait_until
 from tests.router.fake_scheduler import FakeScheduler, Route

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from lorrery.chassis.errors import Overloaded
 from lorrery.router.edges.engines.generation import Open, Output
+from lorrery.service.errors import Overloaded
 from lorrery.v1 import router_pb2
 
 NEWS = router_pb2.GenerateResponse(token_ids=[1])

@@ -4,7 +4,7 @@ import pytest
 
 from lorrery.router.engine_metrics import EdgeEngine
 from lorrery.router.request import Finish, Usage
-from lorrery.settings import Settings, load
+from lorrery.service.settings.cluster import Settings, load
 from lorrery.vocabulary.finish_reason import FinishReason
 
 

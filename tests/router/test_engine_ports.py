@@ -5,9 +5,9 @@ import sys
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.router.service import Router
-from lorrery.settings import load
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import load
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from lorrery.chassis.names import MAX_QUOTED_CHARACTERS
 from lorrery.router.checks import receive_bytes
+from lorrery.service.names import MAX_QUOTED_CHARACTERS
 from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.v1 import router_pb2, types_pb2
 from tests.cluster.client import error_info

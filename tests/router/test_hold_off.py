@@ -2,9 +2,9 @@
 
 import pytest
 
-from lorrery.chassis.errors import Overloaded, Reason, RequestError, Unattainable
 from lorrery.router import hold_off
 from lorrery.router.hold_off import MAX_HOLD_SECONDS, MAX_RETRY_SECONDS, HoldOff
+from lorrery.service.errors import Overloaded, Reason, RequestError, Unattainable
 
 
 class Clock:

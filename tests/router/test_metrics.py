@@ -7,7 +7,6 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lorrery.chassis.sections import MetricsSettings
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish, Request
@@ -16,6 +15,7 @@ from lorrery.router.series import OUTCOMES
 from lorrery.router.streams import Fanout
 from lorrery.router.timing import Timing
 from lorrery.router.wire import TokensFrame
+from lorrery.service.settings.sections import MetricsSettings
 from lorrery.v1 import router_pb2
 
 STREAMS = 16

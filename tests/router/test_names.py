@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from lorrery.cli.certs import app as certs_app
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.placement import Placement
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import scheduler_pb2
 from tests.cluster.harness import wait_until
 from tests.cluster.name_server import name_server
@@ -34,7 +34,7 @@ async def placing(settings: dict[str, object]) -> AsyncIterator[Placement]:
 
 
 async def test_an_address_does_not_wait_for_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorrery.chassis.discovery.ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr("lorrery.service.network.discovery.ANSWER_SECONDS", 60.0)
     scheduler = FakeScheduler()
     await scheduler.start()
     try:

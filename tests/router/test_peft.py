@@ -12,9 +12,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from lorrery.chassis.errors import FormatError, InvalidRequest, UnknownName
 from lorrery.router import peft
 from lorrery.router.peft import CONFIG, MAX_CONFIG_BYTES, AdapterReader, read_adapter, read_config
+from lorrery.service.errors import FormatError, InvalidRequest, UnknownName
 from tests.router.adapter_folder import of_header, weights, write_adapter
 from tests.router.http.conftest import TIMEOUT_SECONDS
 

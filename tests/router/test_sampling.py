@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router import wire
 from lorrery.router.sampling import SamplingParams, normalise, read_sampling
+from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import types_pb2
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sampling_params.jsonl"

@@ -6,7 +6,6 @@ import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.errors import Internal, NeverFits, RequestError
 from lorrery.router import wire
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
@@ -14,6 +13,7 @@ from lorrery.router.request import Finish, Request
 from lorrery.router.sampling import SamplingParams
 from lorrery.router.session import Session
 from lorrery.router.streams import Fanout
+from lorrery.service.errors import Internal, NeverFits, RequestError
 from lorrery.v1 import router_pb2, scheduler_pb2_grpc
 from lorrery.vocabulary.adapter_log import AdapterLog
 from tests.router.conftest import next_submit

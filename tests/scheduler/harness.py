@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.server import new_server
 from lorrery.scheduler.service import SchedulerService
-from lorrery.settings import Settings, load
+from lorrery.service.network.server import new_server
+from lorrery.service.settings.cluster import Settings, load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from tests.cluster.harness import PATIENCE_SECONDS, wait_until

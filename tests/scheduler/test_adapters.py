@@ -10,12 +10,12 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from lorrery.chassis.errors import FormatError, LorreryError, Reason
-from lorrery.chassis.status import reason_of
 from lorrery.loadgen.wire import adapter_figures
 from lorrery.router.wire import shard_status
 from lorrery.scheduler.adapters import LoadedAdapters
-from lorrery.settings import load
+from lorrery.service.errors import FormatError, LorreryError, Reason
+from lorrery.service.network.status import reason_of
+from lorrery.service.settings.cluster import load
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.adapter_figures import AdapterFigures, summed

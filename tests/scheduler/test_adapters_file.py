@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lorrery.scheduler.adapters_file as module
-from lorrery.chassis.errors import FormatError, LorreryError
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.adapters_file import AdaptersFile
-from lorrery.settings import load
+from lorrery.service.errors import FormatError, LorreryError
+from lorrery.service.settings.cluster import load
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 CHANGES = st.lists(

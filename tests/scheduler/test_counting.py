@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.sections import MetricsSettings
 from lorrery.scheduler import hello
 from lorrery.scheduler import requests as requests_module
 from lorrery.scheduler.core.adapters.log import AdapterLog
@@ -18,7 +16,9 @@ from lorrery.scheduler.core.cluster_facts import Arrived
 from lorrery.scheduler.core.facts import Facts
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
-from lorrery.settings import load
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import load
+from lorrery.service.settings.sections import MetricsSettings
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.harness import PATIENCE_SECONDS
 from tests.scheduler.harness import OVERRIDES, Harness, Worker

@@ -10,7 +10,7 @@ from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core.placing import SLICE
 from lorrery.scheduler.messages import Submit, WorkerHello
 from lorrery.scheduler.routers import RouterLink
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.cancel_cause import CancelCause

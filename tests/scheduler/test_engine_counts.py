@@ -1,10 +1,10 @@
 """What a worker is told of its replica for others' names: once, and which adapters run and wait not with every plan."""
 
-from lorrery.chassis.output_groups import OutputGroups
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.subscribers.engine_counts import NAMES_EVERY_PS, EngineTally
+from lorrery.service.telemetry.output_groups import OutputGroups
 
 
 def waiting(handle: int, adapter_id: str) -> Sequence:

@@ -8,11 +8,11 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from lorrery.chassis.fault_calls import MAX_RULES
 from lorrery.scheduler.core.facts import Event
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan
-from lorrery.settings import load
+from lorrery.service.faults.calls import MAX_RULES
+from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.harness import PATIENCE_SECONDS
 from tests.scheduler.harness import OVERRIDES, Harness, Router, Worker, tokens_of

@@ -7,9 +7,9 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from lorrery.chassis.credentials import Metadata, bearer
-from lorrery.chassis.errors import SettingsError
-from lorrery.settings import load
+from lorrery.service.errors import SettingsError
+from lorrery.service.network.credentials import Metadata, bearer
+from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.harness import wait_until
 from tests.scheduler.harness import OVERRIDES, Harness

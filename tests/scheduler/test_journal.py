@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import lorrery.scheduler.subscribers.journal as module
-from lorrery.chassis.errors import LorreryError
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster_facts import Arrived, Joined
 from lorrery.scheduler.core.facts import AdapterLoaded, Cancelled, Facts, Finished, FirstToken
@@ -21,7 +20,8 @@ from lorrery.scheduler.facts import Decided, Stepped
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import StepReport, WorkerHello
 from lorrery.scheduler.subscribers.journal import Journal
-from lorrery.settings import Settings, load
+from lorrery.service.errors import LorreryError
+from lorrery.service.settings.cluster import Settings, load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.finish_reason import FinishReason
 

@@ -12,7 +12,7 @@ from grpc_status import rpc_status
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.subscribers.kv_events import KvEvents, Watcher
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.cluster import Cluster
-from lorrery.settings import load
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import load
 from tests.scheduler.harness import OVERRIDES, Harness, Worker, tokens_of
 
 PAGED = (

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.scheduler.harness import OVERRIDES, Harness, tokens_of
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.core.checked.base import original
 from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.protocols.placement import Placement
@@ -17,7 +16,8 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.service import SchedulerService
-from lorrery.settings import load
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import load
 from lorrery.validation.policy.drive import World, jump, step_by_step
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -2,7 +2,7 @@
 
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.replicas import replica_settings
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 
 
 def test_a_setting_and_the_core_option_of_its_name_have_one_default():

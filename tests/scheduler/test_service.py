@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from tests.cluster.harness import PATIENCE_SECONDS, wait_until

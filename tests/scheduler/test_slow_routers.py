@@ -3,7 +3,7 @@
 import grpc.aio
 import pytest
 
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc
 from tests.cluster.harness import wait_until

@@ -12,7 +12,7 @@ from lorrery.scheduler.core.protocols.batching import Batching
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.scheduler.harness import OVERRIDES, Harness, tokens_of
 

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.chassis.fault_rules import LoadRules, RuleBook
-from lorrery.chassis.faults import LOAD_FAILURE
 from lorrery.loadgen.workload.progressions import spelt_out
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters.loads import LoadFault, Tier
@@ -31,6 +29,8 @@ from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.service.faults.kinds import LOAD_FAILURE
+from lorrery.service.faults.rules import LoadRules, RuleBook
 from lorrery.simulator.build import build_requests
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import schedule_faults

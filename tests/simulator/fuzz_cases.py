@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.chassis.faults import FREEZE_WORKER, LOAD_FAILURE, LOAD_KINDS, SLOW_LOAD, SLOW_WORKER, WORKER_LOSS, Fault
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.batching.table import BATCHINGS
@@ -26,6 +25,15 @@ from lorrery.scheduler.core.queues.profile import DeviceProfile
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.core.sglang_rules import SglangRules
+from lorrery.service.faults.kinds import (
+    FREEZE_WORKER,
+    LOAD_FAILURE,
+    LOAD_KINDS,
+    SLOW_LOAD,
+    SLOW_WORKER,
+    WORKER_LOSS,
+    Fault,
+)
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.profile import ProfileRow, read_profile
 from lorrery.worker.device.steps import read_steps

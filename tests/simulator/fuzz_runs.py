@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 import lorrery
-from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
+from lorrery.service.errors import SettingsError
 from lorrery.simulator.result import SimulationResult
 from tests.seeds import check_all
 

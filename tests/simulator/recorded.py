@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.scaling_report import scaling_lines
+from lorrery.service.errors import SettingsError
 from lorrery.simulator.result import SimulationResult
 
 RULE = {

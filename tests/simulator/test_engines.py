@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.chassis.errors import SettingsError
 from lorrery.cli.deployment_flags import with_deployment
-from lorrery.settings.presets import presets
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.presets import presets
 from lorrery.simulator.result import SimulationResult
 
 LOOP = {"concurrency": 6, "input_tokens": 900, "output_tokens": 60, "length_ratio": 0.8, "requests_per_client": 3}

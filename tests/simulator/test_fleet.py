@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.core.facts import Handler
-from lorrery.settings import Settings, changed, load
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import Settings, changed, load
 from lorrery.simulator.interface import simulate
 from lorrery.simulator.step_span import StepSpan
 from lorrery.worker.build import device_of

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import lorrery
-from lorrery.chassis.errors import SettingsError
-from lorrery.orrery.frame import Frame
-from lorrery.orrery.record import Record
+from lorrery.service.errors import SettingsError
+from lorrery.view.frame import Frame
+from lorrery.view.record import Record
 
 CLUSTER = {
     "model": "Llama-3-8B",
@@ -105,7 +105,7 @@ def _is_sane(frame: Frame, num_names: int) -> bool:
 
 
 def test_a_long_run_has_no_more_frames_than_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lorrery.orrery.record.MAX_FRAMES", 40)
+    monkeypatch.setattr("lorrery.view.record.MAX_FRAMES", 40)
     result, record = recorded(tmp_path, "r", every=None)
     frames = list(record.frames())
     assert 15 < len(frames) <= 42

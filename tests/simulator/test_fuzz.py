@@ -2,7 +2,6 @@
 
 import pytest
 
-from lorrery.chassis.version import core_is_compiled
 from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.memory import table as memories
 from lorrery.scheduler.core.memory.table import MEMORIES
@@ -11,6 +10,7 @@ from lorrery.scheduler.core.placements.worker_table import FEW
 from lorrery.scheduler.core.policies import QUEUES, batching_name, batching_of
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
+from lorrery.service.version import core_is_compiled
 from tests.scheduler.core.oracle.blocks import BlockCache as Oracle
 from tests.scheduler.core.oracle.pool import Pool
 from tests.simulator import fuzz

@@ -2,11 +2,11 @@
 
 import pytest
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
+from lorrery.service.errors import SettingsError
 from tests.simulator.fuzz_runs import BATCHINGS, ENGINES, check, draw_run, simulate
 
 RUNS, AT_ONCE = 160, 20

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from lorrery.chassis.faults import parse_fault
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.admission import AdmissionPass
@@ -24,7 +23,8 @@ from lorrery.scheduler.core.placements.base import Candidate, Choice
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
-from lorrery.settings import load
+from lorrery.service.faults.kinds import parse_fault
+from lorrery.service.settings.cluster import load
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.worker.device.output import Ending

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import lorrery
 from lorrery.cli.simulate import app
-from lorrery.settings import Settings, load
+from lorrery.service.settings.cluster import Settings, load
 from lorrery.simulator.interface import Overrides, read_settings
 from lorrery.vocabulary.run_files import REQUESTS_FILE
 

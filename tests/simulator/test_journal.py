@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lorrery.chassis.errors import FormatError
 from lorrery.scheduler.subscribers.journal import Journal
-from lorrery.settings import changed
+from lorrery.service.errors import FormatError
+from lorrery.service.settings.cluster import changed
 from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, read_journal
 from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import lorrery
-from lorrery.chassis.errors import SettingsError
 from lorrery.cli.plan import app
-from lorrery.settings import changed
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import changed
 from lorrery.worker.build import device_of
 from lorrery.worker.device.lora import place_bytes
 from lorrery.worker.device.memory import kv_bytes_per_token

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.fault_rules import FaultRules
-from lorrery.chassis.faults import parse_fault
+from lorrery.service.errors import SettingsError
+from lorrery.service.faults.kinds import parse_fault
+from lorrery.service.faults.rules import FaultRules
 
 SETTINGS: dict[str, Any] = {"model": "Llama-3-8B", "worker": {"gpu": "H100-SXM"}, "scheduler": {"policy": "fcfs"}}
 REQUESTS = lorrery.Requests(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.chassis import rendezvous
+from lorrery.service.network import rendezvous
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.shard_choice import REPORT_SECONDS, ShardChoice
 from lorrery.vocabulary.finish_reason import FinishReason

@@ -9,10 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import lorrery
-from lorrery.autoscaler.figures import METRICS
-from lorrery.autoscaler.rule import Autoscaler, Reading
-from lorrery.chassis.errors import SettingsError
-from lorrery.settings import changed
+from lorrery.scheduler.core.autoscaling.figures import METRICS
+from lorrery.scheduler.core.autoscaling.rule import Autoscaler, Reading
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import changed
 from lorrery.simulator.virtual_cluster import RunIsOverError
 from tests.simulator.test_autoscaling import CLUSTER, bursts, run
 

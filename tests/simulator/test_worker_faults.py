@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.chassis.errors import SettingsError
+from lorrery.service.errors import SettingsError
 
 SETTINGS: dict[str, Any] = {
     "model": "Llama-3-8B",

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.clock import DeviceClock
 from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.routers import RouterLink
-from lorrery.settings import Settings
+from lorrery.service.clock import DeviceClock
+from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.cancel_cause import CancelCause

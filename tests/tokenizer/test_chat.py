@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from lorrery.chassis.errors import InvalidRequest, SettingsError
+from lorrery.service.errors import InvalidRequest, SettingsError
 from lorrery.tokenizer.base import TextTooLongError
 from lorrery.tokenizer.chat import PLAIN_TEMPLATE, ChatTemplate
 

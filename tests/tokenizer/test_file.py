@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from lorrery.chassis.errors import SettingsError
+from lorrery.service.errors import SettingsError
 from lorrery.tokenizer.detokenize import REPLACEMENT
 from lorrery.tokenizer.file import FileTokenizer, open_tokenizer
 

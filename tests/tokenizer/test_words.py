@@ -4,7 +4,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from lorrery.chassis.errors import SettingsError
+from lorrery.service.errors import SettingsError
 from lorrery.tokenizer.base import NUM_WORDS
 from lorrery.tokenizer.file import WORDS, BuiltinTokenizer, FileTokenizer
 from tests.tokenizer.test_file import byte_fallback, byte_level, opened, unigram, word_piece

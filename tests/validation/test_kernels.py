@@ -8,8 +8,8 @@ from statistics import mean, median
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.validate import app
+from lorrery.service.errors import FormatError, SettingsError
 from lorrery.validation.published import MEASURED_KERNELS
 
 HEADER = MEASURED_KERNELS.read_text().splitlines()[0]

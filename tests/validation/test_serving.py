@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.validate import app
+from lorrery.service.errors import FormatError, SettingsError
 from lorrery.validation import serving
 from lorrery.validation.published import MEASURED_SERVING
 from lorrery.validation.serving_rows import read_file

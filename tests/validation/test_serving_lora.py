@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import FormatError
 from lorrery.cli.validate import app
+from lorrery.service.errors import FormatError
 from lorrery.validation import serving_lora
 from lorrery.validation.published import SERVED_LORA
 from lorrery.validation.serving_lora import LoraRow, read_file, requests_of, settings_of

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.cli.validate import app
+from lorrery.service.errors import SettingsError
 from lorrery.validation import serving
 from lorrery.validation.changed_catalogue import tables_of, write_changed
 from lorrery.validation.published import MEASURED_SERVING

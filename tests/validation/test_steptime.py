@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.validate import app
+from lorrery.service.errors import FormatError, SettingsError
 from lorrery.validation.published import MEASURED_STEPS
 from lorrery.validation.steptime import compare, read_file
 from lorrery.worker.build import read_catalogue

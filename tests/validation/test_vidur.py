@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.validate import app
+from lorrery.service.errors import FormatError, SettingsError
 from lorrery.validation.vidur import BatchRules, RequestTimes, read_requests, replay
 from lorrery.worker.build import read_steps_file
 from lorrery.worker.device.batch import Batch

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from lorrery.chassis.credentials import bearer
-from lorrery.settings import Settings
+from lorrery.service.network.credentials import bearer
+from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 from tests.cluster.client import Ask, text_of

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.metrics import ServiceState
-from lorrery.chassis.process import STOP_GRACE_SECONDS, Service, _serve
-from lorrery.chassis.server import Health
-from lorrery.chassis.toml import read_tables
 from lorrery.router.service import Router
 from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices
 from lorrery.scheduler.service import SchedulerService
-from lorrery.settings import Settings
+from lorrery.service.files.toml import read_tables
+from lorrery.service.network.server import Health
+from lorrery.service.process import STOP_GRACE_SECONDS, Service, _serve
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.metrics import ServiceState
 from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.catalogue import Catalogue

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of

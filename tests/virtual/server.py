@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from lorrery.chassis.calls import CallGuard
+from lorrery.service.network.calls import CallGuard
 from tests.virtual.clock import Host
 from tests.virtual.network import Call, End, Network
 

@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from lorrery.settings import Settings, load
+from lorrery.service.settings.cluster import Settings, load
 
 _KEYS = Path(__file__).with_name("keys.toml")
 

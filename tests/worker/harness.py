@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from lorrery.chassis.metrics import new_registry
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.metrics import new_registry
 from lorrery.worker.service import WorkerService
 from tests.worker.fake_scheduler import (
     FakeScheduler,

@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from lorrery.chassis.metrics import new_registry
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.metrics import new_registry
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.accounts import COUNT_AFTER, StepAccounts, StepRecord
 from lorrery.worker.device.gpu import MockGpu

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.settings import Settings, load
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import Settings, load
 from lorrery.worker.build import deployment_of, device_of
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.steptime import STEP_TIME_MODELS

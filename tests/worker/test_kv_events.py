@@ -10,8 +10,8 @@ import zmq
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.settings import changed, load
+from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.settings.cluster import changed, load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32

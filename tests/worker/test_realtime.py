@@ -10,13 +10,13 @@ from textwrap import dedent
 
 import pytest
 
-from lorrery.chassis.errors import SettingsError
+from lorrery.service.errors import SettingsError
 from lorrery.worker.realtime import take_realtime_priority
 from tests.cluster.harness import wait_until
 
 HEAD = """
 import json, os, resource, threading
-from lorrery.chassis.errors import SettingsError
+from lorrery.service.errors import SettingsError
 from lorrery.worker.realtime import LITTLE_CPU, MOST_CPU, take_realtime_priority
 
 def policies():

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc.aio
 
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.worker.schedulers import Schedulers

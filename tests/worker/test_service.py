@@ -9,9 +9,9 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.channel import Dialler
-from lorrery.chassis.errors import SettingsError
-from lorrery.settings import Settings
+from lorrery.service.errors import SettingsError
+from lorrery.service.network.channel import Dialler
+from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.worker.attachment import StreamBrokenError
 from lorrery.worker.hosted import REFUSED_RETRY_SECONDS

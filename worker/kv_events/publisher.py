@@ -17,8 +17,8 @@ from typing import Self
 import zmq
 import zmq.asyncio
 
-from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.log import get_logger
+from lorrery.service.errors import LorreryError
+from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.worker.kv_events import payload

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import quoted
 from lorrery.router.edges.as_chat import BILLING_HEADER, as_chat, not_text, without_billing_header
 from lorrery.router.http.forms import Form, Function, chosen, with_tools
 from lorrery.router.http.generating import LENIENT, Arguments
 from lorrery.router.http.openai_requests import ChatRequest
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import quoted
 
 _GENERATION = (
     *("model", "stream", "temperature", "top_p", "top_k", "cache_salt", "kv_transfer_params", "ec_transfer_params"),

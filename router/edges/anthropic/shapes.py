@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from lorrery.chassis.errors import RequestError
 from lorrery.router.edges.anthropic.errors import anthropic_body
 from lorrery.router.edges.as_chat import named_event
 from lorrery.router.edges.tools import CallPiece, CallReader, as_object, call_id, read_whole
@@ -23,6 +22,7 @@ from lorrery.router.http.errors import error_body
 from lorrery.router.http.forms import Form
 from lorrery.router.http.openai_shapes import created_cache_tokens
 from lorrery.router.logprobs import OutputLogprobs
+from lorrery.service.errors import RequestError
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 

@@ -13,11 +13,6 @@ from uuid import uuid4
 
 import grpc.aio
 
-from lorrery.chassis import status
-from lorrery.chassis.credentials import authorization, certificate_roles
-from lorrery.chassis.errors import InvalidRequest, NoKvEvents, NotOffered, RequestError, UnknownName
-from lorrery.chassis.names import quoted
-from lorrery.chassis.throughput import Throughput
 from lorrery.router.access import check_operator
 from lorrery.router.edges.engines.generation import MAX_OUTPUTS, Open, OpenRequests, Write
 from lorrery.router.edges.engines.tokenizer_files import tokenizer_folder
@@ -28,6 +23,11 @@ from lorrery.router.handler import Handler
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.settings import EnginePort
+from lorrery.service.errors import InvalidRequest, NoKvEvents, NotOffered, RequestError, UnknownName
+from lorrery.service.names import quoted
+from lorrery.service.network import status
+from lorrery.service.network.credentials import authorization, certificate_roles
+from lorrery.service.telemetry.throughput import Throughput
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
 _T = TypeVar("_T")

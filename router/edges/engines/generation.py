@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lorrery.chassis import status
-from lorrery.chassis.errors import Conflict, Overloaded, Reason
-from lorrery.chassis.names import quoted
 from lorrery.router.grpc_call import FAREWELL_SECONDS, GrpcCall, begin_stream
+from lorrery.service.errors import Conflict, Overloaded, Reason
+from lorrery.service.names import quoted
+from lorrery.service.network import status
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason

@@ -5,16 +5,16 @@ from importlib import import_module
 
 import grpc.aio
 
-from lorrery.chassis.calls import CallGuard
-from lorrery.chassis.extras import need_extra
-from lorrery.chassis.process import STOP_GRACE_SECONDS
-from lorrery.chassis.reflection import enable_reflection
-from lorrery.chassis.server import Health, bind, new_server
 from lorrery.router.edges import PROTOCOLS
 from lorrery.router.edges.engines.engine import Engine
 from lorrery.router.handler import Handler
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.settings import EnginePort, Protocol
+from lorrery.service.extras import need_extra
+from lorrery.service.network.calls import CallGuard
+from lorrery.service.network.reflection import enable_reflection
+from lorrery.service.network.server import Health, bind, new_server
+from lorrery.service.process import STOP_GRACE_SECONDS
 
 
 class EngineServer:

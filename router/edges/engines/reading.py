@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from google.protobuf.message import Message
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.logprobs import MAX_TOP_LOGPROBS
+from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import router_pb2, types_pb2
 
 

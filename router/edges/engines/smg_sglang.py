@@ -10,16 +10,16 @@ from typing import Any
 import grpc.aio
 from smg_grpc_proto.generated import sglang_scheduler_pb2, sglang_scheduler_pb2_grpc
 
-from lorrery.chassis import status
-from lorrery.chassis.errors import Conflict, InvalidRequest
-from lorrery.chassis.names import quoted
-from lorrery.chassis.version import VERSION
 from lorrery.router.edges.engines import smg
 from lorrery.router.edges.engines.engine import Engine, not_offered
 from lorrery.router.edges.engines.field_names import SGLANG, SGLANG_LORA
 from lorrery.router.edges.engines.generation import Output, matched_stop
 from lorrery.router.edges.engines.reading import generate_request, read_constraint, refuse
 from lorrery.router.field_names import named
+from lorrery.service.errors import Conflict, InvalidRequest
+from lorrery.service.names import quoted
+from lorrery.service.network import status
+from lorrery.service.version import VERSION
 from lorrery.v1 import router_pb2, types_pb2
 
 NAME: str = sglang_scheduler_pb2.DESCRIPTOR.services_by_name["SglangScheduler"].full_name

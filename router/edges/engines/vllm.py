@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 
 import grpc.aio
 
-from lorrery.chassis import status
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.edges.engines import vllm_control
 from lorrery.router.edges.engines.engine import Engine
 from lorrery.router.edges.engines.field_names import VLLM, VLLM_MODEL
 from lorrery.router.edges.engines.generation import Output, matched_stop
 from lorrery.router.edges.engines.reading import generate_request, read_constraint, refuse
 from lorrery.router.field_names import Names, named
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.network import status
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vllm import control_pb2_grpc, inference_pb2, inference_pb2_grpc
 from lorrery.vocabulary.finish_reason import FinishReason

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import quoted
 from lorrery.router.edges.as_chat import not_text, without_billing_header
 from lorrery.router.edges.tools import ArgumentsReader
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import quoted
 
 _CONFIG = ConfigDict(extra="allow", protected_namespaces=())
 _Status = Literal["in_progress", "completed", "incomplete"]

@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import cut
 from lorrery.router.edges.as_chat import as_chat
 from lorrery.router.edges.responses.items import InputItem, is_to_be_continued, turns
 from lorrery.router.edges.responses.tools import (
@@ -26,6 +24,8 @@ from lorrery.router.edges.responses.tools import (
 from lorrery.router.http.forms import Form, Function, StructuredOutputs, openai_choice, with_tools
 from lorrery.router.http.generating import LENIENT, Arguments, Bias, Int64, NullIsZero, Options, Stop, Tokens
 from lorrery.router.http.openai_requests import ChatRequest
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import cut
 
 _LOGPROBS = "message.output_text.logprobs"
 _GENERATION = (

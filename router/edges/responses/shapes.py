@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from lorrery.chassis.errors import RequestError
 from lorrery.router.edges.as_chat import named_event
 from lorrery.router.edges.responses.requests import ResponsesRequest
 from lorrery.router.edges.responses.tools import Called
@@ -29,6 +28,7 @@ from lorrery.router.http.forms import Form
 from lorrery.router.http.openai_shapes import created_cache_tokens, unix_seconds
 from lorrery.router.http.token_json import LogprobsJson, Run
 from lorrery.router.logprobs import OutputLogprobs
+from lorrery.service.errors import RequestError
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 

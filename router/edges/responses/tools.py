@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lorrery.chassis.errors import InvalidRequest
-from lorrery.chassis.names import quoted
 from lorrery.router.http.forms import Function
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.names import quoted
 
 _CONFIG = ConfigDict(extra="allow", protected_namespaces=())
 Callers = Annotated[list[Literal["direct", "programmatic"]], Field(fail_fast=True)]

@@ -7,10 +7,10 @@ from functools import lru_cache
 from math import isinf
 from random import Random
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.edges.structured_output import pattern, schema
 from lorrery.router.edges.structured_output.budget import MAX_ALL_STEPS, Budget, UnmetError
 from lorrery.router.edges.structured_output.merging import Json
+from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary.splitmix import hash64
 

@@ -18,7 +18,6 @@ from math import ceil, floor
 from random import Random
 from urllib.parse import unquote
 
-from lorrery.chassis.names import quoted
 from lorrery.router.edges.structured_output import pattern
 from lorrery.router.edges.structured_output.budget import MAX_LEVELS, Budget, DeadEndError
 from lorrery.router.edges.structured_output.keywords import (
@@ -38,6 +37,7 @@ from lorrery.router.edges.structured_output.keywords import (
 )
 from lorrery.router.edges.structured_output.merging import Json, Schema, both, number, types_of
 from lorrery.router.edges.structured_output.strings import FORMATS, phrase, word
+from lorrery.service.names import quoted
 
 _ATTEMPTS = (False, True, True)
 """Whether each attempt takes the shortest way."""

@@ -6,8 +6,8 @@ import pytest
 
 from lab.bench import bare_steps
 from lab.bench.bare_stream import BareClient, bare_server
-from lorrery.chassis.channel import open_channel
-from lorrery.chassis.sections import TlsSettings
+from lorrery.service.network.channel import open_channel
+from lorrery.service.settings.sections import TlsSettings
 
 pytestmark = pytest.mark.cluster
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from lab.studies import __main__ as studies
-from lorrery.plots import style
+from lorrery.view import plots
 
 ROOT = Path(__file__).parents[3]
 SMALL = {
@@ -38,8 +38,8 @@ def test_a_study_writes_its_figures_and_its_table(name: str, tmp_path: Path, mon
         captions.append(caption)
         return saved(figure, path, caption)
 
-    saved = style.save
-    monkeypatch.setattr(style, "save", save)
+    saved = plots.save
+    monkeypatch.setattr(plots, "save", save)
     importlib.import_module(f"lab.studies.{name}").main([*SMALL[name], "--out", str(tmp_path)])
     with (tmp_path / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -5,17 +5,17 @@ import ssl
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.driver import Driver, DriveSettings
 from lorrery.loadgen.http.client import HttpClient, server_address
 from lorrery.loadgen.http.routes import Chat, Completions, Slora
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.workload.prompts import prompt_token_ids
 from lorrery.loadgen.workload.request import Turn, WorkloadRequest
-from tests.chassis.test_tls import certificates
+from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.settings.sections import TlsSettings
 from tests.loadgen.http.fake_server import DONE, HEAD, FakeServer, chunk, error
 from tests.needs import needs_openssl
+from tests.service.network.test_tls import certificates
 
 PLAIN = TlsSettings()
 __all__ = ["certificates"]  # a fixture

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.option_texts import parse_bursts, parse_drift
 from lorrery.loadgen.workload.drift import Diurnal, Flash, Shift, drifting_indices
+from lorrery.service.errors import SettingsError
 
 COUNT = 200_000
 

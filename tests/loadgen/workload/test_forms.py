@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.loadgen import file_spool
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.source import BuiltWorkload, build_workload
 from lorrery.loadgen.workload import pieces
 from lorrery.loadgen.workload.request import TraceError
 from lorrery.loadgen.workload.traces import Trace
+from lorrery.service.errors import FormatError, SettingsError
 
 AZURE_2023 = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,100,7\r\n2023-11-16 18:17:04.0799601,30,4"

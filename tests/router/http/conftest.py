@@ -12,11 +12,11 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.web_server import WebServer
 from lorrery.router.handler import Handler
 from lorrery.router.http.server import make_server
 from lorrery.router.metrics import RouterMetrics
-from lorrery.settings import Settings
+from lorrery.service.network.web_server import WebServer
+from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import types_pb2
 
 TIMEOUT_SECONDS = 60.0

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 
-from lorrery.chassis.turns import Turns
 from lorrery.router import logprobs
 from lorrery.router.http.answer import WRITER, Answer
 from lorrery.router.http.openai_details import Details, Prompt
@@ -14,6 +13,7 @@ from lorrery.router.http.openai_shapes import ChatShape, CompletionShape
 from lorrery.router.http.pieces import BATCH, PIECE_CHARACTERS
 from lorrery.router.http.token_json import LogprobsJson, TokenTexts
 from lorrery.router.logprobs import OutputLogprobs
+from lorrery.service.turns import Turns
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.edges.anthropic.requests import Conversation, MessagesRequest
+from lorrery.service.errors import InvalidRequest
 
 ASKED = {"role": "user", "content": "weather?"}
 TOOL = {"name": "look", "input_schema": {}}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lorrery.router.prompt import LONG_TEXT_CHARACTERS
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 from lorrery.tokenizer.file import SHIPPED, BuiltinTokenizer, open_tokenizer
 from tests.router.http.conftest import StartHttp, one_answer, refusal
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from lorrery.chassis.errors import NeverFits
 from lorrery.cli.serve.faults import refusals
 from lorrery.router.field_names import as_vllm_tells
+from lorrery.service.errors import NeverFits
 from tests.router.http.conftest import StartHttp, refusal
 
 LIMITS = {"max_req_input_len": 900, "max_req_total_len": 1200}

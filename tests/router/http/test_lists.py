@@ -5,8 +5,8 @@ from contextlib import suppress
 
 import pytest
 
-from lorrery.chassis.turns import Turns
 from lorrery.router.http import edge
+from lorrery.service.turns import Turns
 from lorrery.tokenizer.file import BuiltinTokenizer
 from tests.router.http.conftest import StartHttp, refusal
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lorrery.chassis.turns import Turns
 from lorrery.router.http.pieces import BATCH, PIECE_CHARACTERS, JsonParts, array_of
+from lorrery.service.turns import Turns
 
 PART = "x" * 1000
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.edges.anthropic.requests import MessagesRequest
 from lorrery.router.edges.responses.requests import ResponsesRequest
 from lorrery.router.edges.slora import SloraParameters, SloraRequest
 from lorrery.router.http.generating import GeneratingRequest, check_vocabulary
 from lorrery.router.http.openai_requests import ChatBatchRequest, ChatRequest, CompletionRequest, turns
 from lorrery.router.http.vllm import DetokenizeRequest, TokenizeRequest
+from lorrery.service.errors import InvalidRequest
 
 MANY: list[Any] = [None] * 1000
 

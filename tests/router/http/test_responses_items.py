@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.edges.responses.items import InputItem, is_to_be_continued, turns
+from lorrery.service.errors import InvalidRequest
 
 ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 ASKED = {"role": "user", "content": "weather?"}

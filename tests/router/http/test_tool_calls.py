@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lorrery.settings import Settings
+from lorrery.service.settings.cluster import Settings
 from lorrery.tokenizer.file import SHIPPED
 from tests.router.http.conftest import StartHttp, refusal
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded
 from lorrery.scheduler.core.memory.table import MEMORIES, PREFIX_CACHES
@@ -17,7 +16,8 @@ from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.queues.base import ListedQueue, is_asked_every_step
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import LIMITS, Exclusion, NotIn, ReplicaSettings
-from lorrery.settings import load
+from lorrery.service.errors import SettingsError
+from lorrery.service.settings.cluster import load
 from tests.scheduler.core.test_replica import POLICIES, LinearProfile
 from tests.simulator.fuzz_cases import draw_case
 

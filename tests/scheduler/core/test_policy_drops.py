@@ -2,12 +2,12 @@
 
 import pytest
 
-from lorrery.chassis.version import core_is_compiled
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.facts import Dropped, Raised
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.service.version import core_is_compiled
 from lorrery.vocabulary.finish_reason import FinishReason
 from tests.scheduler.core.faulty_queue import Faulty, failed, member, submit
 

@@ -9,7 +9,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.replicas import cluster_rules
-from lorrery.settings import load
+from lorrery.service.settings.cluster import load
 
 STEP_PS = 1_000
 

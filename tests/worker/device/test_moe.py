@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.chassis.toml import read_tables
+from lorrery.service.files.toml import read_tables
 from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.basis import grounds
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
@@ -23,7 +23,7 @@ from tests.worker.device.known import CATALOGUE, deployment
 
 H100 = CATALOGUE.gpu("H100-SXM")
 QWEN = Experts.of(CATALOGUE.model("Qwen3-235B-A22B"))
-EXCERPT = Path(__file__).parents[3] / "validation" / "data" / "kernel_measured_excerpt.csv"
+EXCERPT = Path(__file__).parents[3] / "src" / "lorrery" / "validation" / "data" / "kernel_measured_excerpt.csv"
 PLAIN = MoeFit(flops=0.5, bandwidth=0.8, us=20.0, expert_rows=32, activation_bandwidth=0.4, all_pairs=0.25)
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from jsonschema.validators import extend
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.edges.structured_output.budget import Budget, UnmetError
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.edges.structured_output.schema import draw
+from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import router_pb2
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.access import Access
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.reader import RequestReader
-from lorrery.settings import Settings
+from lorrery.service.errors import InvalidRequest
+from lorrery.service.settings.cluster import Settings
 from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.v1 import router_pb2
 

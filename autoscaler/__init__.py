@@ -1,7 +1,0 @@
-"""PURE: the number of workers that a rule wants, given scraped samples of a cluster; the same live and simulated.
-
-`figures.py` computes a metric's value from samples, `rule.py` decides. Neither has a clock.
-"""
-
-if __name__ != "lorrery.autoscaler":
-    raise ImportError("this is lorrery.autoscaler: a second copy under the name " + __name__ + " would not be the same")

@@ -1,8 +1,0 @@
-"""Turns the files of runs into one HTML page: for `lorrery report`, and for `load` and `simulate` with `--out`.
-
-The rooms that run things write files; this one depends only on those files. `read.py` makes runs from folders,
-`page.py` a page from runs. docs/reports.md describes the page and its formulas.
-"""
-
-if __name__ != "lorrery.reports":
-    raise ImportError("this is lorrery.reports: a second copy under the name " + __name__ + " would not be the same")

@@ -1,0 +1,18 @@
+"""Entry point of `lorrery`: sets up signals first, so that Ctrl-C in imports prints no traceback; runs `cli.app`."""
+
+import gc
+
+from lorrery.service.interrupt import exit_on_signals
+from lorrery.service.network.grpc_core import set_up_grpc
+from lorrery.service.standard_streams import set_up_standard_streams
+
+
+def main() -> None:
+    """Run the command `lorrery`; never returns normally."""
+    exit_on_signals()
+    set_up_standard_streams()
+    set_up_grpc()
+    gc.disable()  # objects made by imports are permanent; cli.app enables it again
+    from lorrery.cli.app import run
+
+    run()

@@ -1,0 +1,248 @@
+"""`lorrery plan`: predicts what a deployment can serve and how many GPUs a rate needs, before anything runs.
+
+The capacity of one replica is arithmetic on step times (formulas in `worker.device.capacity`), for streams in a closed
+loop, without bursts. The number of replicas that a rate needs comes from the simulator (`cli.plan_sizing`). Values not
+given on the command line are read from the settings, so that the plan is of the cluster to be deployed.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from lorrery.cli import plan_text
+from lorrery.cli.config_option import ConfigOption
+from lorrery.cli.deployment_flags import takes_deployment, with_deployment
+from lorrery.cli.output import write
+from lorrery.cli.plan_sizing import Cluster, command_of
+from lorrery.cli.version import VersionOption
+from lorrery.loadgen.workload.request import MOST_TOKENS
+from lorrery.service.commands import Command, command_app
+from lorrery.service.errors import SettingsError
+from lorrery.service.files.shipped import DEFAULT_SETTINGS
+from lorrery.service.files.whole_file import check_writable
+from lorrery.service.settings.cluster import Settings
+from lorrery.simulator.plan import FEWEST_REQUESTS, Claim, Level, Plan, make_plan, registry_override
+from lorrery.simulator.plan_kinds import all_alike, by_name, each_alike
+from lorrery.view import plots
+from lorrery.view.terminal import table_console
+from lorrery.vocabulary.units import LAST_SECONDS
+from lorrery.worker.device.capacity import Workload
+
+app = command_app()
+
+
+@app.command(cls=Command)
+@takes_deployment("engine", "weight_dtype", "kv_dtype", before="models")
+def plan(
+    version: VersionOption = False,
+    models: Annotated[
+        list[str] | None, typer.Option("--model", help="Base model; repeatable; default: from the settings.")
+    ] = None,
+    gpus: Annotated[
+        list[str] | None, typer.Option("--gpu", help="GPU; repeatable; default: from the settings.")
+    ] = None,
+    degrees: Annotated[
+        list[int] | None, typer.Option("--tp", "--tensor-parallel", min=1, help="GPUs per replica; repeatable.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 1750,
+    output: Annotated[int, typer.Option(min=2, help="Tokens per output.")] = 500,
+    adapters: Annotated[int, typer.Option(min=0, help="Number of adapters, each requested equally often.")] = 0,
+    ranks: Annotated[
+        str | None, typer.Option("--rank", metavar="R,R,...", help="Ranks of the adapters, in turn; default: 16.")
+    ] = None,
+    ttft: Annotated[
+        float | None,
+        typer.Option(min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: TTFT."),
+    ] = 1.0,
+    tpot: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: time per further token, including stalls."
+        ),
+    ] = 0.05,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="REQ/S", help="Find how many GPUs this request rate needs, by simulation."),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=FEWEST_REQUESTS,
+            metavar="N",
+            help="Requests per simulated run; default: 10 x rate x E2E, from 1,000 to 60,000.",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Concurrent streams; default: powers of two, and as many as fit."),
+    ] = None,
+    max_concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Maximum streams per replica; default: running_max_req_size or max_num_seqs."
+        ),
+    ] = None,
+    claim: Annotated[
+        str | None,
+        typer.Option(metavar="TOKENS,SECONDS,TOKENS/S", help="Claimed performance to judge, such as 3500,1,300."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Plot latency against throughput; .svg, .png or .pdf.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write the figures to this file.")
+    ] = None,
+    config: ConfigOption = DEFAULT_SETTINGS,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override one setting; repeatable; takes precedence over the file."
+        ),
+    ] = None,
+    **given: Any,  # noqa: ANN401  the table's options
+) -> None:
+    """Estimate what a deployment can serve: what fits, how fast, what limits it, how many GPUs a rate needs.
+
+    For one deployment, prints TTFT, ITL, TPOT, E2E and tokens/s by concurrency; for several (any of --model, --gpu,
+    --tp repeated) one line each. These figures are computed, not simulated, for streams in a closed loop as with
+    `lorrery simulate -c`: no bursts. Model, GPU, weight and KV types, engine, policy, batching, limits and the
+    step-time model come from the settings (--set worker.weight_dtype=fp8); options take precedence.
+
+    With --rate, runs `lorrery simulate` under Poisson arrivals, including queueing, to find the fewest replicas that
+    meet the service level at p99 without a failed request. Prints the figures of each run, and the command that repeats
+    the decisive one.
+
+    With more adapters than adapters.max_loras allows on the GPU, only as many streams are shown as always find their
+    adapter there.
+
+    Exit code 1 if nothing fits or, with --rate, if no number of replicas was found that meets the service level.
+
+    Examples:
+      lorrery plan
+      lorrery plan --model Llama-3-70B --gpu H100 --tp 4 --tp 8
+      lorrery plan --engine vllm --model Llama-3.1-70B --gpu H200-SXM --tp 4 --prompt 8192 --output 1024
+      lorrery plan --rate 20 --prompt 1000 --output 200 --ttft 0.5
+    """
+    del version
+    if plot is not None:
+        plots.check("--plot", plot)
+    if json_file is not None:
+        check_writable("--json", json_file)
+    work = Workload(prompt, output, adapters, _numbers("16" if ranks is None else ranks, "--rank"))
+    asked_of = (*with_deployment(given, overrides), registry_override(work))
+    cluster = Cluster(config, asked_of)
+    if max_concurrency is not None:
+        cluster = cluster.but(scheduler__running_max_req_size=max_concurrency, scheduler__max_num_seqs=max_concurrency)
+    if ranks is not None and not adapters:
+        raise SettingsError(f"--rank {ranks}: goes with --adapters only")
+    if requests is not None and rate is None:
+        raise SettingsError(f"--requests {requests}: goes with --rate only")
+    level = Level(ttft, tpot, rate, requests, max_concurrency)
+    asked = _claim(claim)
+    streams = _numbers(concurrency, "--concurrency") if concurrency else None
+    plans = [_plan(one, work, level, asked, streams) for one in _clusters(cluster, models, gpus, degrees)]
+    console = table_console()
+    if len(plans) == 1:
+        plan_text.show_one(console, plans[0], work, level, asked)
+    else:
+        plan_text.show_many(console, plans, work, level, asked)
+    if json_file is not None:
+        rows = [_to_json(p) for p in plans]
+        write(json_file, json.dumps({"workload": asdict(work), "plans": rows}, indent=1) + "\n")
+    drawn = [p for p in plans if p.points]
+    if plot is not None and drawn:
+        from lorrery.cli import plan_plot
+
+        plan_plot.draw(plot, drawn, work, level)
+        typer.echo(f"plot: {plot}")
+    answered = [p for p in plans if p.refused is None]
+    if rate is not None:
+        answered = [p for p in answered if p.sizing is not None and p.sizing.num_replicas]
+    if not answered:
+        raise typer.Exit(1)
+
+
+def _clusters(
+    cluster: Cluster, models: list[str] | None, gpus: list[str] | None, degrees: list[int] | None
+) -> Iterator[Cluster]:
+    """Yield the clusters to plan, each once: one for each GPU named, or else for each GPU in the settings."""
+    # Read with a model that is named, since other settings may not suit the one that it replaces.
+    first = cluster.but(model=models[0] if models else None).settings()
+    kinds = [all_alike(first)] if (gpus or degrees) and first.workers else each_alike(first)
+    planned: list[Settings] = []
+    for kind, model, gpu, degree in product(kinds, models or (None,), gpus or (None,), degrees or (None,)):
+        found = cluster.changed(kind).but(model=model, worker__gpu=gpu, worker__tensor_parallel=degree).alone()
+        settings = by_name(found.settings())
+        if settings not in planned:
+            planned.append(settings)
+            yield found
+
+
+def _plan(cluster: Cluster, work: Workload, level: Level, claim: Claim | None, streams: Sequence[int] | None) -> Plan:
+    """Make the plan, show on a terminal which run is in progress, and add the command that repeats the decisive run."""
+    console = Console(stderr=True)
+    with console.status("planning") as status:
+        status.stop()
+
+        def watch(name: str) -> Callable[[int], None]:
+            if sys.stderr.isatty():
+                status.start()
+            return lambda num_replicas: status.update(
+                f"simulating {level.rate:g} requests/s on {num_replicas} replicas of {name}"
+            )
+
+        result = make_plan(cluster.settings(), work, level, claim, streams, watch)
+    if result.sizing is not None and level.rate is not None:
+        result.sizing = replace(result.sizing, command=command_of(cluster, work, level.rate, result.sizing))
+    return result
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SettingsError(f"{option} {text}: expected whole numbers, as in 8,16,32") from None
+    if min(numbers) < 1:
+        raise SettingsError(f"{option} {text}: every number must be at least 1")
+    return numbers
+
+
+def _claim(text: str | None) -> Claim | None:
+    if not text:
+        return None
+    try:
+        prompt_tokens, ttft, tokens_per_second = text.split(",")
+        claim = Claim(int(prompt_tokens), float(ttft), float(tokens_per_second))
+    except ValueError:
+        raise SettingsError(f"--claim {text}: expected TOKENS,SECONDS,TOKENS/S, as in 3500,1,300") from None
+    if not all(0 < number <= MOST_TOKENS for number in (claim.prompt_tokens, claim.ttft, claim.tokens_per_second)):
+        raise SettingsError(f"--claim {text}: every number must be more than 0 and at most {MOST_TOKENS:,}")
+    return claim
+
+
+def _to_json(one: Plan) -> dict[str, object]:
+    capacity = one.capacity
+    return {
+        "deployment": one.name,
+        "gpus_per_replica": one.num_gpus,
+        "refused": one.refused,
+        "basis": [asdict(ground) for ground in capacity.grounds] if capacity else None,
+        "kv_pool_tokens": capacity.kv_pool_tokens if capacity else None,
+        "fitting_streams": capacity.fitting_streams if capacity else None,
+        "max_concurrency": capacity.max_concurrency if capacity else None,
+        "notes": one.notes,
+        "points": [asdict(point) for point in one.points],
+        "peak": asdict(one.peak) if one.peak else None,
+        "within_service_level": asdict(one.best) if one.best else None,
+        "replicas": one.num_replicas,
+        "gpus": None if one.num_replicas is None else one.num_replicas * one.num_gpus,
+        "simulated": asdict(one.sizing) if one.sizing else None,
+        "claim": asdict(one.claim) if one.claim else None,
+    }

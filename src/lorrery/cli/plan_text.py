@@ -1,0 +1,333 @@
+"""Formats the results of `lorrery plan`: tables, a text plot, sentences."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from lorrery.cli.basis_text import in_one_line, with_sources
+from lorrery.scheduler.core.adapters.loads import Tier
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.simulator.plan import Claim, ClaimAnswer, Level, Plan, Sizing
+from lorrery.simulator.plan_replica import adapter_costs
+from lorrery.view.terminal import FigureTable
+from lorrery.worker.device.capacity import Point, Workload
+from lorrery.worker.device.memory import weight_bytes
+
+PLOT_COLUMNS, PLOT_ROWS = 60, 12
+_PLOT_MARGINS = 17
+"""Columns of the ticks on the left, and of the last stream count on the right."""
+
+
+def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: Claim | None) -> None:
+    """Print everything about one deployment."""
+    console.print(f"[bold]{plan.name}[/bold]: prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens}")
+    if plan.refused is not None or plan.capacity is None:
+        console.print(plan.refused)
+        return
+    for line in _fits(plan, work):
+        console.print(line)
+    for note in plan.notes:
+        console.print(note, highlight=False, markup=False)
+    for line in with_sources(plan.capacity.grounds):
+        console.print(line, highlight=False, markup=False)
+    console.print(f"TTFT without queueing: {plan.capacity.unqueued_ttft() * 1e3:.0f} ms")
+    console.print()
+    if plan.points:
+        console.print("streams that each ask again as soon as they are answered; averages:")
+        console.print(_points(plan.points))
+        console.print()
+    drawn = draw_points(plan.points, min(PLOT_COLUMNS, console.width - _PLOT_MARGINS))
+    for line in drawn:
+        console.print(line, markup=False)
+    if drawn:
+        console.print()
+    for line in _service(plan, level):
+        console.print(line)
+    if plan.sizing is not None:
+        console.print()
+        _show_sizing(console, plan, plan.sizing, level)
+    for line in _claim_lines(plan, claim):
+        console.print(line)
+
+
+def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Level, claim: Claim | None) -> None:
+    """Print one line per deployment."""
+    console.print(
+        f"prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens};"
+        f" service level: {_level(level)}; times in ms, rates in tokens/s"
+    )
+    table = FigureTable(first_to_go=("KV tokens", "8", "32", "one stream", "ITL b=1"))
+    table.add_column("deployment", justify="left", wraps_at=16)
+    names = ["TTFT without queueing", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
+    if level.rate is not None:
+        names.append(f"GPUs for {level.rate:g}/s")
+    for name in names:
+        table.add_column(name)
+    for plan in plans:
+        if plan.capacity is None or plan.peak is None:
+            table.add_row(plan.name, *["-"] * len(names))
+            continue
+        capacity = plan.capacity
+        best = "none" if plan.best is None else f"{_whole(plan.best.total_tokens)} ({plan.best.concurrency})"
+        row = [
+            f"{capacity.unqueued_ttft() * 1e3:.0f}",
+            *(f"{capacity.itl(b) * 1e3:.1f}" if b <= capacity.max_concurrency else "-" for b in (1, 8, 32)),
+            f"{1 / capacity.itl(1):.0f}",
+            f"{_whole(plan.peak.total_tokens)} ({plan.peak.concurrency})",
+            best,
+            _thousands(capacity.kv_pool_tokens),
+        ]
+        if level.rate is not None:
+            row.append("-" if plan.num_replicas is None else str(plan.num_replicas * plan.num_gpus))
+        table.add_row(plan.name, *row)
+    console.print(table)
+    for plan in plans:
+        if plan.refused is not None:
+            console.print(plan.refused)
+    for note, names in _notes(plans).items():
+        console.print(f"{', '.join(names)}: {note}", highlight=False, markup=False)
+    for lines, names in _bases(plans).items():
+        console.print(f"basis of {', '.join(names)}: {lines}", highlight=False, markup=False)
+    for plan in plans:
+        if plan.sizing is not None:
+            console.print()
+            console.print(f"[bold]{plan.name}[/bold]")
+            _show_sizing(console, plan, plan.sizing, level)
+    if claim is not None:
+        console.print()
+        console.print(_claim_heading(claim))
+        console.print(_claims(plans, claim))
+
+
+def _notes(plans: Sequence[Plan]) -> dict[str, list[str]]:
+    """Return each note on what the figures omit -> the deployments to which it applies."""
+    found: dict[str, list[str]] = {}
+    for plan in plans:
+        for note in plan.notes:
+            found.setdefault(note, []).append(plan.name)
+    return found
+
+
+def _bases(plans: Sequence[Plan]) -> dict[str, list[str]]:
+    """Return each basis of the figures -> the deployments to which it applies."""
+    found: dict[str, list[str]] = {}
+    for plan in plans:
+        if plan.capacity is not None:
+            found.setdefault(in_one_line(plan.capacity.grounds), []).append(plan.name)
+    return found
+
+
+def draw_points(points: Sequence[Point], columns: int = PLOT_COLUMNS) -> list[str]:
+    """Draw E2E over the tokens/s of all streams, with the stream count at each point; `columns`: of the x axis."""
+    if len(points) < 2:
+        return []
+    widest, highest = max(p.total_tokens for p in points), max(p.e2e for p in points)
+    canvas = [[" "] * (columns + 8) for _ in range(PLOT_ROWS + 1)]
+    for point in points:
+        row = PLOT_ROWS - round(point.e2e / highest * PLOT_ROWS)
+        column = round(point.total_tokens / widest * columns)
+        label = str(point.concurrency)
+        if all(mark == " " for mark in canvas[row][column : column + len(label) + 1]):
+            canvas[row][column : column + len(label)] = label
+        else:
+            canvas[row][column] = "+"
+    lines = ["E2E seconds over tokens/s of all streams; at each point the number of streams"]
+    for index, marks in enumerate(canvas):
+        tick = f"{highest * (PLOT_ROWS - index) / PLOT_ROWS:7.1f}" if index % 3 == 0 else " " * 7
+        lines.append(f"{tick} |{''.join(marks).rstrip()}")
+    lines.append(" " * 8 + "+" + "-" * columns)
+    left, middle, right = "0", _whole(widest / 2), _whole(widest)
+    half = columns // 2
+    ticks = left + middle.rjust(half - len(left) + len(middle) // 2)
+    lines.append(" " * 9 + ticks + right.rjust(columns - len(ticks) + len(right) // 2))
+    return lines
+
+
+def _fits(plan: Plan, work: Workload) -> list[str]:
+    capacity = plan.capacity
+    assert capacity is not None
+    deployment, gpu = capacity.deployment, capacity.deployment.gpu
+    weights = weight_bytes(deployment.model, deployment.precision, deployment.expert_parallel)
+    adapters = f" - {capacity.adapter_bytes / 1e9:.1f} adapters" if work.num_adapters else ""
+    use = deployment.memory
+    left = (use.left_bytes(gpu, plan.num_gpus, weights) - capacity.adapter_bytes) / 1e9
+    memory, own, share = use.memory_gb(gpu) * plan.num_gpus, use.own_gb * plan.num_gpus, float(use.share)
+    taken = f"{own:g} - {weights / 1e9:.1f} weights"
+    room = f"{share:g} x ({memory:g} - {taken})" if use.of_rest else f"{share:g} x {memory:g} - {taken}"
+    room = f"memory: {room}{adapters} = {left:.1f} GB"
+    pool = f"{capacity.fitting_kv_tokens} KV tokens"
+    if capacity.kv_pool_tokens != capacity.fitting_kv_tokens:
+        pool += f"; scheduler.max_total_token_num is {capacity.kv_pool_tokens}"
+    if capacity.block_size is not None:
+        pool += f" in blocks of {capacity.block_size}"
+    streams = f"{_counted(capacity.fitting_streams, 'stream')} at once"
+    if capacity.running_streams < capacity.fitting_streams:
+        streams += f"; scheduler.{plan.limit_name} lets {capacity.running_streams} run"
+    lines = [f"{room} for {pool}: {streams}"]
+    if work.num_adapters:
+        assert plan.made_of is not None
+        rank, settings = max(work.adapters_of_rank), plan.made_of[0]
+        costs, rate = adapter_costs(settings, deployment.model), settings.adapters.host_gb_per_second
+        host, disk = (costs.load_ps(Adapter("", rank), tier) / 1e9 for tier in (Tier.HOST, Tier.DISK))
+        line = (
+            f"an adapter of rank {rank} that is not resident delays its first token by {host:.1f} ms from host memory,"
+            f" {disk:.1f} ms from disk"
+        )
+        if rate != gpu.pcie_gb_per_second:
+            line += (
+                f" (adapters.host_gb_per_second is {rate:g}; pinned memory over this GPU's PCIe gets about"
+                f" {gpu.pcie_gb_per_second:g})"
+            )
+        lines.append(line)
+    return lines
+
+
+def _points(points: Sequence[Point]) -> FigureTable:
+    table = FigureTable(first_to_go=("KV %", "E2E s", "tok/s each", "ITL ms"))
+    for name in ("streams", "TTFT ms", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
+        table.add_column(name)
+    table.add_column("limit", justify="left", wraps_at=16)
+    for point in points:
+        share = f" {point.shares[point.limit]:.0%}" if point.limit in point.shares else ""
+        table.add_row(
+            str(point.concurrency),
+            f"{point.ttft * 1e3:.0f}",
+            f"{point.itl * 1e3:.1f}",
+            f"{point.tpot * 1e3:.1f}",
+            f"{point.e2e:.1f}",
+            f"{point.stream_tokens:.1f}",
+            f"{point.total_tokens:.0f}",
+            f"{point.requests:.2f}",
+            f"{point.kv_ratio * 100:.0f}",
+            point.limit + share,
+        )
+    return table
+
+
+def _service(plan: Plan, level: Level) -> list[str]:
+    assert plan.capacity is not None
+    assert plan.peak is not None
+    lines: list[str] = []
+    if plan.best is None:
+        one = plan.capacity.point(1)
+        missed = "TTFT" if level.ttft is not None and one.ttft > level.ttft else "TPOT"
+        lines.append(f"service level {_level(level)}: not even one stream keeps its {missed}")
+    else:
+        best = plan.best
+        lines.append(
+            f"service level {_level(level)}, on average in a closed loop: {_counted(best.concurrency, 'stream')},"
+            f" {_whole(best.total_tokens)} tokens/s in all, {best.requests:.2f} requests/s;"
+            f" held back by {plan.held_back_by}"
+        )
+    return lines
+
+
+def _show_sizing(console: Console, plan: Plan, sizing: Sizing, level: Level) -> None:
+    console.print(
+        f"{level.rate:g} requests/s, simulated: {sizing.num_requests:,} requests over {sizing.span_seconds:,.0f} s,"
+        " Poisson arrivals, queueing included"
+    )
+    table = FigureTable()
+    for name in ("replicas", "GPUs", "TTFT p99 ms", "TPOT p99 ms", "failed"):
+        table.add_column(name)
+    table.add_column("service level", justify="left")
+    for trial in sorted(sizing.trials, key=lambda trial: trial.num_replicas):
+        table.add_row(
+            str(trial.num_replicas),
+            str(trial.num_replicas * plan.num_gpus),
+            "-" if trial.ttft_p99 is None else f"{trial.ttft_p99 * 1e3:,.0f}",
+            "-" if trial.tpot_p99 is None else f"{trial.tpot_p99 * 1e3:.1f}",
+            f"{trial.num_failed:,}",
+            "met" if trial.met else "missed",
+        )
+    console.print(table)
+    console.print(_answer(plan, sizing, level), markup=False)
+    console.print(sizing.command, markup=False, style="dim", soft_wrap=True)
+
+
+def _answer(plan: Plan, sizing: Sizing, level: Level) -> str:
+    if sizing.num_replicas is None:
+        last = max(sizing.trials, key=lambda trial: trial.num_replicas)
+        if last.in_vain:
+            return f"{level.rate:g} requests/s: every request fails, on any number of replicas: {last.failure}"
+        if last.num_failed:
+            most = _counted(last.num_replicas, "replica")
+            return f"{level.rate:g} requests/s: requests still fail on {most}, the most tried: {last.failure}"
+        return (
+            f"{level.rate:g} requests/s: no number of replicas up to {last.num_replicas} keeps {_level(level)} at p99"
+        )
+    return (
+        f"{level.rate:g} requests/s within {_level(level)} at p99: {_counted(sizing.num_replicas, 'replica')},"
+        f" {_counted(sizing.num_replicas * plan.num_gpus, 'GPU')}"
+    )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _claim_lines(plan: Plan, claim: Claim | None) -> list[str]:
+    answer = plan.claim
+    if claim is None or answer is None:
+        return []
+    lines = [_claim_heading(claim)]
+    verdict = "true" if answer.ttft_holds else "false"
+    lines.append(f"  first token: {verdict}, {answer.unqueued_ttft * 1e3:.0f} ms without queueing")
+    verdict = "true" if answer.stream_holds else "false"
+    lines.append(f"  rate, read as one stream's: {verdict}, at most {answer.stream_tokens:.0f} tokens/s")
+    lines.append(f"  rate, read as all streams' together: {_together(answer)}")
+    return lines
+
+
+def _claim_heading(claim: Claim) -> str:
+    return (
+        f'claim "{claim.prompt_tokens} tokens in, first token within {claim.ttft:g} s,'
+        f' {claim.tokens_per_second:g} tokens/s":'
+    )
+
+
+def _claims(plans: Sequence[Plan], claim: Claim) -> FigureTable:
+    table = FigureTable()
+    table.add_column("deployment", justify="left", wraps_at=16)
+    table.add_column(f"TTFT of {claim.prompt_tokens} without queueing")
+    table.add_column("rate as one stream's", justify="left")
+    table.add_column("rate as all streams' together", justify="left", wraps_at=20)
+    for plan in plans:
+        answer = plan.claim
+        if answer is None:
+            table.add_row(plan.name, "does not fit", "", "")
+            continue
+        holds = "true" if answer.ttft_holds else "false"
+        alone = "true" if answer.stream_holds else "false"
+        table.add_row(
+            plan.name,
+            f"{holds}, {answer.unqueued_ttft * 1e3:.0f} ms",
+            f"{alone}, {answer.stream_tokens:.0f}",
+            _together(answer),
+        )
+    return table
+
+
+def _together(answer: ClaimAnswer) -> str:
+    if answer.total_streams is None or answer.total_itl is None:
+        if answer.known_to is not None:
+            return f"not computed beyond {_counted(answer.known_to, 'stream')}, whose adapters have places"
+        return "false, at any concurrency that fits"
+    return f"true from {answer.total_streams} streams on (ITL {answer.total_itl * 1e3:.1f} ms)"
+
+
+def _level(level: Level) -> str:
+    parts = []
+    if level.ttft is not None:
+        parts.append(f"TTFT {level.ttft:g} s")
+    if level.tpot is not None:
+        parts.append(f"TPOT {level.tpot * 1e3:g} ms")
+    return ", ".join(parts) or "none"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _thousands(value: int) -> str:
+    return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.0f}k"

@@ -1,0 +1,120 @@
+"""Writes files atomically: a reader sees the old file or the new one, never a part.
+
+The content goes to a new file beside the old one, which is then replaced. Exceptions: a symbolic link stays, and its
+target is replaced; anything but a regular file (a device, a named pipe) is written to directly. So is a file that the
+process has open (`/dev/stdout`, `/dev/fd/3`), at its current position.
+"""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from lorrery.service.errors import SettingsError
+
+_DESCRIPTORS = re.compile(r"(/proc/[^/]+(/task/[^/]+)?|/dev)/fd")
+"""Folders of a process's open descriptors; /proc/self is a link."""
+_MOST_LINKS = 40
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a write when the disk, the user's quota, or the file is full."""
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing; it is in place once the block ends, and not at all if the block fails.
+
+    Raises:
+        OSError: it cannot be written; if there is no room, the error also names the file.
+    """
+    try:
+        with _opened(path) as file:
+            yield file
+    except OSError as error:
+        if error.errno in NO_ROOM and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    if (number := _descriptor(path)) is not None:
+        with os.fdopen(os.dup(number), "wb") as file:
+            yield file
+        return
+    try:
+        replaceable = stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:  # also for a dangling link: its target is created
+        replaceable = True
+    if not replaceable:
+        with path.open("wb") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(path))
+    # The same file may be written concurrently, on other machines too.
+    partial = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the descriptor of this process that a path refers to, directly or through links; None: a plain path."""
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(path.parent)
+        if _DESCRIPTORS.fullmatch(folder):
+            own = os.path.realpath("/proc/self/fd")
+            return int(path.name) if path.name.isdecimal() and folder in (own, "/dev/fd") else None
+        if not path.is_symlink():
+            return None
+        path = Path(folder, path.readlink())
+    return None
+
+
+def check_writable(what: str, path: Path) -> None:
+    """Check, before the content is made, that `whole_file` can write a file; creates nothing.
+
+    Args:
+        what: names the file in the message: an option or an argument.
+        path: of the file.
+
+    Raises:
+        SettingsError: the path is a folder, or its folder does not exist or cannot be written to.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if _descriptor(path) is not None:
+            return
+        mode = target.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = stat.S_IFREG
+    except OSError as error:  # a name that no file can have
+        raise SettingsError(f"{what} {path}: {error.strerror}") from None
+    if stat.S_ISDIR(mode):
+        why = "that is a folder"
+    elif not stat.S_ISREG(mode):
+        why = "" if os.access(target, os.W_OK) else "that cannot be written to"
+    elif not target.parent.is_dir():
+        why = f"that is in {target.parent}, which is no folder"
+    else:
+        why = "" if os.access(target.parent, os.W_OK | os.X_OK) else f"{target.parent} cannot be written to"
+    if why:
+        raise SettingsError(f"{what} {path}: {why}; name a file in an existing folder")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file's content as `whole_file` does.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with whole_file(path) as file:
+        file.write(content)

@@ -1,0 +1,179 @@
+"""Child processes that end with this one: Python programs, and services forked from a process that has imported them.
+
+Each has its own session, so that Ctrl-C in a terminal reaches only this process, which then stops them in order. None
+outlives this one, even if it is killed: see `service.local.child`. Start them from the main thread: they die with the
+thread that started them.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lorrery.service.errors import LorreryError
+from lorrery.service.local import child, fork_server
+
+
+async def start_python(
+    arguments: Sequence[str],
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> asyncio.subprocess.Process:
+    """Start `python ARGUMENTS`; `variables` are added to its environment."""
+    return await asyncio.create_subprocess_exec(
+        *_tied(arguments),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=_environment() | dict(variables or {}),
+        start_new_session=True,
+    )
+
+
+def _tied(arguments: Sequence[str]) -> list[str]:
+    tied = Path(child.__file__)
+    # -P: do not import from a folder of the caller's that happens to be called "router".
+    return [sys.executable, "-I", "-S", str(tied), str(os.getpid()), sys.executable, "-P", *arguments]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+class Forked:
+    """The process of a service, with the used subset of `asyncio.subprocess.Process`.
+
+    Attributes:
+        pid: process id.
+        returncode: exit code, -n after signal n, None while it runs.
+        stdout: its standard output and standard error.
+    """
+
+    def __init__(self, pid: int, stdout: asyncio.StreamReader, report: asyncio.StreamReader) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdout = stdout
+        self._end = asyncio.create_task(self._read_end(report), name=f"end of process {pid}")
+
+    async def _read_end(self, report: asyncio.StreamReader) -> int:
+        # Empty at its end if the fork server was killed, and its children with it.
+        told = await report.read()
+        (self.returncode,) = fork_server.REPORTED.unpack(told) if told else (-signal.SIGKILL,)
+        return self.returncode
+
+    async def wait(self) -> int:
+        """Wait for the end of the process; return its exit code."""
+        return await asyncio.shield(self._end)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if the process still runs."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class ForkServer:
+    """Starts services by forking; it starts at once, and imports them in the background. `with` ends it.
+
+    Its end ends every service that it started. It is not tied to an event loop: several may use it in turn.
+
+    Args:
+        program: arguments of Python; a program other than the module `fork_server` may patch services before running
+            it.
+    """
+
+    def __init__(self, program: Sequence[str] = ("-m", fork_server.__name__)) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603  our own command line
+                _tied([*program, str(theirs.fileno())]),
+                stdin=subprocess.DEVNULL,
+                env=_environment(),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._control.setblocking(False)
+        self._ready = False
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """End the fork server, and with it all services that it started."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    async def start(self, service: str, arguments: Sequence[str]) -> Forked:
+        """Start `python -m lorrery.SERVICE ARGUMENTS`, in this process's environment and working directory.
+
+        Raises:
+            LorreryError: the fork server has ended.
+        """
+        await self._until_ready()
+        output, theirs_output = os.pipe()
+        report, theirs_report = os.pipe()
+        wanted = json.dumps(
+            {
+                "service": service,
+                "arguments": list(arguments),
+                "folder": str(Path.cwd()),
+                "environment": _environment(),
+            }
+        ).encode()
+        try:
+            socket.send_fds(self._control, [fork_server.LENGTH.pack(len(wanted))], [theirs_output, theirs_report])
+            self._control.sendall(wanted)
+        except OSError:
+            raise self._ended() from None
+        finally:
+            os.close(theirs_output)
+            os.close(theirs_report)
+        # Takes one fork; not awaited, so that no process is started without being returned.
+        told = os.read(report, fork_server.REPORTED.size)
+        if not told:
+            raise self._ended()
+        (pid,) = fork_server.REPORTED.unpack(told)
+        return Forked(pid, await _reader(output), await _reader(report))
+
+    async def _until_ready(self) -> None:
+        if not self._ready:
+            if await asyncio.get_running_loop().sock_recv(self._control, len(fork_server.READY)) != fork_server.READY:
+                raise self._ended()
+            self._control.setblocking(True)  # from here on it reads messages as they come
+            self._ready = True
+
+    def _ended(self) -> LorreryError:
+        return LorreryError(f"the process that services are forked from, pid {self.pid}, has ended; start again")
+
+
+async def _reader(descriptor: int) -> asyncio.StreamReader:
+    """Return a stream reader for a pipe, which is closed at its end."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
+    )
+    return reader

@@ -1,0 +1,1 @@
+"""What listens and dials: gRPC server and channel, HTTP server, TLS, names of hosts, what a peer may do."""

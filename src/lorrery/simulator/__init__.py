@@ -1,0 +1,1 @@
+"""The virtual clock over the pure rooms."""

@@ -1,0 +1,271 @@
+"""Builds the schedulers and workers of a settings file under the virtual clock, and plays workloads against them.
+
+The same settings build the same replicas (`scheduler.replicas`) and devices (`worker.build`) as in the live cluster.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from lorrery.loadgen.cluster_view import ClusterView
+from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.report import UNSENT
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again
+from lorrery.scheduler.core.autoscaling.rule import MOST_REPLICAS
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
+from lorrery.service.errors import SettingsError
+from lorrery.service.faults.kinds import Fault
+from lorrery.service.faults.rules import LoadRules, RuleBook
+from lorrery.service.names import gpu_names
+from lorrery.service.settings.cluster import Settings
+from lorrery.simulator.build import RequestBuilder
+from lorrery.simulator.clients import Clients
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.faults import num_named, schedule_faults
+from lorrery.simulator.first_workers import most_processes, num_processes
+from lorrery.simulator.prompt_ids import ids_suffice
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.shard_choice import ShardChoice
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
+from lorrery.vocabulary.worker_kinds import count_kinds
+from lorrery.worker.build import Device, device_of
+
+if TYPE_CHECKING:
+    from lorrery.simulator.autoscaling import Scaled
+    from lorrery.simulator.fleet import Fleet
+    from lorrery.simulator.frames import FrameRecorder
+
+MAX_ROUTERS = 10_000
+"""Most simulated routers: each keeps its own view of every scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """Options of a simulation apart from settings and workload.
+
+    Attributes:
+        num_workers: worker processes of all schedulers together; the GPUs of the n-th process belong to scheduler n
+            modulo the number of schedulers. None: as in `Settings.num_worker_processes`.
+        num_shards: schedulers; None: as many as the router has.
+        num_routers: routers, each choosing schedulers by its own view; only relevant with several schedulers.
+        faults: to inject.
+        one_step: plan before every step, as the oracle does; slow.
+    """
+
+    num_workers: int | None = None
+    num_shards: int | None = None
+    num_routers: int = 1
+    faults: tuple[Fault, ...] = ()
+    one_step: bool = False
+
+
+def check_routers(num_routers: int, num_shards: int) -> None:
+    """Check the number of routers: not too many, and more than one only with several schedulers.
+
+    Raises:
+        SettingsError: there are too many, or several with one scheduler.
+    """
+    if num_routers > MAX_ROUTERS:
+        raise SettingsError(f"{num_routers} routers are asked for; at most {MAX_ROUTERS} can be simulated")
+    if num_routers > 1 and num_shards == 1:
+        raise SettingsError(
+            f"--routers {num_routers} goes with several schedulers only: routers are what chooses among them; add"
+            " --shards N, or leave it out"
+        )
+
+
+def _gpus(names: Iterable[str], devices: Iterable[Device]) -> dict[str, tuple[str, int]]:
+    """Return each worker's GPU name and number of GPUs, by worker name."""
+    deployments = zip(names, (device.deployment for device in devices), strict=True)
+    return {name: (one.gpu.name, one.tensor_parallel) for name, one in deployments}
+
+
+class SimulatedCluster:
+    """Schedulers and workers built from settings."""
+
+    def __init__(self, settings: Settings, options: SimulationOptions, timeout_seconds: float) -> None:
+        addresses = list(settings.router.schedulers)
+        num_shards = options.num_shards or len(addresses)
+        check_routers(options.num_routers, num_shards)
+        processes = num_processes(settings, options.num_workers, num_shards)
+        if processes < num_shards:
+            raise SettingsError(
+                f"{num_shards} schedulers have {processes} worker processes; each needs one: start as many (--workers)"
+            )
+        if num_shards != len(addresses):
+            addresses = [f"scheduler-{shard}" for shard in range(num_shards)]
+        self._names = settings.worker_names(processes)
+        self._shards = [
+            number % num_shards
+            for number, names in enumerate(settings.workers_of_processes(processes).values())
+            for _ in names
+        ]
+        self._settings, self._options, self._addresses = settings, options, addresses
+        self._kinds = [(one, device_of(one), number) for one, number in settings.kinds(processes)]
+        self.devices = [device for _, device, number in self._kinds for _ in range(number)]
+        self._gpus = _gpus(self._names, self.devices)
+        self._model = self.devices[0].deployment.model.name
+        self._faults = RuleBook()
+        self._fleets: Sequence[Fleet] = ()
+        self.clients: Clients | None = None
+        factories = self._factories = [ReplicaFactory(settings) for _ in addresses]
+        self.adapters: dict[str, Adapter] = {
+            name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
+        }
+        workers = [self._worker(*one) for one in zip(self._names, self._shards, self.devices, strict=True)]
+        choice = ShardChoice(addresses, settings.router.max_shard_load, options.num_routers, settings.time_scale)
+        self.simulation = Simulation(
+            workers,
+            [factory.placement() for factory in factories],
+            rules=cluster_rules(settings),
+            one_step=options.one_step,
+            choose_shard=choice.choose if num_shards > 1 else None,
+            worker_timeout_ps=round(settings.scheduler.worker_timeout_seconds / settings.time_scale * PS_PER_SECOND),
+            timeout_ps=round(min(timeout_seconds / settings.time_scale, LAST_SECONDS) * PS_PER_SECOND),
+        )
+        choice.cores = self.simulation.cores
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Remarks on the run for the reader of the report."""
+        num_unsent = 0 if self.clients is None else self.clients.num_unsent
+        raised = self.simulation.raised
+        found = [UNSENT.format(num_unsent)] if num_unsent else []
+        if raised:
+            message, times = max(raised.items(), key=itemgetter(1))
+            others = f", and {sum(raised.values()) - times} x something else" if len(raised) > 1 else ""
+            found.append(f"{message} ({times} x{others}): what waited then has failed, what ran it was asked for again")
+        return tuple(found)
+
+    @property
+    def view(self) -> ClusterView:
+        """Description of the cluster for a report."""
+        own, num_shards = self._settings.scheduler, len(self._addresses)
+        return ClusterView(
+            model=self._model,
+            time_scale=self._settings.time_scale,
+            num_shards=num_shards,
+            num_connected_shards=num_shards,
+            max_req_input_len=own.max_req_input_len,
+            max_req_total_len=own.max_req_total_len,
+            workers=count_kinds(
+                (device.deployment.gpu.name, device.deployment.tensor_parallel) for device in self.devices
+            ),
+        )
+
+    def check(self, requests: Sequence[WorkloadRequest]) -> None:
+        """Check that the registry has all adapters of workload and faults, and that no arrival is too late.
+
+        Raises:
+            SettingsError: for the first violation.
+        """
+        for fault in self._options.faults:
+            if fault.adapter and fault.adapter not in self.adapters:
+                raise SettingsError(f"fault {fault.text}: no such adapter in adapters.registry")
+        last = requests[-1].at_seconds
+        if last >= LAST_SECONDS:
+            raise SettingsError(
+                f"the last request is due at {last:,.7g} s; a simulation has {LAST_SECONDS:,} s at most: raise --rate,"
+                " lower -n, or check the times of the trace"
+            )
+        for request in requests:
+            if request.adapter_id is not None and request.adapter_id not in self.adapters:
+                raise SettingsError(
+                    f"adapter {request.adapter_id!r} of request {request.index} is not in adapters.registry, which has"
+                    f" {len(self.adapters)} adapters"
+                )
+
+    def warm_up(self, requests: Sequence[WorkloadRequest], seed: int) -> None:
+        """Run short requests to completion."""
+        for _ in Clients(self.simulation, self._builder(LoadOptions(seed=seed))).closed_loop(
+            requests, WARMUP_CONCURRENCY
+        ):
+            pass
+
+    def recorder(self, every_seconds: float | None) -> "FrameRecorder":
+        """Return a recorder of everything that runs from now on."""
+        from lorrery.simulator.frames import FrameRecorder
+
+        return FrameRecorder(
+            self.simulation,
+            model=self._model,
+            gpus=self._gpus,
+            addresses=self._addresses,
+            every_seconds=every_seconds,
+        )
+
+    def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
+        """Run a workload as the load generator would send it, with faults; yield requests as they end."""
+        simulation = self.simulation
+        self._faults.plan(self._options.faults, simulation.now_ps)
+        schedule_faults(self._options.faults, simulation, self._fleets)
+        self.clients = Clients(simulation, self._builder(options))
+        if options.concurrency is None:
+            return self.clients.open_loop(requests)
+        played = again_and_again(requests) if options.repeats else requests
+        return self.clients.closed_loop(played, options.concurrency, options.schedule_seconds)
+
+    def _builder(self, options: LoadOptions) -> RequestBuilder:
+        own = self._settings.scheduler
+        return RequestBuilder(
+            self._model,
+            self.adapters,
+            seed=options.seed,
+            with_prompts=own.prefix_cache.kind != "none",
+            by_ids=ids_suffice(own.prefix_cache.kind, own.block_size),
+            ignore_eos=options.ignore_eos,
+            max_new_tokens=options.max_new_tokens,
+        )
+
+    def scaled(self, start_ps: int, *, by_rule: bool) -> "Scaled":
+        """Make workers scalable, by the settings' rules or by a caller; times count from `start_ps`."""
+        from lorrery.simulator.autoscaling import AutoscalerLoop, Scaled, fleets_of
+
+        own = self._settings.autoscaler
+        fleets = self._fleets = fleets_of(self.simulation, self._kinds, self._process, len(self._addresses))
+        if len(fleets) == 1:
+            most = most_processes(self._settings, 1) if by_rule else MOST_REPLICAS
+            fleets[0].know(num_named(self._options.faults, most))
+        if not by_rule:
+            return Scaled(own, self.simulation, fleets, start_ps)
+        rules = [kind.autoscaler for kind, _, _ in self._kinds]
+        return AutoscalerLoop(own, self.simulation, fleets, start_ps, rules)
+
+    def _process(self, kind: Settings, device: Device, number: int, shard: int) -> list[SimulatedWorker]:
+        """Make the workers of one more process of a kind."""
+        names = gpu_names(f"worker-{number}", kind.worker.gpus)
+        self._gpus.update(_gpus(names, [device] * len(names)))
+        return [self._worker(name, shard, device) for name in names]
+
+    def _worker(self, name: str, shard: int, device: Device) -> SimulatedWorker:
+        deployment, factory = device.deployment, self._factories[shard]
+        hello = WorkerHello(
+            worker_id=name,
+            gpu=deployment.gpu.name,
+            model=deployment.model.name,
+            tensor_parallel=deployment.tensor_parallel,
+            max_total_token_num=device.pool_tokens,
+            step_time_model=device.settings["step_time"],
+            needs_prompts=False,
+            device=device.settings,
+        )
+        replica_settings = factory.replica_settings(hello)
+        book = self._faults  # not the cluster: a policy could reach its requests from here
+
+        def make_replica() -> Replica:
+            return factory.replica(replica_settings, LoadRules(book, name))
+
+        return SimulatedWorker(
+            name,
+            make_replica,
+            device.step_time,
+            shard,
+            replica_settings.max_total_token_num,
+            device.pace,
+        )

@@ -1,0 +1,74 @@
+"""What a plan leaves out, and why: refused requests, streams beyond settings or memory, and notes on slow kernels."""
+
+from collections.abc import Sequence
+
+from lorrery.service.settings.cluster import Settings
+from lorrery.worker.device.capacity import Capacity, Workload
+
+__all__ = ["bound_of", "notes_on", "why_too_long"]
+
+
+def why_too_long(settings: Settings, work: Workload) -> str | None:
+    """Return why a cluster refuses such requests; None if it accepts them."""
+    own, prompt, output = settings.scheduler, work.prompt_tokens, work.output_tokens
+    if prompt > own.max_req_input_len:
+        return (
+            f"prompts of {prompt} tokens are refused; scheduler.max_req_input_len is {own.max_req_input_len}"
+            " (--set scheduler.max_req_input_len=N)"
+        )
+    if prompt + output > own.max_req_total_len:
+        return (
+            f"requests of {prompt} + {output} tokens are refused; scheduler.max_req_total_len is"
+            f" {own.max_req_total_len} (--set scheduler.max_req_total_len=N)"
+        )
+    return None
+
+
+def bound_of(capacity: Capacity, streams: int, *, own_limit: bool) -> str | None:
+    """Return what limits the computed streams to this number; None if more can be computed.
+
+    Args:
+        capacity: of a replica.
+        streams: at once.
+        own_limit: whether the caller gave the limit on running streams.
+    """
+    if streams == capacity.fitting_streams:
+        return "KV space"
+    if streams == capacity.adapter_places:
+        return "adapters.max_loras"
+    if streams == capacity.max_concurrency:
+        return "--max-concurrency" if own_limit else "the settings' limit on sequences"
+    return None
+
+
+def notes_on(capacity: Capacity, left_out: Sequence[int], *, own_limit: bool) -> list[str]:
+    """Return notes on what is not computed, and on slow kernels.
+
+    Args:
+        capacity: of a replica.
+        left_out: requested concurrencies above what can be computed.
+        own_limit: as for `bound_of`.
+    """
+    notes = []
+    places, num_adapters, most = capacity.adapter_places, capacity.workload.num_adapters, capacity.max_concurrency
+    if places is not None and places < capacity.running_streams:
+        notes.append(
+            f"adapters.max_loras lets {places} of {num_adapters} adapters be on the GPU at once: of more than"
+            f" {_streams(places)} some wait until an adapter makes room, which is simulated (--rate, `lorrery simulate"
+            f" -c N`), not computed here; --set adapters.max_loras={num_adapters} gives each a place"
+        )
+    notes += capacity.slow_kernels
+    engine = capacity.deployment.engine
+    if capacity.of_kernels and engine.most_sequences is not None and most > engine.most_sequences:
+        notes.append(
+            f"the host times of {engine.name} were found with up to {engine.most_sequences} sequences in a step; with"
+            " more they are extrapolated, and throughput may come out too low (docs/validation.md, at full load)"
+        )
+    if left_out:
+        bound = bound_of(capacity, most, own_limit=own_limit)
+        notes.append(f"left out: {', '.join(map(str, left_out))} streams; {_streams(most)} at most, by {bound}")
+    return notes
+
+
+def _streams(number: int) -> str:
+    return f"{number} stream{'' if number == 1 else 's'}"

@@ -1,0 +1,132 @@
+"""Builds the parts of a replay from the settings in a journal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.scheduler.subscribers.record import Record
+from lorrery.service.errors import FormatError, SettingsError
+from lorrery.service.faults.rules import LoadRules, RuleBook
+from lorrery.service.settings.cluster import Settings
+from lorrery.simulator.journal import Journal
+from lorrery.worker.build import answers_of, device_of, spells_of
+from lorrery.worker.device.answers import Answers
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.slow import Spells
+
+_ENGINES_BEFORE_7 = {"present-day": "present-day-2025", "present-day-unified": "present-day-unified-2025"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayParts:
+    """Parts of a replay, made from the journal's settings as the live cluster's are from its own.
+
+    Attributes:
+        make_replica: builds a worker's replica from its hello and the time when the first worker attached; called in
+            order of attaching.
+        make_gpu: builds a worker's device from its hello.
+        faults: of the scheduler.
+        planned: builds the rule book of the settings' faults, given when the first worker attached.
+        spells: of a worker, given its faults and name.
+        make_adapter: by name, rank and version.
+        adapters: those in the settings.
+        placement: the scheduler's, in its initial state.
+        answers: the workers' answers.
+        has_phases: whether the journal has the phases of requests' time.
+    """
+
+    make_replica: Callable[[Record, int], Replica]
+    make_gpu: Callable[[Record], MockGpu]
+    faults: RuleBook
+    planned: Callable[[int], RuleBook]
+    spells: Callable[[RuleBook, str], Spells]
+    make_adapter: Callable[[str, int, int], Adapter]
+    adapters: dict[str, Adapter]
+    placement: Placement
+    answers: Answers
+    has_phases: bool
+
+
+def parts_of(journal: Journal, path: Path) -> ReplayParts:
+    """Build a replay's parts from the journal's settings.
+
+    Raises:
+        FormatError: settings that this version does not know.
+        SettingsError: settings that cannot be met here.
+    """
+    content = journal.settings if journal.has_versions else _as_before_version_3(journal.settings)
+    if not journal.has_modern_kernels:
+        content = _as_before_version_7(content)
+    settings = _settings(content, path)
+    factory = ReplicaFactory(settings)
+    adapters = {name: factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
+    faults = RuleBook()
+    answers = answers_of(settings)
+
+    def make_replica(hello: Record, faults_from_ps: int) -> Replica:
+        faults.plan(settings.planned_faults(), faults_from_ps)
+        rules = LoadRules(faults, hello["worker_id"])
+        return factory.replica(factory.replica_settings(WorkerHello(**hello)), rules)
+
+    def planned(from_ps: int) -> RuleBook:
+        book = RuleBook()
+        book.plan(settings.planned_faults(), from_ps)
+        return book
+
+    def make_gpu(hello: Record) -> MockGpu:
+        announced = hello.get("device") or {
+            "gpu": hello["gpu"],
+            "tensor_parallel": hello["tensor_parallel"],
+            "step_time": hello["step_time_model"],
+        }
+        own = _settings(content | {"worker": content["worker"] | announced}, path)
+        device = device_of(own)
+        if device.pool_tokens != hello["max_total_token_num"]:
+            raise SettingsError(
+                f"{path}: worker {hello['worker_id']} announced {hello['max_total_token_num']} KV tokens, and has"
+                f" {device.pool_tokens} by the journal's settings: it ran with another catalogue or version"
+            )
+        return MockGpu(device.step_time, answers.table)
+
+    return ReplayParts(
+        make_replica=make_replica,
+        make_gpu=make_gpu,
+        faults=faults,
+        planned=planned,
+        spells=lambda book, name: spells_of(book.sets, name),
+        make_adapter=factory.adapter,
+        adapters=adapters,
+        placement=factory.placement(),
+        answers=answers,
+        has_phases=journal.has_phases,
+    )
+
+
+def _as_before_version_3(content: dict[str, Any]) -> dict[str, Any]:
+    """Add the fixed behaviour of clusters before version 3: no look-ahead, no overtaking, no bound unless set."""
+    adapters = content["adapters"]
+    unbounded = {"max_loras": 10**9} if adapters["max_loras"] is None else {}
+    return content | {"adapters": adapters | {"look_ahead": 0, "max_overtakes": 0} | unbounded}
+
+
+def _as_before_version_7(content: dict[str, Any]) -> dict[str, Any]:
+    """Replace present-day engines by their versions before 7, with the kernels of that time."""
+    worker = content["worker"]
+    return content | {"worker": worker | {"engine": _ENGINES_BEFORE_7.get(worker["engine"], worker["engine"])}}
+
+
+def _settings(content: dict[str, Any], path: Path) -> Settings:
+    try:
+        return Settings.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise FormatError(f"{path}: the journal's settings: {key}: {first['msg']}") from None

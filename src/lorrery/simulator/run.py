@@ -1,0 +1,268 @@
+"""Turns settings and load options into a simulated run and its report.
+
+Workloads (`loadgen.source`) and reports (`loadgen.report`) are the live cluster's; only the clock differs.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
+from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
+from lorrery.loadgen.workload.arrays import Requests
+from lorrery.loadgen.workload.rounds import warmup_requests
+from lorrery.scheduler.core.facts import Subscriber
+from lorrery.service.faults.kinds import Fault
+from lorrery.service.settings.cluster import Settings
+from lorrery.simulator.cluster import SimulatedCluster, SimulationOptions
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.faults import never_began
+from lorrery.simulator.first_workers import check_scaled
+from lorrery.simulator.gaps import GapRecorder
+from lorrery.simulator.garbage import collected_seldom
+from lorrery.simulator.outcomes import OutcomeRecorder
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.request_faults import RequestFaultInjector
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
+from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.worker.build import Device
+
+if TYPE_CHECKING:
+    from lorrery.simulator.autoscaling import Scaled
+    from lorrery.simulator.frames import FrameRecorder
+
+__all__ = ["Playing", "Progress", "SimulatedRun", "SimulationOptions", "Watch"]
+
+Watch = Callable[["Progress"], None]
+"""Called now and then with a run's progress."""
+
+_LOOK_EVERY = 256
+"""Ended requests between two reads of the wall clock."""
+_LOOK_SECONDS = 0.2
+_SHOWN_SETTINGS = {"model", "time_scale", "worker", "workers", "scheduler", "adapters", "autoscaler"}
+"""Sections shown in a report: the settings that a simulation reads, without keys and certificates."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Progress of a run."""
+
+    num_requests: int
+    num_ended: int = 0
+    simulated_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class SimulatedRun:
+    """A run that can be watched and inspected.
+
+    Attributes:
+        requests: the caller's own requests, for the workload `given`.
+        subscribers: additional subscribers of its facts.
+        on_end: called with each request as it ends.
+        watch: called now and then with its progress.
+        record: file for the frames that a watcher would have seen; None: no record.
+        record_every: device seconds between two frames; None: an interval that gives at most 2,000 frames.
+        notices: remarks on the options for the reader of the report.
+        devices: of its workers, set when it begins.
+        gaps: between tokens, so far.
+    """
+
+    settings: Settings
+    options: LoadOptions
+    simulation_options: SimulationOptions = field(default_factory=SimulationOptions)
+    requests: Requests | None = None
+    subscribers: Sequence[Subscriber] = ()
+    on_end: Callable[[SimulatedRequest], None] | None = None
+    watch: Watch | None = None
+    record: Path | None = None
+    record_every: float | None = None
+    notices: tuple[str, ...] = ()
+    devices: Sequence[Device] = field(default=(), init=False)
+    gaps: GapRecorder = field(default_factory=GapRecorder, init=False)
+    _stopped: bool = field(default=False, init=False)
+    _simulation: Simulation | None = field(default=None, init=False)
+
+    def stop(self) -> None:
+        """End the run early; requests that have ended by then are reported. For a signal handler."""
+        self._stopped = True
+        if self._simulation is not None:
+            self._simulation.stop()
+
+    def run(self) -> LoadReport:
+        """Simulate and return the report.
+
+        Raises:
+            LorreryError: invalid settings or options, or an unreadable trace.
+        """
+        with collected_seldom():
+            playing = self.begin()
+            interrupted = self._play(playing)
+        return playing.report(interrupted=interrupted)
+
+    def begin(self, *, scaled_by_caller: bool = False) -> "Playing":
+        """Build the cluster and its workload and run the warm-up; start none of the workload yet.
+
+        Args:
+            scaled_by_caller: the caller scales the workers, not a rule.
+
+        Raises:
+            LorreryError: as `run`.
+        """
+        settings, options = self.settings, self.options
+        faults = (*settings.planned_faults(), *self.simulation_options.faults)
+        check_scaled(settings, faults, by_caller=scaled_by_caller)
+        cluster = SimulatedCluster(settings, replace(self.simulation_options, faults=faults), options.timeout)
+        self.devices = cluster.devices
+        asked = build_workload(options, list(cluster.adapters), self.requests)
+        workload, num_skipped = admissible(options, asked, cluster.view)
+        cluster.check(workload.requests)
+        started_at = datetime.now(UTC)
+        self._simulation = cluster.simulation
+        if cluster.adapters:
+            cluster.simulation.count_adapters()
+        cluster.warm_up(warmup_requests(workload.requests, options.warmup), options.seed)
+        if self._stopped:
+            cluster.simulation.close()
+        start_ps, workers = cluster.simulation.now_ps, cluster.simulation.workers
+        scaled = None
+        if settings.is_autoscaled or scaled_by_caller:
+            scaled = cluster.scaled(start_ps, by_rule=not scaled_by_caller)
+        scraping = [] if scaled is None else scaled.scrapers
+        recorder = None if self.record is None else cluster.recorder(self.record_every)
+        recording = [] if recorder is None else [recorder]
+        injector = RequestFaultInjector(faults, start_ps)
+        injecting = [injector] if injector.has_rules else []
+        cluster.simulation.subscribe([self.gaps, *scraping, *injecting, *recording, *self.subscribers])
+        if injecting:
+            cluster.simulation.inject(injector)
+        return Playing(
+            self,
+            cluster,
+            workload,
+            num_skipped,
+            faults,
+            scaled,
+            recorder,
+            OutcomeRecorder(start_ps),
+            cluster.play(workload.requests, options),
+            started_at,
+            _count(workers),
+            cluster.simulation.adapter_figures(),
+            time.process_time(),
+        )
+
+    def _play(self, playing: "Playing") -> bool:
+        progress = Progress(0 if self.options.repeats else len(playing.workload.requests))
+        next_look = time.monotonic()
+        for request in playing.arriving:
+            playing.ended(request)
+            progress.num_ended += 1
+            if self.watch is not None and not progress.num_ended % _LOOK_EVERY and time.monotonic() > next_look:
+                next_look = time.monotonic() + _LOOK_SECONDS
+                self._look(progress, playing.cluster.simulation)
+            if self._stopped:
+                break
+        if self.watch is not None:
+            self._look(progress, playing.cluster.simulation)
+        return self._stopped
+
+    def _look(self, progress: Progress, simulation: Simulation) -> None:
+        assert self.watch is not None
+        progress.simulated_seconds = simulation.now_ps / PS_PER_SECOND
+        self.watch(progress)
+
+
+@dataclass(slots=True)
+class Playing:
+    """A run in progress: its parts, and the outcomes of its requests so far.
+
+    Attributes:
+        scaled: scales its workers; None: their number is fixed.
+        arriving: advances the run and yields requests as they end.
+        before: steps and plans of the warm-up.
+        adapters_before: figures of adapters in the warm-up, of each scheduler.
+        cpu_began: CPU seconds of this process at the start.
+    """
+
+    run: SimulatedRun
+    cluster: SimulatedCluster
+    workload: BuiltWorkload
+    num_skipped: int
+    faults: tuple[Fault, ...]
+    scaled: "Scaled | None"
+    recorder: "FrameRecorder | None"
+    outcomes: OutcomeRecorder
+    arriving: Iterator[SimulatedRequest]
+    started_at: datetime
+    before: tuple[int, int]
+    adapters_before: list[dict[str, AdapterFigures]]
+    cpu_began: float
+
+    def ended(self, request: SimulatedRequest) -> None:
+        """Record an ended request."""
+        self.outcomes.add(request)
+        if self.scaled is not None:
+            self.scaled.ended(request)
+        if self.run.on_end is not None:
+            self.run.on_end(request)
+
+    def report(self, *, interrupted: bool) -> LoadReport:
+        """Close the simulation, count open requests as interrupted, and return the report."""
+        run, cluster = self.run, self.cluster
+        for request in cluster.simulation.close():
+            self.outcomes.add(request)
+            if run.on_end is not None:
+                run.on_end(request)
+        cpu_seconds = time.process_time() - self.cpu_began
+        view, options = cluster.view, run.options
+        if self.recorder is not None:
+            assert run.record is not None
+            self.recorder.finish()
+            self.recorder.write(run.record, f"{view.model}, {options.workload}, simulated")
+        workers = cluster.simulation.workers
+        table, after = self.outcomes.table(run.gaps.itl_ms()), _count(workers)
+        cost = SimulationCost(
+            cpu_seconds=cpu_seconds,
+            simulated_seconds=float(table.end_seconds.max(initial=0.0)),
+            num_steps=after[0] - self.before[0],
+            num_plans=after[1] - self.before[1],
+            num_workers=len(workers),
+            events=tuple(fault.text for fault in self.faults),
+        )
+        return make_report(
+            options,
+            self.workload,
+            view,
+            table,
+            simulation=cost,
+            started_at=self.started_at,
+            interrupted=interrupted,
+            num_skipped=self.num_skipped,
+            settings=run.settings.model_dump(mode="json", include=_SHOWN_SETTINGS),
+            notices=(
+                *run.notices,
+                *never_began(run.simulation_options.faults, cost.simulated_seconds),
+                *cluster.notices,
+                *_extrapolated(cluster.devices),
+            ),
+            scaling=None if self.scaled is None else self.scaled.outcome(table),
+            adapters=summed(cluster.simulation.adapter_figures(), self.adapters_before) if cluster.adapters else None,
+        )
+
+
+def _extrapolated(devices: Iterable[Device]) -> list[str]:
+    """Return where step times were extrapolated beyond the rows of worker.profile, once per profile."""
+    found = dict.fromkeys(device.extrapolated for device in devices)
+    return [f"step times are extrapolated beyond worker.profile: {text}" for text in found if text]
+
+
+def _count(workers: Iterable[SimulatedWorker]) -> tuple[int, int]:
+    """Return the numbers of steps and plans so far."""
+    totals = [worker.totals for worker in workers]
+    return sum(one.num_steps for one in totals), sum(one.num_plans for one in totals)

@@ -1,0 +1,135 @@
+"""The options of `lorrery simulate` that make it a sweep, and the options that can be swept."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperOption
+
+from lorrery.loadgen.options import OPTIONS, PARSERS
+from lorrery.service.errors import SettingsError
+from lorrery.service.faults.kinds import parse_fault
+
+DEFAULT_BACKEND = "processes"
+_PANEL = "Sweep"
+
+Sweeps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        metavar="KEY=VALUES",
+        help="One run for each value, given as a,b,c or 1..8; repeatable: all combinations. KEY is a setting, as for"
+        " --set, or the name of an option, such as rate.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", "-j", min=1, metavar="N", help="Number of runs at a time; unset: all cores.", rich_help_panel=_PANEL
+    ),
+]
+Backend = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="Backend for the runs: processes (on this machine), dask, ray.", rich_help_panel=_PANEL
+    ),
+]
+BackendAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="dask, ray: address of the cluster; unset: one on this machine.", rich_help_panel=_PANEL
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a sweep runs.
+
+    Attributes:
+        address: of a cluster; None: one on this machine.
+        jobs: concurrent points; None: as many as there are cores.
+    """
+
+    backend: str
+    address: str | None
+    jobs: int | None
+
+
+_OF_SIMULATION = {
+    "workers": "num_workers",
+    "shards": "num_shards",
+    "routers": "num_routers",
+    "fault": "faults",
+    "one-step": "one_step",
+}
+_OF_LOAD = {name.replace("_", "-"): name for name, option in OPTIONS.items() if not option.live_only}
+CONFIG = "config"
+UNSET = "none"
+"""Value that stands for an optional option not given."""
+
+
+class SweptFlags:
+    """The options that can be swept, parsed as on the command line."""
+
+    def __init__(self, context: typer.Context) -> None:
+        sweepable = {CONFIG, *_OF_SIMULATION, *_OF_LOAD}
+        self._context = context
+        self._options: dict[str, TyperOption] = {}
+        for parameter in context.command.params:
+            for name in (name.removeprefix("--") for name in parameter.opts):
+                if name in sweepable:
+                    assert isinstance(parameter, TyperOption)
+                    self._options[name] = parameter
+
+    def name_of(self, key: str) -> str | None:
+        """Return the option that a swept key names; None: it is a setting."""
+        name = key.removeprefix("--").replace("_", "-")
+        return name if name in self._options else None
+
+    def parameter_of(self, key: str) -> str:
+        """Return the name of the command's parameter for an option, swept or not: `tp` is `tensor_parallel`."""
+        option = f"--{key.removeprefix('--').replace('_', '-')}"
+        found = (parameter.name for parameter in self._context.command.params if option in parameter.opts)
+        return next(found, None) or key
+
+    def read(self, name: str, text: str) -> tuple[str, Any]:
+        """Parse a value; return the field of `LoadOptions` or `SimulationOptions`, and the field's value.
+
+        Raises:
+            SettingsError: a value that the command line would refuse.
+        """
+        option = self._options[name]
+        if text == UNSET and option.default is None:
+            return self._field(name), () if name == "fault" else None
+        try:
+            value: Any = option.process_value(self._context, [text] if option.multiple else text)
+        except typer.BadParameter as error:
+            raise SettingsError(error.message) from None
+        if parse := PARSERS.get(name.replace("-", "_")):
+            value = parse(value)
+        elif name == "fault":
+            value = tuple(map(parse_fault, value))
+        elif name == CONFIG:
+            value = Path(value)
+        return self._field(name), value
+
+    def given(self, name: str) -> str | None:
+        """Return an option that the command line has itself and a sweep of it replaces; None: it does not have it.
+
+        A sweep of faults replaces none.
+        """
+        option = self._options[name]
+        source = None if option.name is None else self._context.get_parameter_source(option.name)
+        return f"--{name}" if name != "fault" and source is not None and source.name == "COMMANDLINE" else None
+
+    @staticmethod
+    def is_of_load(name: str) -> bool:
+        """Return whether it is an option of the workload, not of the simulation."""
+        return name in _OF_LOAD
+
+    @staticmethod
+    def _field(name: str) -> str:
+        return CONFIG if name == CONFIG else _OF_LOAD.get(name) or _OF_SIMULATION[name]

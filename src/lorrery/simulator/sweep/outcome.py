@@ -1,0 +1,125 @@
+"""Runs one point, and returns its figures or its error; it never raises."""
+
+import math
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from lorrery.loadgen.report import LoadReport
+from lorrery.loadgen.workload.distribution import Distribution
+from lorrery.service.errors import LorreryError
+from lorrery.service.exits import exit_in_words
+from lorrery.simulator.run import SimulatedRun
+from lorrery.simulator.sweep.points import Point, code_digest
+from lorrery.vocabulary.run_files import CPU_SECONDS
+
+__all__ = ["COUNTS", "FIGURES", "SCALING", "Figure", "Outcome", "run_point", "run_remotely"]
+
+Figure = int | float | None
+"""None: nothing to compute it from."""
+
+COUNTS = (
+    "num_requests",
+    "num_completed",
+    "num_failed",
+    "num_skipped",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "num_requeues",
+    "num_steps",
+    "num_plans",
+    "replicas_min",
+    "replicas_max",
+    "num_scale_ups",
+    "num_scale_downs",
+)
+SCALING = (
+    "gpu_hours",
+    "replicas_min",
+    "replicas_mean",
+    "replicas_max",
+    "num_scale_ups",
+    "num_scale_downs",
+    "good_ratio",
+)
+"""Additional figures of an autoscaled run; `autoscaler.summary` defines them."""
+_LATENCIES = ("ttft", "tpot", "itl", "e2e", "norm_tpot")
+FIGURES = (
+    *(name for name in COUNTS if name not in SCALING),
+    "simulated_seconds",
+    "duration_seconds",
+    "requests_per_second",
+    "input_tokens_per_second",
+    "output_tokens_per_second",
+    *(f"{name}_ms_{part}" for name in _LATENCIES for part in ("mean", "p50", "p90", "p99")),
+    "slora_avg_satisfaction",
+    "slora_avg_attainment",
+    CPU_SECONDS,
+    *SCALING,
+)
+"""Columns of the table, in order; the last ones only with an autoscaler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a point.
+
+    Attributes:
+        key: the point's.
+        figures: by name; None if it failed.
+        error: message of the failure.
+        warnings: remarks that the figures must be read with.
+    """
+
+    key: str
+    figures: dict[str, Figure] | None = None
+    error: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def run_point(point: Point) -> Outcome:
+    """Run a point in this process."""
+    assert point.run is not None
+    assert point.inputs is not None
+    try:
+        report = SimulatedRun(point.run.settings, point.run.options, point.run.simulation).run()
+        if (changed := point.inputs.check_unchanged()) is not None:
+            return Outcome(point.key, error=changed)
+        return Outcome(point.key, _figures(report), warnings=report.warnings)
+    except LorreryError as error:
+        return Outcome(point.key, error=str(error))
+    except Exception as error:  # an internal error, or a plug-in's, fails this point alone
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return Outcome(
+            point.key, error=f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
+        )
+    except BaseException as error:  # raised by a plug-in: processes that run points ignore Ctrl-C
+        return Outcome(point.key, error=exit_in_words(error))
+
+
+def run_remotely(point: Point, expected_code: str) -> Outcome:
+    """Run a point in a process of a cluster, if that has the same program."""
+    if code_digest() != expected_code:
+        return Outcome(point.key, error="the cluster's worker runs another version of lorrery than this machine")
+    return run_point(point)
+
+
+def _figures(report: LoadReport) -> dict[str, Figure]:
+    summary, cost, slora = report.summary, report.simulation, report.slora
+    assert cost is not None
+    sources = [report, summary, cost, *([] if report.scaling is None else [report.scaling.summary])]
+    found: dict[str, Figure] = dict.fromkeys(SCALING)
+    found |= {name: getattr(source, name) for source in sources for name in FIGURES if hasattr(source, name)}
+    latencies: dict[str, Distribution] = {
+        "ttft": summary.from_intended.ttft_ms,
+        "tpot": summary.tpot_ms,
+        "itl": summary.itl_ms,
+        "e2e": summary.from_intended.e2e_ms,
+        "norm_tpot": summary.from_intended.norm_tpot_ms,
+    }
+    for name, values in latencies.items():
+        for part in ("mean", "p50", "p90", "p99"):
+            found[f"{name}_ms_{part}"] = getattr(values, part) if values.count else None
+    found["slora_avg_satisfaction"], found["slora_avg_attainment"] = slora.avg_satisfaction, slora.avg_attainment
+    return {name: None if (value := found[name]) is None or not math.isfinite(value) else value for name in FIGURES}

@@ -1,0 +1,1 @@
+"""Compares the models here with measurements, and with the behaviour of other programs."""

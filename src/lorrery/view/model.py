@@ -1,0 +1,246 @@
+"""The model that page and terminal show: the cluster as of the newest frame, and the figures of the last minute.
+
+Frames refer to adapters and tenants by index, in order of appearance, and a new connection starts new indices. So all
+state is kept by name, and indices only serve to look up names. All times are device seconds.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lorrery.view.figures import BASE, Adapter, Counter, Ended, Gauge, Tenant, Worker, percentiles
+from lorrery.view.frame import LOADING, EventRow, Frame, Hello, Shard, Totals
+
+LOST_SECONDS = 60.0
+"""How long a lost worker is still shown."""
+RECENT_SECONDS = 10.0
+"""Window of ended requests for the percentiles of TTFT."""
+RATE_SECONDS = 2.0
+"""Window of the cluster's tokens per second."""
+SHARE_SECONDS = 30.0
+"""Window of a tenant's share of the tokens and of the requests."""
+_MAX_ENDED, _MAX_EVENTS = 2_000, 300
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A tenant's share of the output tokens, and of the running and waiting requests, over `SHARE_SECONDS`."""
+
+    tokens: float
+    demand: float
+
+
+class Model:
+    """Applies frames, and holds the state that notices, tables and series are computed from.
+
+    Attributes:
+        at: time of the newest frame.
+        started_at: time of the first frame; None before it.
+        lost: workers lost within the last minute, that is, gone without having drained.
+        recent: requests that ended within `RECENT_SECONDS` and had a first token.
+    """
+
+    def __init__(self, hello: Hello) -> None:
+        self.hello = hello
+        self._adapter_names: list[str] = []
+        self._tenant_names: list[str] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self.at = 0.0
+        self.started_at: float | None = None
+        self.workers: list[Worker] = []
+        self.lost: list[Worker] = []
+        self.shards: Sequence[Shard] = ()
+        self.adapters: dict[str | None, Adapter] = {}
+        self.tenants: dict[str, Tenant] = {}
+        self.ended: deque[Ended] = deque(maxlen=_MAX_ENDED)
+        self.recent: deque[Ended] = deque(maxlen=_MAX_ENDED)
+        self.events: deque[EventRow] = deque(maxlen=_MAX_EVENTS)
+        self.totals = Totals()
+        self.unplaced = self.held = 0
+        self.unplaced_since: float | None = None
+        self.widest_batch = 0
+        self.tokens, self.finished, self.requests = Counter(), Counter(), Counter()
+        self.queue = Gauge()
+        self._by_key: dict[tuple[int, str], Worker] = {}
+        self._shares: dict[str, Share] | None = None  # as of the newest frame, once computed
+
+    @property
+    def running(self) -> int:
+        """Sequences in all batches."""
+        return sum(len(worker.running) for worker in self.workers)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait: at workers, for a worker, or for their key's quota."""
+        return self.unplaced + self.held + sum(worker.waiting for worker in self.workers)
+
+    @property
+    def kv_ratio(self) -> float:
+        """Share of all KV pools together that is in use."""
+        pool = sum(worker.state.pool for worker in self.workers)
+        return sum(worker.state.kv for worker in self.workers) / pool if pool else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens per second, over `RATE_SECONDS`."""
+        return self.tokens.rate(RATE_SECONDS)
+
+    @property
+    def ttft(self) -> tuple[float, float] | None:
+        """Percentiles 50 and 95 of the TTFT over the requests that ended recently; None: none did."""
+        return percentiles(self.recent)
+
+    def begin(self, hello: Hello) -> None:
+        """Continue with a new connection, which restarts indices, request numbers and counts."""
+        self.hello = hello
+        self._adapter_names, self._tenant_names = [], []
+        for worker in self.workers:
+            worker.requests = frozenset()
+
+    def learn(self, adapters: Iterable[str], tenants: Iterable[str]) -> None:
+        """Add the names of frames that are not applied."""
+        self._adapter_names += adapters
+        self._tenant_names += tenants
+
+    def adapter_name(self, index: int) -> str | None:
+        """Return the name of an adapter; None: the base model."""
+        if index < 0:
+            return None
+        return self._adapter_names[index] if index < len(self._adapter_names) else f"adapter {index}"
+
+    def tenant_name(self, index: int) -> str:
+        """Return the name of a tenant; empty: requests of none."""
+        return self._tenant_names[index] if 0 <= index < len(self._tenant_names) else f"tenant {index}"
+
+    def apply(self, frame: Frame) -> None:
+        """Apply a frame."""
+        if frame.at < self.at - 1:
+            self._forget()  # the scheduler was restarted, and with it the device clock
+        self.learn(frame.adapters_new, frame.tenants_new)
+        self.at = max(self.at, frame.at)
+        if self.started_at is None:
+            self.started_at = self.at
+        self.shards, self.unplaced, self.held = frame.shards, frame.unplaced, frame.held
+        if not frame.unplaced:
+            self.unplaced_since = None
+        elif self.unplaced_since is None:
+            self.unplaced_since = self.at
+        self._shares = None
+        self._take_workers(frame)
+        self._take_names(frame)
+        self._take_history(frame)
+
+    def _take_workers(self, frame: Frame) -> None:
+        before = self.workers
+        self.workers = []
+        for state in frame.workers:
+            key = state.shard, state.id
+            worker = self._by_key.get(key)
+            if worker is None:
+                worker = self._by_key[key] = Worker(state.id, state, self.at, self.at)
+            worker.update(self.at, state)
+            self.workers.append(worker)
+        present = {id(worker) for worker in self.workers}
+        for worker in before:
+            if id(worker) not in present:
+                if worker.state.state == "draining" and not worker.running:  # a regular departure
+                    del self._by_key[worker.state.shard, worker.name]
+                else:
+                    worker.lost_at = self.at
+                    self.lost.append(worker)
+        self.lost = [worker for worker in self.lost if worker.lost_at is not None]
+        for worker in [one for one in self.lost if self.at - (one.lost_at or 0.0) >= LOST_SECONDS]:
+            self.lost.remove(worker)
+            del self._by_key[worker.state.shard, worker.name]
+        self.widest_batch = max([self.widest_batch, *(len(worker.running) for worker in self.workers)])
+
+    def _take_names(self, frame: Frame) -> None:
+        for adapter in self.adapters.values():
+            adapter.running = adapter.waiting = adapter.on_gpus = adapter.loading = 0
+            adapter.unloaded = False
+        for tenant in self.tenants.values():
+            tenant.running = tenant.waiting = 0
+            tenant.oldest = 0.0
+        for counts in frame.adapters:
+            adapter = self._adapter(counts.adapter)
+            adapter.running, adapter.waiting, adapter.unloaded = counts.running, counts.waiting, counts.unloaded
+            adapter.loads.push(self.at, counts.loads)
+            adapter.evictions.push(self.at, counts.evictions)
+            adapter.thrash.push(self.at, counts.thrash)
+        self._take_residents(frame)
+        for row in frame.tenants:
+            name = self.tenant_name(row.tenant)
+            if name not in self.tenants:
+                self.tenants[name] = Tenant(name)
+            tenant = self.tenants[name]
+            tenant.running, tenant.waiting, tenant.oldest = row.running, row.waiting, row.oldest
+            tenant.tokens.push(self.at, row.output_tokens)
+            tenant.refused.push(self.at, row.refused)
+        for tenant in self.tenants.values():
+            tenant.runnings.push(self.at, tenant.running)
+            tenant.waitings.push(self.at, tenant.waiting)
+
+    def _take_residents(self, frame: Frame) -> None:
+        """Count the GPUs that each adapter is on, or being loaded to; a GPU may have two versions of it."""
+        states: dict[int, int] = {}
+        for worker in frame.workers:
+            loading = {row.adapter for row in worker.adapters if row.state == LOADING}
+            for index in loading:
+                self._adapter(index).loading += 1
+            for index in {row.adapter for row in worker.adapters} - loading:
+                self._adapter(index).on_gpus += 1
+            for row in worker.adapters:  # prefer the rank of a version in use over that of an unused one
+                if row.state >= states.get(row.adapter, 0):
+                    states[row.adapter] = row.state
+                    self._adapter(row.adapter).rank = row.rank
+
+    def _adapter(self, index: int) -> Adapter:
+        name = self.adapter_name(index)
+        adapter = self.adapters.get(name)
+        if adapter is None:
+            adapter = self.adapters[name] = Adapter(name)
+        return adapter
+
+    def _take_history(self, frame: Frame) -> None:
+        for row in frame.ended:
+            worker = self.workers[row.worker] if 0 <= row.worker < len(self.workers) else None
+            if worker is not None:  # no frame need have shown it in the batch
+                joined_at = row.arrived + row.queue + row.adapter_load
+                worker.joined_at = max(worker.joined_at, min(self.at, joined_at))
+            adapter = self.adapter_name(row.adapter)
+            ended = Ended(
+                self.at,
+                row,
+                "" if worker is None else worker.name,
+                BASE if adapter is None else adapter,
+                self.tenant_name(row.tenant),
+                row.queue + row.adapter_load + row.prefill,
+            )
+            self.ended.append(ended)
+            if row.output_tokens:
+                self.recent.append(ended)
+        while self.recent and self.recent[0].at <= self.at - RECENT_SECONDS:
+            self.recent.popleft()
+        self.events.extend(frame.events)
+        self.totals = frame.totals
+        self.tokens.push(self.at, frame.totals.output_tokens)
+        self.finished.push(self.at, frame.totals.finished)
+        self.requests.push(self.at, frame.totals.requests)
+        self.queue.push(self.at, self.waiting)
+
+    def shares(self) -> dict[str, Share]:
+        """Return each tenant's shares, by its key."""
+        if self._shares is None:
+            self._shares = self._computed_shares()
+        return self._shares
+
+    def _computed_shares(self) -> dict[str, Share]:
+        tokens = {key: tenant.tokens.growth(SHARE_SECONDS) for key, tenant in self.tenants.items()}
+        requests = {
+            key: tenant.runnings.mean(SHARE_SECONDS) + tenant.waitings.mean(SHARE_SECONDS)
+            for key, tenant in self.tenants.items()
+        }
+        all_tokens, all_requests = sum(tokens.values()) or 1.0, sum(requests.values()) or 1.0
+        return {key: Share(tokens[key] / all_tokens, requests[key] / all_requests) for key in tokens}
