@@ -18,13 +18,13 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
-from lorrery.service.awake import AwakeClock
+from lorrery.service.clocks import AwakeClock
 from lorrery.service.errors import Reason, Unavailable
-from lorrery.service.network import rendezvous
 from lorrery.service.network.discovery import Discovery
 from lorrery.service.network.tls import watched_pems
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.log import get_logger
+from lorrery.vocabulary import rendezvous
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.cancel_cause import CancelCause
 

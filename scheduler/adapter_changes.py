@@ -17,7 +17,7 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.errors import Reason, Unavailable
 from lorrery.service.names import quoted
 from lorrery.service.telemetry.log import get_logger

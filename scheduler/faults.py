@@ -13,7 +13,7 @@ from lorrery.scheduler import wire_workers
 from lorrery.scheduler.facts import FaultsSet
 from lorrery.scheduler.messages import ProtocolError
 from lorrery.scheduler.watch import Loss
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.errors import InjectedFault
 from lorrery.service.faults.calls import check_number, further, read_rules
 from lorrery.service.faults.kinds import (

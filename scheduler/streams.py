@@ -14,11 +14,11 @@ from lorrery.scheduler.messages import Load, ProtocolError
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import INTERNAL, Dispatcher
-from lorrery.service.awake import AwakeClock
+from lorrery.service.clocks import AwakeClock
 from lorrery.service.errors import Conflict, InvalidRequest, Reason, WorkerGivenUp, WrongWorker
 from lorrery.service.names import quoted, too_long, why_no_name
 from lorrery.service.network import status
-from lorrery.service.network.writes import Writes
+from lorrery.service.network.calls import Writes
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends
 from lorrery.service.telemetry.log import get_logger

@@ -33,8 +33,7 @@ from lorrery.scheduler.subscribers.engine_counts import EngineTally
 from lorrery.scheduler.subscribers.kv_events import WorkerKvEvents
 from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.wire_workers import ToWorker
-from lorrery.service.awake import AwakeClock
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import AwakeClock, DeviceClock
 from lorrery.vocabulary import u32
 
 INTERNAL = "internal error; the scheduler's log says more"

@@ -20,7 +20,7 @@ from lorrery.scheduler.core.facts import Admitted, Cancelled, Dropped, Failed, F
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.telemetry.span import Kind, Span, SpanEvent, Value
 from lorrery.service.telemetry.trace_context import TraceContext
 from lorrery.service.telemetry.tracing import Tracer

@@ -17,7 +17,7 @@ from lorrery.scheduler.core.facts import Subscriber
 from lorrery.service.errors import SettingsError
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
-from lorrery.service.files.whole_file import check_writable
+from lorrery.service.files.writing import check_writable
 from lorrery.service.settings.cluster import Settings, changed, load
 from lorrery.service.settings.reading import key_of
 from lorrery.simulator.arguments import (

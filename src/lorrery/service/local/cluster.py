@@ -19,10 +19,10 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from lorrery.service.errors import LorreryError
-from lorrery.service.local import addresses, gone_for_good
-from lorrery.service.local.folder import temporary_folder
+from lorrery.service.local import addresses, decommission
 from lorrery.service.local.processes import ForkServer
 from lorrery.service.local.service_process import ServiceProcess, Show, last_words
+from lorrery.service.local.temporary_folder import temporary_folder
 from lorrery.service.local.worker_processes import WorkerProcesses
 from lorrery.service.network.channel import open_channel
 from lorrery.service.settings.cluster import Settings, load
@@ -344,9 +344,9 @@ class LocalCluster:
         schedulers, workers, routers = map(self._of_service, ("scheduler", "worker", "router"))
         telling = [
             asyncio.create_task(
-                gone_for_good.tell_of_workers(workers, self.scheduler_address, self.settings), name="tell of workers"
+                decommission.tell_of_workers(workers, self.scheduler_address, self.settings), name="tell of workers"
             ),
-            asyncio.create_task(gone_for_good.tell_of_schedulers(schedulers, routers), name="tell of schedulers"),
+            asyncio.create_task(decommission.tell_of_schedulers(schedulers, routers), name="tell of schedulers"),
         ]
         try:
             await self._stop("orrery", 0.0)
