@@ -52,7 +52,7 @@ def stop_then_exit(stop: Callable[[], None]) -> None:
 
     For a process without an event loop that may be in code which never returns. Echoes count as in `handled_by`.
     """
-    last_at = dict.fromkeys(SIGNALS, -math.inf)
+    last_at: dict[signal.Signals, float] = dict.fromkeys(SIGNALS, -math.inf)
     is_stopping = False
 
     def on_signal(number: int, _frame: object) -> None:

@@ -29,7 +29,7 @@ from lorrery.service.interrupt import exit_on_signals
 from lorrery.service.local.child import die_with
 from lorrery.service.network.grpc_core import set_up_grpc
 
-SERVICES = ("router", "scheduler", "worker", "orrery")
+SERVICES = ("router", "scheduler", "worker", "view")
 READY = b"!"
 """Sent once, after the services are imported."""
 LENGTH = struct.Struct("!I")

@@ -93,7 +93,7 @@ def open_channel(address: str, tls: TlsSettings, *, options: Sequence[tuple[str,
     Args:
         address: HOST:PORT or any gRPC target.
         tls: `ca` alone checks the server; `cert` and `key` let the server check this side; nothing set: plain text.
-        options: further channel options, which override the service's.
+        options: further channel options, which override those of every channel.
 
     Raises:
         SettingsError: a certificate cannot be used.

@@ -125,7 +125,7 @@ class Exporter(Collector):
         self.readers: dict[Series, Callable[[], Iterable[Sample]] | None] = dict.fromkeys(table)
         self.constant = dict(constant or {})
         self._lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-        self._all = [self]  # this one, and exporters joined to it
+        self._all: list[Exporter] = [self]  # this one, and exporters joined to it
         registry.register(self)
 
     def joined(self, other: "Exporter") -> bool:

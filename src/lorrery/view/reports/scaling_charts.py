@@ -5,6 +5,7 @@ many workers.
 """
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from lorrery.scheduler.core.autoscaling.figures import PERCENTILES
 from lorrery.view.reports import chart
 from lorrery.view.reports.chart import Axis, Line
 from lorrery.view.reports.read import Run
@@ -26,6 +26,8 @@ Floats = npt.NDArray[np.float64]
 _NUM_BINS = 240
 """For a rule's metrics: each bin shows the mean of its observations."""
 _METRIC = "metric:"
+_PERCENTILE = re.compile(r"_p\d+$")
+"""How the names of metrics end that are percentiles; all others are per worker."""
 _ACROSS = Axis("seconds of the run", low=0.0)
 
 
@@ -103,7 +105,7 @@ def _of_runs(runs: Sequence[Run], found: Mapping[str, Sequence[_Looks]]) -> list
 
 
 def _note(metric: str) -> str:
-    return "of the cluster" if metric in PERCENTILES else "of each that serves"
+    return "of the cluster" if _PERCENTILE.search(metric) else "of each that serves"
 
 
 def _read(path: Path) -> list[_Looks]:
