@@ -30,9 +30,8 @@ from lorrery.loadgen.wire import (
 )
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.service.errors import LorreryError
-from lorrery.service.network.channel import open_channel
+from lorrery.service.network.channel import open_channel, why_silent
 from lorrery.service.network.credentials import bearer
-from lorrery.service.network.silence import why_silent
 from lorrery.service.settings.sections import TlsSettings
 from lorrery.v1 import router_pb2_grpc
 from lorrery.vocabulary import u32

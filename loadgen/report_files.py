@@ -20,7 +20,7 @@ from lorrery.loadgen.requests_csv import write_requests
 from lorrery.loadgen.scaling_report import scaling_csv
 from lorrery.loadgen.workload.summary import FORMULAS
 from lorrery.service.errors import FormatError, LorreryError, SettingsError
-from lorrery.service.files.whole_file import whole_file
+from lorrery.service.files.writing import whole_file
 from lorrery.service.version import VERSION
 from lorrery.vocabulary.adapter_figures import FIGURES, FiguresByAdapter
 from lorrery.vocabulary.run_files import (

@@ -24,7 +24,7 @@ from lorrery.loadgen.workload.request import TraceError, Turn, WorkloadRequest, 
 from lorrery.loadgen.workload.rounds import again_and_again
 from lorrery.loadgen.workload.traces import Trace
 from lorrery.service.errors import FormatError, LorreryError, SettingsError
-from lorrery.service.files.text_files import DAMAGED, damage, open_text
+from lorrery.service.files.reading import DAMAGED, damage, open_text
 
 __all__ = ["BuiltWorkload", "admissible", "build_workload"]
 

@@ -27,9 +27,9 @@ from lorrery.router.request import Finish, Request
 from lorrery.router.sampling import SamplingParams
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import OutputTrace
-from lorrery.service.awake import AwakeClock
+from lorrery.service.clocks import AwakeClock
 from lorrery.service.errors import InjectedFault, Overloaded, Reason, Unauthenticated, UnknownName
-from lorrery.service.network.writes import Writes
+from lorrery.service.network.calls import Writes
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary.cancel_cause import CancelCause

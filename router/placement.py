@@ -18,7 +18,7 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
-from lorrery.service.awake import AwakeClock
+from lorrery.service.clocks import AwakeClock
 from lorrery.service.errors import Reason, Unavailable
 from lorrery.service.network import rendezvous
 from lorrery.service.network.discovery import Discovery

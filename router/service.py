@@ -19,8 +19,7 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.service.errors import RequestError
 from lorrery.service.interrupt import NO_SCHEDULER_TO_COME, handled_by
 from lorrery.service.network import status
-from lorrery.service.network.credentials import authorization, certificate_roles
-from lorrery.service.network.exposure import warn_if_exposed
+from lorrery.service.network.credentials import authorization, certificate_roles, warn_if_exposed
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.tracing import open_tracer
 from lorrery.v1 import router_pb2, router_pb2_grpc

@@ -28,8 +28,7 @@ from lorrery.service.network.credentials import ClusterToken, Metadata
 from lorrery.service.network.tls import Pems
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends
-from lorrery.service.telemetry.bounded_log import BoundedLog
-from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.log import BoundedLog, get_logger
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.cancel_cause import CancelCause

@@ -27,7 +27,7 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish
 from lorrery.router.wire import TokensFrame
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.vocabulary.wire_time import from_wire
 

@@ -18,7 +18,7 @@ from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.errors import Reason, Unavailable
 from lorrery.service.names import quoted
 from lorrery.service.telemetry.log import get_logger

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lorrery.service.errors import FormatError, LorreryError
-from lorrery.service.files.whole_file import whole_file
+from lorrery.service.files.writing import whole_file
 from lorrery.service.telemetry.log import get_logger
 from lorrery.vocabulary.adapter_log import AdapterChange
 

@@ -30,12 +30,11 @@ from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.tracing import RequestTraces
 from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.workers import Dispatcher
-from lorrery.service.awake import AwakeClock
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import AwakeClock, DeviceClock
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.names import quoted
 from lorrery.service.settings.cluster import Settings
-from lorrery.service.slices import Slices
+from lorrery.service.tasks import Slices
 from lorrery.service.telemetry.log import get_logger
 from lorrery.service.telemetry.output_groups import OutputGroups
 from lorrery.service.telemetry.tracing import Tracer

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from lorrery.scheduler.watch import Loss
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.errors import InjectedFault
 from lorrery.service.faults.calls import check_number, further, read_rules
 from lorrery.service.faults.kinds import FREEZE_WORKER, LOAD_KINDS, SLOW_WORKER, WORKER_KINDS, WORKER_LOSS, Fault

@@ -11,8 +11,7 @@ from lorrery.service.errors import PermissionDenied, RequestError, Unauthenticat
 from lorrery.service.network import status
 from lorrery.service.network.credentials import ClusterToken, Role, authorization, certificate_roles, token_of
 from lorrery.service.settings.cluster import Settings
-from lorrery.service.telemetry.bounded_log import BoundedLog
-from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.log import BoundedLog, get_logger
 
 ROUTERS = (Role.ROUTER,)
 WORKERS = (Role.WORKER,)

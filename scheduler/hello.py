@@ -6,7 +6,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from lorrery.service.awake import AwakeClock
+from lorrery.service.clocks import AwakeClock
 from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import scheduler_pb2 as pb
 

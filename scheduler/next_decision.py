@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 
 
 class NextDecision:

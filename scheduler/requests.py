@@ -26,12 +26,10 @@ from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.tracing import RequestTraces
 from lorrery.scheduler.workers import Dispatcher
-from lorrery.service.awake import AwakeClock
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import AwakeClock, DeviceClock
 from lorrery.service.recent import Recent
-from lorrery.service.slices import Slices
-from lorrery.service.telemetry.bounded_log import BoundedLog
-from lorrery.service.telemetry.log import get_logger
+from lorrery.service.tasks import Slices
+from lorrery.service.telemetry.log import BoundedLog, get_logger
 from lorrery.service.telemetry.trace_context import TraceContext, log_fields
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.cancel_cause import CancelCause

@@ -13,7 +13,7 @@ from lorrery.scheduler.messages import Load
 from lorrery.scheduler.routers import RouterLink
 from lorrery.service.errors import InvalidRequest
 from lorrery.service.names import quoted, too_long
-from lorrery.service.network.writes import Writes
+from lorrery.service.network.calls import Writes
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends
 from lorrery.service.telemetry.log import get_logger

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.refusals import Refusal
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.telemetry.log import get_logger
 
 log = get_logger("scheduler.routers")

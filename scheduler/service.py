@@ -17,8 +17,8 @@ from lorrery.scheduler.workers import Dispatcher
 from lorrery.service.errors import InvalidRequest, Overloaded, RankOverLimit, Reason, RequestError, UnknownName
 from lorrery.service.names import quoted, too_long, why_no_name
 from lorrery.service.network import status
-from lorrery.service.network.exposure import warn_if_exposed
-from lorrery.service.network.writes import Writes
+from lorrery.service.network.calls import Writes
+from lorrery.service.network.credentials import warn_if_exposed
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends
 from lorrery.service.telemetry.log import get_logger

@@ -9,7 +9,7 @@ from lorrery.scheduler import wire_workers
 from lorrery.scheduler.faults import ClusterFaults
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.messages import ProtocolError
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.faults.kinds import parse_fault
 
 MAX_UNTAKEN = 64

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.messages import Submit
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.telemetry.span import Kind, Span, SpanEvent, Value
 from lorrery.service.telemetry.trace_context import TraceContext
 from lorrery.service.telemetry.tracing import Tracer

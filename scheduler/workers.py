@@ -33,8 +33,7 @@ from lorrery.scheduler.outcomes import Outcomes, RequestOwner
 from lorrery.scheduler.running_plan import MAX_AHEAD_PS, RunningPlan
 from lorrery.scheduler.told_faults import ToldFaults
 from lorrery.scheduler.watch import Loss, Watch
-from lorrery.service.awake import AwakeClock
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import AwakeClock, DeviceClock
 from lorrery.vocabulary import u32
 
 INTERNAL = "internal error; the scheduler's log says more"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.tasks import until_first_ends
 from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2 as pb

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import grpc.aio
 
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.network.channel import own_host
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends

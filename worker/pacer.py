@@ -30,7 +30,7 @@ from lorrery.worker.metrics import WorkerMetrics
 
 
 class Clock(Protocol):
-    """Device time, as `service.clock.DeviceClock` gives it."""
+    """Device time, as `service.clocks.DeviceClock` gives it."""
 
     def now_ps(self) -> int:
         """Return the device time now."""

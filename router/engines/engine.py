@@ -27,7 +27,7 @@ from lorrery.service.errors import InvalidRequest, NoKvEvents, NotOffered, Reque
 from lorrery.service.names import quoted
 from lorrery.service.network import status
 from lorrery.service.network.credentials import authorization, certificate_roles
-from lorrery.service.telemetry.throughput import Throughput
+from lorrery.service.telemetry.series import Throughput
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
 _T = TypeVar("_T")

@@ -20,7 +20,7 @@ from lorrery.router.http.errors import error_response
 from lorrery.router.http.pieces import send_json
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.errors import RequestError
-from lorrery.service.turns import Turns
+from lorrery.service.tasks import Turns
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 

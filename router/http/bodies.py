@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from lorrery.router.http.nesting import PIECE_BYTES, Bounds, too_much
 from lorrery.service.network.server import RECEIVE_BYTES
-from lorrery.service.turns import Turns
+from lorrery.service.tasks import Turns
 
 _MAX_DIGITS = 400
 """Of a number in a large body; the largest float has 309. Reading a number takes the square of its length."""

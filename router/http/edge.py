@@ -23,7 +23,7 @@ from lorrery.router.http.token_json import TokenTexts
 from lorrery.router.keys import ApiKey
 from lorrery.service.errors import InvalidRequest, Unauthenticated
 from lorrery.service.settings.cluster import Settings
-from lorrery.service.turns import Turns
+from lorrery.service.tasks import Turns
 from lorrery.v1 import router_pb2
 
 ROLES, REQUEST_ID = "roles", "request_id"

@@ -13,7 +13,7 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from lorrery.service.turns import Turns
+from lorrery.service.tasks import Turns
 
 PIECE_CHARACTERS = 1 << 16
 """Size at which a piece is sent."""

@@ -17,7 +17,7 @@ LOOKS = 6
 TIMEOUT_LOOKS = 4
 """Checks within the time-out.
 
-`LOOKS` is higher, so that a stream's own cut (`service.network.writes`), which has an error and is counted, comes
+`LOOKS` is higher, so that a stream's own cut (`service.network.calls`), which has an error and is counted, comes
 first.
 """
 

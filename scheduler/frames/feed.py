@@ -8,7 +8,7 @@ from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.watcher import Watcher
 from lorrery.scheduler.frames.wire import FrameMessage, WorkerRuns, write_frame
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.telemetry.frame_rate import checked_hz
 
 

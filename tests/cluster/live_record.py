@@ -20,7 +20,7 @@ from tests.cluster.client import Ask, Stream
 
 MODEL = "Llama-3-8B"
 MOST_PLACED = 16
-"""So many requests are placed at one time when a worker attaches (`service.slices`)."""
+"""So many requests are placed at one time when a worker attaches (`service.tasks`)."""
 
 
 @dataclass(frozen=True)

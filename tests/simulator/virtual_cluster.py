@@ -16,7 +16,7 @@ from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.routers import RouterLink
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32

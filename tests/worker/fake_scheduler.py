@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from lorrery.service.clock import DeviceClock
+from lorrery.service.clocks import DeviceClock
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.v1 import types_pb2

@@ -13,7 +13,7 @@ import typer
 
 from lorrery.service.commands import command_app
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.files.whole_file import NO_ROOM
+from lorrery.service.files.writing import NO_ROOM
 from lorrery.service.version import VERSION, core_is_compiled
 
 PARTS = {

@@ -21,7 +21,7 @@ from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import FormatError, SettingsError
-from lorrery.service.files.whole_file import check_writable
+from lorrery.service.files.writing import check_writable
 from lorrery.validation import kernels
 from lorrery.validation.steptime import UNTIMED, measured_deployment, modelled, read_file
 from lorrery.view.terminal import FigureTable

@@ -16,10 +16,10 @@ from lorrery.cli.version import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import LorreryError
 from lorrery.service.files.shipped import DEFAULT_SETTINGS, TRACES
+from lorrery.service.interrupt import cancelled_by_signals
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.local.processes import start_python
 from lorrery.service.local.service_process import describe_exit
-from lorrery.service.local.signals import cancelled_by_signals
 from lorrery.service.settings.cluster import load as read_settings
 
 _LOAD_STOP_SECONDS = 5.0

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lorrery.service.errors import LorreryError
-from lorrery.service.files.whole_file import write_whole
+from lorrery.service.files.writing import write_whole
 
 
 def write(path: Path, text: str) -> None:

@@ -26,7 +26,7 @@ from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
-from lorrery.service.files.whole_file import check_writable
+from lorrery.service.files.writing import check_writable
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.plan import FEWEST_REQUESTS, Claim, Level, Plan, make_plan, registry_override
 from lorrery.simulator.plan_kinds import all_alike, by_name, each_alike

@@ -17,11 +17,10 @@ from lorrery.loadgen.options import load_options
 from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
 from lorrery.service.commands import Command, command_app
-from lorrery.service.errors import FormatError, LorreryError, SettingsError
-from lorrery.service.exits import exit_in_words
+from lorrery.service.errors import FormatError, LorreryError, SettingsError, exit_in_words
 from lorrery.service.faults.kinds import parse_fault
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
-from lorrery.service.files.whole_file import whole_file
+from lorrery.service.files.writing import whole_file
 from lorrery.service.interrupt import stop_then_exit
 from lorrery.service.names import cut
 from lorrery.service.settings.cluster import Settings

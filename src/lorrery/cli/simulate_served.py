@@ -8,8 +8,7 @@ from rich.console import Console
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder
 from lorrery.loadgen.table import print_report
-from lorrery.service.errors import LorreryError
-from lorrery.service.exits import exit_in_words
+from lorrery.service.errors import LorreryError, exit_in_words
 from lorrery.service.settings.sections import checked_address
 from lorrery.simulator.lockstep.service import serve
 from lorrery.simulator.run import SimulatedRun

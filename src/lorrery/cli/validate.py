@@ -24,7 +24,7 @@ from lorrery.cli.version import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.toml import read_tables
-from lorrery.service.files.whole_file import check_writable
+from lorrery.service.files.writing import check_writable
 from lorrery.service.settings.cluster import load
 from lorrery.validation import overview, vidur_run
 from lorrery.validation import slora as slora_runs

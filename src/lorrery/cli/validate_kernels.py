@@ -7,7 +7,7 @@ import typer
 
 from lorrery.cli.output import write
 from lorrery.cli.validate_rows import JsonFile, group_names, say_left_out
-from lorrery.service.files.whole_file import check_writable
+from lorrery.service.files.writing import check_writable
 from lorrery.validation import kernels as measured
 from lorrery.validation import kernels_plot
 from lorrery.view import plots

@@ -9,7 +9,7 @@ from rich.progress import track
 from lorrery.cli.output import write
 from lorrery.cli.validate_rows import JsonFile, say_left_out
 from lorrery.cli.validate_serving import Jobs, MoreCatalogues, Overrides, Plot, Runs, Seed
-from lorrery.service.files.whole_file import check_writable
+from lorrery.service.files.writing import check_writable
 from lorrery.validation import serving_lora, serving_plot
 from lorrery.validation.published import SERVED_LORA
 from lorrery.validation.serving import default_jobs

@@ -10,7 +10,7 @@ from rich.progress import track
 
 from lorrery.cli.output import write
 from lorrery.cli.validate_rows import JsonFile, group_names, say_left_out
-from lorrery.service.files.whole_file import check_writable
+from lorrery.service.files.writing import check_writable
 from lorrery.validation import serving as measured
 from lorrery.validation import serving_ablation, serving_left_out, serving_plot
 from lorrery.validation.published import MEASURED_SERVING

@@ -24,9 +24,8 @@ import typer
 from prometheus_client import CollectorRegistry
 
 from lorrery.service.commands import Command, command_app
-from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.exits import exit_in_words
-from lorrery.service.files.whole_file import write_whole
+from lorrery.service.errors import LorreryError, SettingsError, exit_in_words
+from lorrery.service.files.writing import write_whole
 from lorrery.service.interrupt import exit_on_signals, handled_by, stop_signals
 from lorrery.service.network.calls import CallGuard
 from lorrery.service.network.open_files import warn_when_none_is_left

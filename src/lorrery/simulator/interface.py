@@ -16,7 +16,7 @@ from lorrery.loadgen.workload.arrays import Requests
 from lorrery.service.errors import SettingsError
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
-from lorrery.service.files.whole_file import check_writable
+from lorrery.service.files.writing import check_writable
 from lorrery.service.settings.cluster import Settings, changed, load
 from lorrery.service.settings.reading import key_of
 from lorrery.simulator.arguments import (

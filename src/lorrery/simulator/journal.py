@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lorrery.scheduler.core.record import FORMAT_VERSION, Record
 from lorrery.service.errors import FormatError
-from lorrery.service.files.text_files import DAMAGED, damage, open_text
+from lorrery.service.files.reading import DAMAGED, damage, open_text
 
 FORMAT_VERSIONS = tuple(range(1, FORMAT_VERSION + 1))
 """Readable versions; see `FORMAT_VERSION`. In version 1 the placement of each request is an input too."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lorrery.service.errors import FormatError, SettingsError
-from lorrery.service.files.text_files import DAMAGED, GZIP, damage, open_text
+from lorrery.service.files.reading import DAMAGED, GZIP, damage, open_text
 from lorrery.validation.errors import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
 from lorrery.validation.published import MEASURED_KERNELS, MEASURED_LORA, MEASURED_SEGMENTED_LORA
 from lorrery.view.terminal import FigureTable

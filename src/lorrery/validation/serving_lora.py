@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.service.errors import FormatError, LorreryError
-from lorrery.service.files.csv_file import open_csv
+from lorrery.service.files.reading import open_csv
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.presets import nearest
 from lorrery.simulator.request import SimulatedRequest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorrery.service.errors import FormatError
-from lorrery.service.files.csv_file import open_csv
+from lorrery.service.files.reading import open_csv
 from lorrery.vocabulary.columns import repeated
 
 OK = "ok"

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lorrery.service.errors import FormatError
-from lorrery.service.files.csv_file import open_csv
+from lorrery.service.files.reading import open_csv
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.deployment import Deployment

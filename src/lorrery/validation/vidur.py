@@ -21,7 +21,7 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.service.errors import FormatError
-from lorrery.service.files.csv_file import open_csv
+from lorrery.service.files.reading import open_csv
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.validation.padded_fifo import PaddedFifo

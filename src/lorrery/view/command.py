@@ -13,7 +13,7 @@ from lorrery.service.commands import ApiKey, Command, command_app
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.interrupt import handled_by
 from lorrery.service.network.channel import check_target
-from lorrery.service.network.exposure import warn_if_exposed
+from lorrery.service.network.credentials import warn_if_exposed
 from lorrery.service.network.hosts import Hosts
 from lorrery.service.network.server import dialable
 from lorrery.service.network.web_server import WebServer, guarded

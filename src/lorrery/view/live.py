@@ -9,9 +9,8 @@ import grpc
 import grpc.aio
 
 from lorrery.service.errors import LorreryError
-from lorrery.service.network.channel import open_channel
+from lorrery.service.network.channel import open_channel, why_silent
 from lorrery.service.network.credentials import bearer
-from lorrery.service.network.silence import why_silent
 from lorrery.service.settings.sections import TlsSettings
 from lorrery.service.telemetry.frame_rate import USUAL_HZ
 from lorrery.service.version import VERSION

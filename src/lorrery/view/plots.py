@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.files.whole_file import check_writable
+from lorrery.service.files.writing import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

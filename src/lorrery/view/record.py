@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from lorrery.service.errors import FormatError, LorreryError
-from lorrery.service.files.whole_file import whole_file
+from lorrery.service.files.writing import whole_file
 from lorrery.view.frame import MAX_ENDED, MAX_EVENTS, Frame, Hello, decode_frame, decode_hello, encode
 from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE
 

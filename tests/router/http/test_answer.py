@@ -13,7 +13,7 @@ from lorrery.router.http.openai_shapes import ChatShape, CompletionShape
 from lorrery.router.http.pieces import BATCH, PIECE_CHARACTERS
 from lorrery.router.http.token_json import LogprobsJson, TokenTexts
 from lorrery.router.logprobs import OutputLogprobs
-from lorrery.service.turns import Turns
+from lorrery.service.tasks import Turns
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from lorrery.router.http.bodies import BodyReader
 from lorrery.router.http.nesting import MAX_LEVELS, Bounds, too_much
-from lorrery.service.turns import Turns
+from lorrery.service.tasks import Turns
 from tests.router.http.conftest import StartHttp, refusal
 
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")

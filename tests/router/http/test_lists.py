@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from lorrery.router.http import edge
-from lorrery.service.turns import Turns
+from lorrery.service.tasks import Turns
 from lorrery.tokenizer.file import BuiltinTokenizer
 from tests.router.http.conftest import StartHttp, refusal
 

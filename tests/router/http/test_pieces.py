@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lorrery.router.http.pieces import BATCH, PIECE_CHARACTERS, JsonParts, array_of
-from lorrery.service.turns import Turns
+from lorrery.service.tasks import Turns
 
 PART = "x" * 1000
 

@@ -19,10 +19,11 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from lorrery.service.errors import LorreryError
-from lorrery.service.local import addresses, gone_for_good
-from lorrery.service.local.folder import temporary_folder
+from lorrery.service.local import addresses
+from lorrery.service.local import decommission as gone_for_good
 from lorrery.service.local.processes import ForkServer
 from lorrery.service.local.service_process import ServiceProcess, Show, last_words
+from lorrery.service.local.temporary_folder import temporary_folder
 from lorrery.service.local.worker_processes import WorkerProcesses
 from lorrery.service.network.channel import open_channel
 from lorrery.service.settings.cluster import Settings, load

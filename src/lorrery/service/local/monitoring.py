@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lorrery.service.errors import LorreryError
 from lorrery.service.files.shipped import GRAFANA, PROMETHEUS
-from lorrery.service.files.whole_file import write_whole
+from lorrery.service.files.writing import write_whole
 from lorrery.service.settings.cluster import Settings
 
 PROMETHEUS_URL = "http://127.0.0.1:9090"

@@ -27,8 +27,7 @@ from operator import itemgetter
 from urllib.parse import unquote
 
 from lorrery.service.recent import Recent
-from lorrery.service.telemetry.bounded_log import BoundedLog
-from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.log import BoundedLog, get_logger
 
 LOOK_SECONDS = 0.25
 MAX_EMPTY_CALLS = 20

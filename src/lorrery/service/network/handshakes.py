@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from lorrery.service.network.http_upgrades import UpgradeBlindProtocol
-from lorrery.service.turns import Turns
+from lorrery.service.tasks import Turns
 
 REFUSED_SECONDS = 1.0
 """How long a connection over the limit may take for handshake and request, to be answered with the reason."""

@@ -19,8 +19,7 @@ from lorrery.service.telemetry.engine_series import (
     vllm_series,
 )
 from lorrery.service.telemetry.histogram import Histogram
-from lorrery.service.telemetry.series import Exporter, Number, Sample, Series
-from lorrery.service.telemetry.throughput import Throughput
+from lorrery.service.telemetry.series import Exporter, Number, Sample, Series, Throughput
 
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 MAX_STALE = 1000

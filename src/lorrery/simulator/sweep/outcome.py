@@ -7,8 +7,7 @@ from pathlib import Path
 
 from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.workload.distribution import Distribution
-from lorrery.service.errors import LorreryError
-from lorrery.service.exits import exit_in_words
+from lorrery.service.errors import LorreryError, exit_in_words
 from lorrery.simulator.run import SimulatedRun
 from lorrery.simulator.sweep.points import Point, code_digest
 from lorrery.vocabulary.run_files import CPU_SECONDS

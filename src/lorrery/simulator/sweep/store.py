@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.service.errors import LorreryError
-from lorrery.service.files.whole_file import write_whole
+from lorrery.service.files.writing import write_whole
 from lorrery.simulator.sweep.outcome import FIGURES, Figure, Outcome
 from lorrery.simulator.sweep.points import Point
 

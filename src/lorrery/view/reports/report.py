@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.files.whole_file import write_whole
+from lorrery.service.files.writing import write_whole
 from lorrery.vocabulary.run_files import REPORT_FILE
 
 __all__ = ["report", "write_page"]
