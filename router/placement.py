@@ -20,11 +20,11 @@ from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
 from lorrery.service.clocks import AwakeClock
 from lorrery.service.errors import Reason, Unavailable
-from lorrery.service.network import rendezvous
 from lorrery.service.network.discovery import Discovery
 from lorrery.service.network.tls import watched_pems
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.log import get_logger
+from lorrery.vocabulary import rendezvous
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.cancel_cause import CancelCause
 

@@ -286,7 +286,7 @@ def test_a_level_that_waiting_breaks_at_any_size_is_told():
 
 def test_a_fault_of_every_request_is_named_after_one_trial(tmp_path):
     path = tmp_path / "plan.json"
-    queue = ["--set", "scheduler.policy=tests.simulator.sweep.faulty_queues:AnswersNone"]
+    queue = ["--set", "scheduler.policy=tests.simulator.faulty_queues:AnswersNone"]
     output = plan(*SMALL, *queue, "--rate", "5", "--requests", "100", "--json", str(path), exit_code=1)
     assert re.search(r"\n +1 +1 +- +- +100 +missed", output)
     said = " ".join(output.split())

@@ -343,8 +343,8 @@ class CtrlC(Fifo):
     ],
 )
 def test_a_policy_that_ends_the_process_is_named(queue: str, raised: str) -> None:
-    with pytest.raises(LorreryError, match=f"tests.simulator.sweep.faulty_queues:{raised}"):
-        run("-n", "5", "--rate", "5", "--set", f"scheduler.policy=tests.simulator.sweep.faulty_queues:{queue}")
+    with pytest.raises(LorreryError, match=f"tests.simulator.faulty_queues:{raised}"):
+        run("-n", "5", "--rate", "5", "--set", f"scheduler.policy=tests.simulator.faulty_queues:{queue}")
 
 
 class WritesInTheBatch(Fifo):
@@ -385,7 +385,7 @@ def test_ctrl_c_in_the_midst_of_a_policy_interrupts() -> None:
 
 @pytest.mark.parametrize(("queue", "code"), [("LoopsWhileInterrupted", 130), ("LoopsUntilTerminated", 143)])
 def test_a_second_signal_ends_a_policy_that_never_returns(queue: str, code: int) -> None:
-    policy = f"scheduler.policy=tests.simulator.sweep.faulty_queues:{queue}"
+    policy = f"scheduler.policy=tests.simulator.faulty_queues:{queue}"
     command = [sys.executable, "-m", "lorrery.cli", "simulate", *CONFIG, "-n", "5", "--set", policy]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (code, "looping\n")  # the echo of the first did not end it

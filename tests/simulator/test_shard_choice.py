@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.service.network import rendezvous
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.shard_choice import REPORT_SECONDS, ShardChoice
+from lorrery.vocabulary import rendezvous
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.output import Ending

@@ -51,11 +51,11 @@ def test_a_level_that_nothing_meets_ends_at_the_most() -> None:
 
 
 def test_a_search_ends_where_every_request_fails_on_any_number_of_replicas() -> None:
-    settings = changed(CLUSTER, {"scheduler.policy": "tests.simulator.sweep.faulty_queues:AnswersNone"})
+    settings = changed(CLUSTER, {"scheduler.policy": "tests.simulator.faulty_queues:AnswersNone"})
     options = LoadOptions(rate=5, num_requests=20, input_range=(100, 100), output_range=(5, 5))
     (trial,) = try_replicas(settings, options, ttft=1.0, tpot=0.1, guess=1)
     assert (trial.ttft_p99, trial.tpot_p99, trial.num_failed, trial.met) == (None, None, 20, False)
-    assert trial.failure.startswith("20 x INTERNAL, request 0: policy tests.simulator.sweep.faulty_queues:AnswersNone")
+    assert trial.failure.startswith("20 x INTERNAL, request 0: policy tests.simulator.faulty_queues:AnswersNone")
     assert "`admit` answered None" in trial.failure
 
 

@@ -9,8 +9,8 @@ Requests go to the routers in turn.
 from collections.abc import Sequence
 
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.service.network import rendezvous
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.vocabulary import rendezvous
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 REPORT_SECONDS = 0.1

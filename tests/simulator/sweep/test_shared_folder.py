@@ -17,10 +17,10 @@ import pytest
 
 from lorrery.service.errors import LorreryError
 from lorrery.simulator.sweep.claims import CLAIMS_FOLDER, LEASE_SECONDS, Claims, open_claims
-from tests.simulator.sweep.faulty_queues import Gated
+from tests.simulator.faulty_queues import Gated
 from tests.simulator.sweep.sweeping import sweep, table
 
-GATED = "scheduler.policy=fcfs,tests.simulator.sweep.faulty_queues:Gated"
+GATED = "scheduler.policy=fcfs,tests.simulator.faulty_queues:Gated"
 NUM_SEEDS = 3
 VALUES = (GATED, f"seed=1..{NUM_SEEDS}")
 

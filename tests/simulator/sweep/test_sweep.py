@@ -18,8 +18,8 @@ from lorrery.view.reports.sweep import read_sweep
 from lorrery.vocabulary.run_files import CPU_SECONDS
 from tests.simulator.sweep.sweeping import simulate, sweep, table, without_cpu
 
-EXITS, INTERRUPTS = "tests.simulator.sweep.faulty_queues:Exits", "tests.simulator.sweep.faulty_queues:Interrupts"
-DEADLY, BROKEN = "tests.simulator.sweep.faulty_queues:Deadly", "tests.simulator.sweep.faulty_queues:Broken"
+EXITS, INTERRUPTS = "tests.simulator.faulty_queues:Exits", "tests.simulator.faulty_queues:Interrupts"
+DEADLY, BROKEN = "tests.simulator.faulty_queues:Deadly", "tests.simulator.faulty_queues:Broken"
 
 
 # ---- what is swept ------------------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def test_without_a_folder_the_table_is_shown_and_nothing_kept(tmp_path: Path, mo
 
 
 def test_a_point_is_what_it_is_alone_though_its_queue_keeps_state_in_its_class(tmp_path: Path) -> None:
-    asked = ["--set", "scheduler.policy=tests.simulator.sweep.faulty_queues:Remembers"]
+    asked = ["--set", "scheduler.policy=tests.simulator.faulty_queues:Remembers"]
     rates = {"3": "rate=3", "4": "rate=4", "5": "rate=5"}
     for name, values, jobs in (("one", "rate=3,4,5", 1), ("two", "rate=5,4,3", 2)):
         sweep(tmp_path / name, values, asked=asked, jobs=jobs)

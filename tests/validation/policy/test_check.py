@@ -15,7 +15,7 @@ from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissib
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.policy import returns
-from tests.simulator.sweep.faulty_queues import Exits, GeneratorExits
+from tests.simulator.faulty_queues import Exits, GeneratorExits
 
 NEEDS = {
     "cluster": ["--set", "scheduler.batch_num_adapters=2"],

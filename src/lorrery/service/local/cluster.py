@@ -19,8 +19,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from lorrery.service.errors import LorreryError
-from lorrery.service.local import addresses
-from lorrery.service.local import decommission as gone_for_good
+from lorrery.service.local import addresses, decommission
 from lorrery.service.local.processes import ForkServer
 from lorrery.service.local.service_process import ServiceProcess, Show, last_words
 from lorrery.service.local.temporary_folder import temporary_folder
@@ -345,9 +344,9 @@ class LocalCluster:
         schedulers, workers, routers = map(self._of_service, ("scheduler", "worker", "router"))
         telling = [
             asyncio.create_task(
-                gone_for_good.tell_of_workers(workers, self.scheduler_address, self.settings), name="tell of workers"
+                decommission.tell_of_workers(workers, self.scheduler_address, self.settings), name="tell of workers"
             ),
-            asyncio.create_task(gone_for_good.tell_of_schedulers(schedulers, routers), name="tell of schedulers"),
+            asyncio.create_task(decommission.tell_of_schedulers(schedulers, routers), name="tell of schedulers"),
         ]
         try:
             await self._stop("view", 0.0)

@@ -1,4 +1,4 @@
-"""Queues from outside the tree that a sweep must survive: `tests.simulator.sweep.faulty_queues:Deadly` in settings."""
+"""Queues from outside the tree that a sweep must survive: `tests.simulator.faulty_queues:Deadly` in settings."""
 
 import fcntl
 import os
