@@ -13,13 +13,13 @@ import numpy as np
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad
+from lorrery.loadgen.scaling_report import Scaling
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.workload import arrivals
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.slora_summary import SloraSummary, slora_summary
 from lorrery.loadgen.workload.summary import Summary, summarise
-from lorrery.scheduler.core.autoscaling.summary import Scaling
 from lorrery.vocabulary.adapter_figures import AdapterFigures, FiguresByAdapter
 
 EXIT_OK, EXIT_FAILURES, EXIT_INTERRUPTED = 0, 1, 130

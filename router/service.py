@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class Router(router_pb2_grpc.RouterServiceServicer):
-    """The router as the service's `Service`, and as gRPC's servicer.
+    """The router as `service.process` runs it, and as gRPC's servicer.
 
     Raises:
         SettingsError: the tokenizer or the file of keys cannot be read.
@@ -49,7 +49,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             None if settings.router.http is None else make_server(self._handler, registry, settings.router.http)
         )
 
-    # --- the service's side ---
+    # --- of every service ---
 
     @property
     def receive_bytes(self) -> int:

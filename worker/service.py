@@ -32,7 +32,7 @@ log = get_logger("worker")
 
 
 class WorkerService:
-    """The worker as the chassis runs it: SERVING while all its GPUs are attached.
+    """The worker as `service.process` runs it: SERVING while all its GPUs are attached.
 
     Args:
         settings: of the cluster.

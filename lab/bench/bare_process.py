@@ -68,7 +68,7 @@ async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
 
 
 async def serve_bytes(service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]) -> None:
-    """Serve byte-to-byte methods with the service's options and print the address; return when standard input closes.
+    """Serve byte-to-byte methods with a service's options and print the address; return when standard input closes.
 
     Args:
         service: full service name.

@@ -3,8 +3,8 @@
 `python -m lab.bench.bare_steps` is a process in one of three roles, given as JSON in its argument. A *sender* stands
 for the worker: it periodically writes one message of pre-serialised bytes to its stream. A *relay* stands for the
 scheduler: for each message from a sender it writes one to its reader (the benchmark itself stands for the router). The
-third role only wakes periodically and does nothing: a lower bound for any service. gRPC options and event loop are the
-chassis's; there is no protobuf, no decision and no counting.
+third role only wakes periodically and does nothing: a lower bound for any service. gRPC options and event loop are
+those of a service; there is no protobuf, no decision and no counting.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 `python -m lab.bench.bare_stream` prints its address and serves until its standard input closes. A call carries its pace
 as JSON: {"period_seconds": p, "message_bytes": n}. All streams of one pace are woken together at absolute deadlines,
 like the tokens of a batch, and each writes one message of pre-serialised bytes: no protobuf, no look-up, no text.
-Server and client use the service's gRPC options and event loop, so any cost of the router beyond this is its own.
+Server and client use a service's gRPC options and event loop, so any cost of the router beyond this is its own.
 """
 
 import asyncio

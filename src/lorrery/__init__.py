@@ -8,8 +8,8 @@
 docs/simulator.md documents what is exported here; each name is imported when it is first used, so that a service or a
 command pays for nothing that it does not need.
 
-The rooms lie at the top of the repository; the links beside this file make them parts of this one package, and a wheel
-holds them as folders. docs/architecture.md says what each is for.
+The rooms on a request's way lie at the top of the repository, and links beside this file make them parts of this one
+package; the others lie here. A wheel holds all as folders. docs/architecture.md says what each is for.
 """
 
 from importlib import import_module
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lorrery.loadgen.workload.arrays import Requests
     from lorrery.service.errors import LorreryError, SettingsError
     from lorrery.service.settings.cluster import Settings
-    from lorrery.service.version import VERSION as __version__
+    from lorrery.service.version import VERSION as __version__  # noqa: N811  the name that Python has for it
     from lorrery.simulator.interface import simulate
     from lorrery.simulator.plan import Claim, Plan, plan
     from lorrery.simulator.result import RequestColumns, SimulationResult

@@ -1,4 +1,4 @@
-"""A small service for the tests of the chassis; `python services.py --help` runs it as a process."""
+"""A small service for the tests of `lorrery.service`; `python services.py --help` runs it as a process."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence

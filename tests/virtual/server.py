@@ -1,6 +1,6 @@
 """The server's side of `network.py`: what `grpc.aio.Server` and its contexts do, as far as services use them.
 
-The chassis's own `CallGuard` stands before the servicers.
+A service's own `CallGuard` stands before the servicers.
 """
 
 import asyncio

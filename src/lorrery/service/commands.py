@@ -70,9 +70,9 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            reason = error.__cause__
-            if isinstance(reason, ValueError) and hasattr(reason, "errors"):  # pydantic's
-                error.message += f", got {quoted(str(reason.errors()[0]['input']))}"
+            errors = getattr(error.__cause__, "errors", None)
+            if isinstance(error.__cause__, ValueError) and errors is not None:  # pydantic's
+                error.message += f", got {quoted(str(errors()[0]['input']))}"
             raise
 
     def _paths(self) -> Iterator[str | None]:

@@ -29,6 +29,8 @@ text. docs/errors.md lists both.
 # ruff: noqa: N818  the names say what is wrong with the request; "Error" would say it twice
 
 from enum import StrEnum
+from pathlib import Path
+from types import FrameType
 from typing import ClassVar
 
 
@@ -207,3 +209,38 @@ class InjectedFault(RequestError):
     def __init__(self, rule: str, status: str) -> None:
         super().__init__(f"injected fault: {rule}", rule=rule)
         self.status = status
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def exit_in_words(error: BaseException) -> str:
+    """Return what raised it, where, and what to do: the method that this tree called last.
+
+    Args:
+        error: no `Exception`; as caught, with its traceback.
+    """
+    what = f"{type(error).__name__}({', '.join(map(repr, error.args))})"
+    called = place = error.__traceback__
+    while place is not None:
+        if _is_ours(place.tb_frame):
+            called = place.tb_next
+        place = place.tb_next
+    if called is None:
+        return f"{what} was raised"
+    frame = called.tb_frame
+    where = f"{Path(frame.f_code.co_filename).name}, line {called.tb_lineno}"
+    return f"{_method(frame)} raised {what} ({where}); raise another exception, and only the requests concerned end"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name: str = frame.f_globals.get("__name__", "")
+    return name == _PACKAGE or name.startswith(f"{_PACKAGE}.")
+
+
+def _method(frame: FrameType) -> str:
+    """Name a method by the class of its object, as settings do, which may inherit it; a function by its module."""
+    if "self" in frame.f_locals:
+        cls = type(frame.f_locals["self"])
+        return f"{cls.__module__}:{cls.__qualname__}.{frame.f_code.co_name}"
+    return f"{frame.f_globals.get('__name__', '')}:{frame.f_code.co_qualname}"

@@ -52,7 +52,7 @@ def stop_then_exit(stop: Callable[[], None]) -> None:
 
     For a process without an event loop that may be in code which never returns. Echoes count as in `handled_by`.
     """
-    last_at = dict.fromkeys(SIGNALS, -math.inf)
+    last_at: dict[signal.Signals, float] = dict.fromkeys(SIGNALS, -math.inf)
     is_stopping = False
 
     def on_signal(number: int, _frame: object) -> None:
@@ -99,3 +99,24 @@ def handled_by(
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
+    """Make each of `stop_signals` cancel the current task; yield the list of signals received.
+
+    The first signal thus ends the run, and a second one ends the orderly stop.
+    """
+    import asyncio
+
+    received: list[signal.Signals] = []
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    with handled_by(loop, on_signal, stop_signals()):
+        yield received

@@ -1,7 +1,13 @@
-"""The event loop of a process, and tasks that run and end together."""
+"""Tasks that run and end together, and long work on an event loop, of which nothing else on that loop is delayed.
+
+Such work is done in slices where no coroutine awaits it, and otherwise in turns: one coroutine has its turn in each
+iteration of the loop.
+"""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 
@@ -45,3 +51,97 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+SLICE_SECONDS = 0.005
+
+
+class Slices:
+    """Does pieces of work one after another.
+
+    Args:
+        seconds: length of a slice; the step under way at its end is completed.
+    """
+
+    def __init__(self, seconds: float = SLICE_SECONDS) -> None:
+        self.seconds = seconds
+        self._works: deque[Iterator[None]] = deque()
+        self._is_under_way = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is work left."""
+        return self._is_under_way
+
+    def do(self, work: Iterator[None]) -> None:
+        """Exhaust an iterator with short steps; if no other work is pending, the first slice runs at once.
+
+        A step may call this too. An exception ends this work only, and is raised here or in the loop.
+        """
+        self._works.append(work)
+        if not self._is_under_way:
+            self._do_slice()
+
+    def _do_slice(self) -> None:
+        self._is_under_way = True
+        until = time.monotonic() + self.seconds
+        works = self._works
+        try:
+            while works:
+                for _ in works[0]:
+                    if time.monotonic() >= until:
+                        return
+                works.popleft()
+        except BaseException:
+            works.popleft()
+            raise
+        finally:
+            self._is_under_way = len(works) > 0
+            if works:
+                asyncio.get_running_loop().call_soon(self._do_slice)
+
+
+TURN_SECONDS = 0.002
+"""Length of a turn. Each turn is one loop iteration, and other work on the loop needs several of those."""
+
+
+class Turns:
+    """Lets coroutines with long work of one kind take turns with each other and with everything else on the loop.
+
+    Args:
+        seconds: length of a turn; the step under way at its end is completed.
+    """
+
+    def __init__(self, seconds: float = TURN_SECONDS) -> None:
+        self.seconds = seconds
+        self._round = asyncio.Lock()
+
+    def begin(self) -> "Turn":
+        """Start the first turn of some work, now."""
+        return Turn(self)
+
+    async def next(self) -> None:
+        """Return in a later loop iteration in which no other coroutine has a turn."""
+        await asyncio.sleep(0)
+        await self._round.acquire()
+        asyncio.get_running_loop().call_soon(self._round.release)
+
+
+class Turn:
+    """The current turn of some work."""
+
+    __slots__ = ("_turns", "_until")
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._until = time.monotonic() + turns.seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the turn is over."""
+        return time.monotonic() >= self._until
+
+    async def pass_on(self) -> None:
+        """Let others run; return at the start of the next turn."""
+        await self._turns.next()
+        self._until = time.monotonic() + self._turns.seconds

@@ -1,15 +1,15 @@
 """Applies the autoscaler's rules to a simulation: each reads its group at fixed times, decides and scales."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 
+from lorrery.loadgen.scaling_report import Scaling, ScalingRow, ScalingSummary
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
-from lorrery.scheduler.core.autoscaling.figures import Window
-from lorrery.scheduler.core.autoscaling.rule import Autoscaler
-from lorrery.scheduler.core.autoscaling.summary import Scaling, ScalingRow, ScalingSummary
+from lorrery.scheduler.core.autoscaling.figures import Sample, Window
+from lorrery.scheduler.core.autoscaling.rule import Autoscaler, Decision, Reading
 from lorrery.service.settings.autoscaler import AutoscalerSettings
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.engine import Simulation
@@ -21,7 +21,7 @@ from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
 from lorrery.worker.build import Device
 
-__all__ = ["AutoscalerLoop", "Scaled", "fleets_of", "good_ratio"]
+__all__ = ["AutoscalerLoop", "Scaled", "fleets_of", "good_ratio", "scaling_row"]
 
 
 def fleets_of(
@@ -114,6 +114,35 @@ def good_ratio(table: OutcomeTable, ttft_seconds: float, tpot_seconds: float) ->
     good = table.ok & (table.first_token_seconds - table.intended_seconds <= ttft_seconds)
     good &= (tokens < 2) | (took <= tpot_seconds * (tokens - 1))
     return float(good.mean()) if len(table) else 1.0
+
+
+def scaling_row(
+    sample: Sample, decision: Decision, metrics: Sequence[str], readings: Mapping[str, Reading], group: str = ""
+) -> ScalingRow:
+    """Build a row of the timeline from a sample, the decision, and the readings that the rule used.
+
+    Totals are divided by the number of replicas that reported.
+    """
+    num_ready = sample.num_ready
+    shares = {
+        metric: reading.value / max(num_ready if reading.replicas is None else reading.replicas, 1)
+        if reading.is_total
+        else reading.value
+        for metric, reading in readings.items()
+    }
+    return ScalingRow(
+        seconds=sample.at_seconds,
+        ready=sample.num_ready,
+        starting=sample.num_starting,
+        draining=sample.num_draining,
+        desired=decision.replicas,
+        recommended=decision.recommended,
+        num_requests_waiting=sample.num_requests_waiting,
+        num_requests_running=sample.num_requests_running,
+        kv_cache_usage_perc=sample.kv_cache_usage_perc / max(sample.num_ready, 1),
+        values=tuple(shares.get(metric) for metric in metrics),
+        group=group,
+    )
 
 
 class Scaled:
@@ -243,7 +272,7 @@ class _GroupLoop:
             self._window.add(now)
         readings = self._window.read_all(self._autoscaler.rule.targets)
         decision = self._autoscaler.decide(now.at_seconds, now.num_replicas, now.num_ready, readings)
-        self._timeline.append(ScalingRow.of(now, decision, self._metrics, readings, self._fleet.name))
+        self._timeline.append(scaling_row(now, decision, self._metrics, readings, self._fleet.name))
         if decision.replicas != now.num_replicas:
             self._fleet.scale(decision.replicas)
         return at_ps + self._period_ps

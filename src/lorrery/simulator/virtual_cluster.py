@@ -11,10 +11,10 @@ from typing import NoReturn
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.scheduler.core.autoscaling.figures import METRICS, Sample, Window
 from lorrery.scheduler.core.autoscaling.rule import MOST_REPLICAS, Decision
-from lorrery.scheduler.core.autoscaling.summary import ScalingRow
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.faults.kinds import Fault
 from lorrery.simulator.arguments import read_positive, read_whole
+from lorrery.simulator.autoscaling import scaling_row
 from lorrery.simulator.engine import PAUSE
 from lorrery.simulator.exposition import exposition
 from lorrery.simulator.interface import Overrides, SettingsLike, WorkloadLike, prepare
@@ -158,7 +158,7 @@ class VirtualCluster:
         if num_replicas != fleet.num_replicas:
             sample = self._scraper.sample(self._now_ps)
             decision = Decision(num_replicas, num_replicas, "asked for")
-            self._scaled.timeline.append(ScalingRow.of(sample, decision, (), {}))
+            self._scaled.timeline.append(scaling_row(sample, decision, (), {}))
             fleet.scale(num_replicas)
 
     def advance(self, seconds: float) -> Observation:

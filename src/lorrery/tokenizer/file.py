@@ -39,7 +39,9 @@ def open_tokenizer(path: Path | None, vocab_size: int | None = None) -> Tokenize
     Raises:
         SettingsError: the file cannot be read or is not a tokenizer.
     """
-    return BuiltinTokenizer(vocab_size or MAX_VOCABULARY) if path is None else FileTokenizer(path)
+    if path is None:
+        return BuiltinTokenizer(vocab_size or MAX_VOCABULARY)  # pyright: ignore[reportReturnType]  see below
+    return FileTokenizer(path)  # pyright: ignore[reportReturnType]  word_ids is a cached_property, not a property
 
 
 class FileTokenizer:

@@ -255,6 +255,7 @@ def _lengths(
         return rng.integers(max(round(2 * mean) - most, 1), most, number, endpoint=True)
     sigma, least, largest = sharegpt
     drawn, scale = rng.lognormal(0, sigma, number), mean
+    lengths = drawn
     for _ in range(20):  # of what is cut off the mean is that of the file
         lengths = np.clip(drawn * scale, least, largest)
         scale *= mean / lengths.mean()

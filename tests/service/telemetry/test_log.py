@@ -1,8 +1,19 @@
-"""However often something happens, and whatever is sent, the log is bounded."""
+"""However often something happens, and whatever is sent, the log is bounded.
 
+However often something happens, it costs two lines a second for each kind.
+"""
+
+import asyncio
 import json
 import subprocess
 import sys
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from lorrery.service.telemetry import log as bounded_log
+from lorrery.service.telemetry.log import BoundedLog, get_logger
 
 PROGRAM = """
 import logging, sys
@@ -56,3 +67,23 @@ def test_no_value_and_no_traceback_is_long():
         assert len(log) < 500_000
         assert max(map(len, log.splitlines())) < 10_000
         assert log.count("Traceback") == 6
+
+
+async def test_the_first_of_each_kind_is_logged_and_the_others_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_log, "WINDOW_SECONDS", 0.01)
+    with capture_logs() as lines:
+        log = BoundedLog(get_logger("test"), "refused")
+        for number in range(1000):
+            log.say("full", number=number)
+        log.say("late", number=0)
+        assert [_told(line) for line in lines] == [("refused", 0), ("refused", 0)]
+        while len(lines) < 3:  # noqa: ASYNC110  until the window is over
+            await asyncio.sleep(0.001)
+        assert lines[2]["event"] == "refused_again"
+        assert (lines[2]["kind"], lines[2]["num"]) == ("full", 999)
+        log.say("full", number=7)
+        assert _told(lines[3]) == ("refused", 7)
+
+
+def _told(line: Any) -> tuple[str, int]:
+    return line["event"], line["number"]

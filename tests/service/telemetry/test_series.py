@@ -1,9 +1,12 @@
 """From a table of series to what Prometheus reads."""
 
+from types import SimpleNamespace
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from lorrery.service.telemetry.series import Exporter, Series
+from lorrery.service.telemetry import series as throughput
+from lorrery.service.telemetry.series import Exporter, Series, Throughput
 
 REQUESTS = Series("x_requests_total", "requests", "Requests that ended.", ("outcome",))
 OPEN = Series("x_open_requests", "requests", "Requests that are open.")
@@ -40,3 +43,18 @@ def test_series_that_is_not_in_the_table_cannot_be_shown():
     exporter = Exporter(CollectorRegistry(), [REQUESTS])
     with pytest.raises(AssertionError, match="x_open_requests is not in the table"):
         exporter.number(OPEN)
+
+
+def test_a_rate_is_over_the_time_since_it_was_asked_for_a_second_at_least(monkeypatch: pytest.MonkeyPatch):
+    now, done = 100.0, 5
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(monotonic=lambda: now))
+    rate = Throughput(lambda: done)
+    assert rate.per_second() == 0
+    now, done = 102.0, 25
+    assert rate.per_second() == 10
+    now, done = 102.5, 1000
+    assert rate.per_second() == 10  # another scraper, right behind the first
+    now = 106.0
+    assert rate.per_second() == 975 / 4
+    now = 107.0
+    assert rate.per_second() == 0

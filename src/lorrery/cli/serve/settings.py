@@ -43,7 +43,7 @@ _OWN: Mapping[str, Any] = {
     "scheduler.max_req_input_len": MAX_MODEL_LEN - 1,
     "worker.gpu": "H100-SXM",
 }
-"""Settings of this command; batching, memory and step times are those of the engine's preset, service/settings/presets."""
+"""Settings of this command; batching, memory and step times are those of the engine's preset (`service/settings`)."""
 _WEIGHTS = {
     "auto": "bfloat16",
     "bfloat16": "bfloat16",

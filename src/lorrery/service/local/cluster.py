@@ -106,7 +106,7 @@ class LocalCluster:
             for name in self.processes:
                 await self._listening(name)
             if self._page:
-                await self._start(PAGE, "orrery", [], [*self._page_port, "--target", self.router_address])
+                await self._start(PAGE, "view", [], [*self._page_port, "--target", self.router_address])
                 await self._listening(PAGE)
             for name in [*self.worker_processes, "router"]:
                 await self.serving(name)
@@ -349,7 +349,7 @@ class LocalCluster:
             asyncio.create_task(decommission.tell_of_schedulers(schedulers, routers), name="tell of schedulers"),
         ]
         try:
-            await self._stop("orrery", 0.0)
+            await self._stop("view", 0.0)
             await self._stop("router", self.settings.router.drain_seconds)
         finally:
             for task in telling:

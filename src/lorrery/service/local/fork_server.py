@@ -31,7 +31,7 @@ from lorrery.service.network.grpc_core import set_up_grpc
 # Without it, `ps` shows this process's command line for each of its children.
 setproctitle = import_module("setproctitle") if has_extra("titles") else None
 
-SERVICES = ("router", "scheduler", "worker", "orrery")
+SERVICES = ("router", "scheduler", "worker", "view")
 READY = b"!"
 """Sent once, after the services are imported."""
 LENGTH = struct.Struct("!I")

@@ -69,8 +69,10 @@ class Forked:
     async def _read_end(self, report: asyncio.StreamReader) -> int:
         # Empty at its end if the fork server was killed, and its children with it.
         told = await report.read()
-        (self.returncode,) = fork_server.REPORTED.unpack(told) if told else (-signal.SIGKILL,)
-        return self.returncode
+        code: int
+        (code,) = fork_server.REPORTED.unpack(told) if told else (-signal.SIGKILL,)
+        self.returncode = code
+        return code
 
     async def wait(self) -> int:
         """Wait for the end of the process; return its exit code."""

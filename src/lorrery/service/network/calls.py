@@ -10,18 +10,24 @@ servicers including health and reflection:
     another exception                                             INTERNAL, logged in full, details withheld
 
 So a servicer may raise at any point of its streams.
+
+gRPC's `write` returns once the reader's flow-control window has room for the message, so a reader that stops blocks the
+write for as long as its connection lives; `Writes` finds it. Time is counted in ticks of the `AwakeClock`, so that a
+suspended process blames no reader, and a write does not read a clock.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from inspect import isasyncgenfunction
-from typing import Any, NoReturn, cast
+from itertools import takewhile
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from lorrery.service.clocks import AwakeClock
 from lorrery.service.errors import Internal, InvalidRequest, RequestError
 from lorrery.service.network import status
 from lorrery.service.network.floods import Floods
@@ -192,3 +198,43 @@ def _leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
     return [error]
+
+
+TICKS = 4
+"""Ticks per time-out; a write may therefore last a quarter longer."""
+
+_K = TypeVar("_K")
+
+
+class Writes(Generic[_K]):
+    """The writes under way, at most one per key.
+
+    Args:
+        awake: measures the time.
+        timeout_seconds: how long a write may take.
+    """
+
+    def __init__(self, awake: AwakeClock, timeout_seconds: float) -> None:
+        self._awake = awake
+        self._tick_seconds = timeout_seconds / TICKS
+        self._tick = 0
+        self._begun: dict[_K, int] = {}  # in order of start
+
+    async def write(self, key: _K, writing: Awaitable[None]) -> None:
+        """Await a write."""
+        self._begun[key] = self._tick
+        try:
+            await writing
+        finally:
+            self._begun.pop(key, None)
+
+    async def stuck(self) -> list[_K]:
+        """Wait until some writes exceed the time-out; return their keys, once for each write."""
+        while True:
+            await self._awake.sleep_until(self._awake.now() + self._tick_seconds)
+            self._tick += 1
+            keys = [key for key, _ in takewhile(lambda begun: begun[1] < self._tick - TICKS, self._begun.items())]
+            for key in keys:
+                del self._begun[key]
+            if keys:
+                return keys

@@ -5,11 +5,14 @@ may share a token: a file with one token per line, of which the first is sent an
 be changed without a moment in which services disagree.
 
 A certificate has its holder's role in a URI among its alternative names: `spiffe://lorrery/worker`.
+
+A service that anyone who reaches it may use logs a warning (`warn_if_exposed`).
 """
 
 import hmac
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ import grpc.aio
 
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.watched import Watched
+from lorrery.service.settings.sections import TlsSettings
+from lorrery.service.telemetry.log import get_logger
 
 MIN_TOKEN_CHARACTERS = 16
 """Shorter tokens can be guessed."""
@@ -127,3 +132,33 @@ def _read_tokens(path: Path) -> tuple[str, ...]:
             " openssl rand -hex 32 makes one"
         )
     return tokens
+
+
+def warn_if_exposed(setting: str, listen: str, tls: TlsSettings, *, protected: bool, cure: str) -> None:
+    """Log a warning if a service listens beyond loopback and needs no credentials, or receives keys without TLS.
+
+    Args:
+        setting: origin of `listen`.
+        listen: HOST:PORT.
+        tls: of the server.
+        protected: whether callers need credentials.
+        cure: what to set.
+    """
+    if is_loopback(listen):
+        return
+    log = get_logger("service")
+    if not protected:
+        log.warning("open_to_everybody", setting=setting, listen=listen, why="callers show no credentials", cure=cure)
+    elif tls.cert is None:
+        log.warning(
+            "credentials_in_the_clear", setting=setting, listen=listen, why="no TLS", cure="set server_tls.cert and key"
+        )
+
+
+def is_loopback(listen: str) -> bool:
+    """Return whether HOST:PORT is reachable from this machine only."""
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

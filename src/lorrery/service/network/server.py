@@ -91,7 +91,7 @@ class Health:
 
 
 def new_server(receive_bytes: int = RECEIVE_BYTES, guard: CallGuard | None = None) -> grpc.aio.Server:
-    """Return a server with the service's options; call this inside the loop.
+    """Return a server with the options of every service; call this inside the loop.
 
     Args:
         receive_bytes: upper bound on a received message.

@@ -8,8 +8,11 @@ If lines cannot be written, such as on a full disk, the next event that can be h
 Whatever others send, the log stays readable and small: an event has at most `BURST` lines at once and then one a
 second, and three tracebacks and then one a minute; a library has as many lines as tracebacks. `lines_left_out` counts
 what is missing before a line. Values and tracebacks are cut.
+
+Events that may happen a thousand times a second go to a `BoundedLog`: the first of each kind in a second, then a count.
 """
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -160,3 +163,34 @@ def _cut_traceback(_logger: WrappedLogger, _method: str, event: EventDict) -> Ev
     if "exception" in event:
         event["exception"] = event["exception"][-8 * MAX_CHARACTERS :]
     return event
+
+
+WINDOW_SECONDS = 1.0
+
+
+class BoundedLog:
+    """Logs one event, at INFO.
+
+    Args:
+        log: the logger.
+        event: its name; repetitions are reported as EVENT_again.
+    """
+
+    def __init__(self, log: FilteringBoundLogger, event: str) -> None:
+        self._log = log
+        self._event = event
+        self._num_more: dict[str, int] = {}
+
+    def say(self, kind: str, **fields: object) -> None:
+        """Log an occurrence, or count it if one of its kind was logged within the last second."""
+        if kind in self._num_more:
+            self._num_more[kind] += 1
+            return
+        self._num_more[kind] = 0
+        self._log.info(self._event, **fields)
+        asyncio.get_running_loop().call_later(WINDOW_SECONDS, self._end, kind)
+
+    def _end(self, kind: str) -> None:
+        num_more = self._num_more.pop(kind)
+        if num_more:
+            self._log.info(f"{self._event}_again", kind=kind, num=num_more)

@@ -5,6 +5,7 @@ numbers, for the event loop's thread only, at a tenth of the cost of the client 
 thread that serves Prometheus reads them. Nothing is computed before a scrape.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -120,7 +121,7 @@ class Exporter(Collector):
     ) -> None:
         self.readers: dict[Series, Callable[[], Iterable[Sample]] | None] = dict.fromkeys(table)
         self.constant = dict(constant or {})
-        self._all = [self]  # this one, and exporters joined to it
+        self._all: list[Exporter] = [self]  # this one, and exporters joined to it
         registry.register(self)
 
     def joined(self, other: "Exporter") -> bool:
@@ -229,3 +230,27 @@ def family(series: Series, samples: Iterable[Sample], constant: Mapping[str, str
         assert not isinstance(value, Histogram)
         plain.add_metric([*labels, *values], value.value if isinstance(value, Number) else value)
     return plain
+
+
+_SECONDS = 1.0
+
+
+class Throughput:
+    """The rate of a counter over the time since the last query, at least a second.
+
+    Args:
+        count: returns the current value of the counter.
+    """
+
+    def __init__(self, count: Callable[[], float]) -> None:
+        self._count = count
+        self._rate = 0.0
+        self._last = (time.monotonic(), count())
+
+    def per_second(self) -> float:
+        """Return the rate; wall seconds."""
+        now, count = time.monotonic(), self._count()
+        at, counted = self._last
+        if now - at >= _SECONDS:
+            self._rate, self._last = (count - counted) / (now - at), (now, count)
+        return self._rate

@@ -34,12 +34,10 @@ from lorrery.worker.build import deployment_of
 __all__ = ["Asked", "Point", "code_digest", "make_points"]
 
 ROOMS_OF_A_SIMULATION = (
-    "autoscaler",
-    "chassis",
     "loadgen",
     "router",
     "scheduler",
-    "settings",
+    "service",
     "simulator",
     "vocabulary",
     "worker",

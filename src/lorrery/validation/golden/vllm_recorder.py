@@ -260,7 +260,7 @@ class Recording:
     def _note_kv_events(self, batch: KVEventBatch) -> None:
         self._kv_events.append([self._step_number, [self._describe(event) for event in batch.events]])
 
-    def _describe(self, event: object) -> list[Any]:
+    def _describe(self, event: BlockRemoved | BlockStored) -> list[Any]:
         """Return a KV event with numbers for its hashes: of removed blocks these alone.
 
         Of stored ones, the numbers, that of the parent, the checksum of the tokens, the adapter and the first block's

@@ -74,4 +74,4 @@ def _what(entries: list[Entry]) -> str:
     if not entries:
         return "did nothing more"
     kind, at_ps, who = entries[0][:3]
-    return f"{_VERBS.get(kind, kind + ' {}').format(who)} at {seconds(at_ps)}"
+    return f"{_VERBS.get(str(kind), f'{kind} {{}}').format(who)} at {seconds(at_ps)}"

@@ -2,7 +2,7 @@
 //
 // Light or dark is the system's choice, until the button says otherwise; the choice is kept in the browser.
 //
-// Eight colours can be told apart as small dots, also with red-green or blue-yellow blindness (tests/orrery holds the
+// Eight colours can be told apart as small dots, also with red-green or blue-yellow blindness (tests/view holds the
 // least difference). They go to the names with the most traffic; all others get one of four greys, and the base model
 // the ink's colour. A name's hash says which it prefers, so that it is the same tomorrow; where two prefer the same, the
 // busier one has it. A name keeps its colour until it has fallen far behind. No colour is an alarm's.

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.service.network.rendezvous import FEW, choose, choose_bounded
+from lorrery.vocabulary.rendezvous import FEW, choose, choose_bounded
 
 SERVERS = [f"10.0.0.{number}:1" for number in range(8)]
 states = st.integers(1, 8).flatmap(

@@ -1,4 +1,4 @@
-"""Queues from outside the tree that a sweep must survive; named in settings as `tests.simulator.sweep.faulty_queues:Deadly`."""
+"""Queues from outside the tree that a sweep must survive: `tests.simulator.faulty_queues:Deadly` in settings."""
 
 import fcntl
 import os

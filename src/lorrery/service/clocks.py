@@ -1,4 +1,4 @@
-"""The device clock: simulated time, paced by the monotonic clock.
+"""Clocks: device time, paced by the monotonic clock, and the time for which this process has run.
 
     device time = (monotonic - start) / time_scale
 
@@ -7,11 +7,18 @@ time stamps on messages: a stamp is never later than the clock it was read from,
 allows is the closest estimate (that with the least transit time). Monotonic clocks of two hosts drift apart, so an old
 stamp slowly loses weight. If one host's clock jumps against the others', as that of a paused virtual machine does, the
 answer to a request bounds the estimate from the other side too. The time of day is never used.
+
+Time-outs of peers go by `AwakeClock`, which counts only the time for which this process has run. A process that was
+suspended (SIGSTOP, a paused virtual machine, a laptop's lid) wakes up with every time-out overdue and all messages of
+its peers unread. On this clock it has not waited: time between two ticks counts as at most one tick, so data in sockets
+is read before any peer is timed out.
 """
 
+import asyncio
 import math
 import time
-from typing import Self
+from collections.abc import Awaitable
+from typing import Self, TypeVar
 
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -73,3 +80,72 @@ class DeviceClock:
 
     def _to_seconds(self, ps: int) -> float:
         return ps / PS_PER_SECOND * self.time_scale
+
+
+TICK_SECONDS = 0.1
+STOP_TICKS = 5
+"""A tick later than this many ticks counts as a suspension."""
+
+_T = TypeVar("_T")
+
+
+class AwakeClock:
+    """Counts the seconds in which the running event loop serves its timers.
+
+    Args:
+        tick_seconds: tick interval; a suspension of any length counts for at most two ticks.
+    """
+
+    def __init__(self, tick_seconds: float = TICK_SECONDS) -> None:
+        self._tick_seconds = tick_seconds
+        self._counted = 0.0
+        self._ticked: float | None = None
+        self._steady_since = 0.0
+
+    def now(self) -> float:
+        """Return the seconds counted so far; the first call, inside the loop, starts the clock."""
+        if self._ticked is None:
+            self._ticked, self._steady_since = time.monotonic(), -math.inf
+            self._arm()
+        return self._counted + min(time.monotonic() - self._ticked, self._tick_seconds)
+
+    def steady_seconds(self) -> float:
+        """Return how long the loop has run since the last suspension; a wait ending just after one proves nothing."""
+        now = self.now()
+        assert self._ticked is not None
+        stopped = time.monotonic() - self._ticked > STOP_TICKS * self._tick_seconds
+        return 0.0 if stopped else now - self._steady_since
+
+    async def sleep_until(self, when: float) -> None:
+        """Return once the clock reads `when`."""
+        while (left := when - self.now()) > 0:  # noqa: ASYNC110  waits for a time
+            await asyncio.sleep(left)
+
+    async def within(self, seconds: float, awaitable: Awaitable[_T]) -> _T:
+        """Await `awaitable` with a time-out on this clock.
+
+        Raises:
+            TimeoutError: `seconds` have passed; the awaitable is cancelled.
+        """
+        future = asyncio.ensure_future(awaitable)
+        end = self.now() + seconds
+        try:
+            while not future.done() and (left := end - self.now()) > 0:
+                await asyncio.wait((future,), timeout=left)
+            if not future.done():
+                raise TimeoutError
+            return future.result()
+        finally:
+            future.cancel()
+
+    def _arm(self) -> None:
+        asyncio.get_running_loop().call_later(self._tick_seconds, self._tick)
+
+    def _tick(self) -> None:
+        assert self._ticked is not None
+        now = time.monotonic()
+        passed, self._ticked = now - self._ticked, now
+        self._counted += min(passed, 2 * self._tick_seconds)
+        if passed > STOP_TICKS * self._tick_seconds:
+            self._steady_since = self._counted
+        self._arm()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.service.errors import FormatError, LorreryError, SettingsError
-from lorrery.service.files.csv_file import open_csv
+from lorrery.service.files.reading import open_csv
 from lorrery.validation import steptime, vidur
 from lorrery.worker.build import read_profile_file, read_steps_file
 

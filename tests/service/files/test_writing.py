@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.whole_file import check_writable, whole_file, write_whole
+from lorrery.service.files.writing import check_writable, whole_file, write_whole
 
 
 def test_a_file_is_replaced_as_a_whole_and_nothing_stays_beside_it(tmp_path: Path):
@@ -76,7 +76,7 @@ def test_a_file_that_is_standard_output_is_written_to_where_it_stands(tmp_path: 
     file.write_text("before\n")
     inode = file.stat().st_ino
     code = (
-        "import os, sys; from pathlib import Path; from lorrery.service.files.whole_file import write_whole;"
+        "import os, sys; from pathlib import Path; from lorrery.service.files.writing import write_whole;"
         "print('first', flush=True); write_whole(Path(sys.argv[1]), b'second\\n'); os.write(1, b'third\\n')"
     )
     with file.open(mode) as output:
