@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lorrery.scheduler.core.placements.forecast import Pace
 from lorrery.scheduler.core.plan import Ran
 from lorrery.scheduler.core.quotas import Quota
 from lorrery.service.telemetry.output_groups import OutputGroup
 from lorrery.service.telemetry.trace_context import TraceContext
-from lorrery.worker.device.pace import Pace
 
 
 class ProtocolError(ValueError):

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Many
 from typing import Any, Protocol
 
 from lorrery.scheduler import wire
+from lorrery.scheduler.core.placements.forecast import Pace
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
 from lorrery.scheduler.core.sequence import Sequence
@@ -20,7 +21,6 @@ from lorrery.vocabulary import u32
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
-from lorrery.worker.device.pace import Pace
 
 MAX_DEVICE_SETTINGS = 16_384
 """Most characters of a worker's device settings, which go into the journal."""

@@ -6,6 +6,7 @@ charts of waiting, running and arriving requests they show whether a rule was la
 
 import csv
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from lorrery.scheduler.core.autoscaling.figures import PERCENTILES
 from lorrery.view.reports import chart, figures
 from lorrery.view.reports.chart import Axis, Line, seconds
 from lorrery.view.reports.read import Run
@@ -26,6 +26,9 @@ from lorrery.vocabulary.run_files import SCALING_FILE
 __all__ = ["PhaseBlock", "latency_charts", "length_charts", "phase_blocks", "scaling_charts", "timeline_charts"]
 
 Floats = npt.NDArray[np.float64]
+
+_PERCENTILE = re.compile(r"_p\d+$")
+"""How the names of metrics end that are percentiles; all others are per worker."""
 
 _FROM_INTENDED = "from the intended send"
 _NUM_BINS = 240
@@ -254,7 +257,7 @@ def _of_runs(runs: Sequence[Run], found: Mapping[str, Sequence[_Looks]]) -> list
 
 
 def _note(metric: str) -> str:
-    return "of the cluster" if metric in PERCENTILES else "of each that serves"
+    return "of the cluster" if _PERCENTILE.search(metric) else "of each that serves"
 
 
 def _read(path: Path) -> list[_Looks]:
