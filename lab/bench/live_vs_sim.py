@@ -33,10 +33,10 @@ from lorrery.loadgen.workload.summary import Summary
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.settings.cluster import load
 from lorrery.service.settings.sections import TlsSettings
-from lorrery.simulator.journal import read_journal
-from lorrery.simulator.replay import replay
-from lorrery.simulator.replay_parts import parts_of
-from lorrery.simulator.replay_result import Replayed
+from lorrery.simulator.replay.journal import read_journal
+from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.replay import replay
+from lorrery.simulator.replay.result import Replayed
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 
 SETTINGS = (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lorrery.service.settings.cluster import Settings
     from lorrery.service.version import VERSION as __version__  # noqa: N811  the name that Python has for it
     from lorrery.simulator.interface import simulate
-    from lorrery.simulator.plan import Claim, Plan, plan
+    from lorrery.simulator.plan.plan import Claim, Plan, plan
     from lorrery.simulator.result import RequestColumns, SimulationResult
     from lorrery.simulator.virtual_cluster import Observation, VirtualCluster
     from lorrery.view.reports.report import report

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.simulator.journal import read_journal
-from lorrery.simulator.replay import replay
-from lorrery.simulator.replay_parts import parts_of
+from lorrery.simulator.replay.journal import read_journal
+from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.replay import replay
 from tests.cli.test_up import Up
 from tests.cluster.client import Ask, Client, Stream
 from tests.cluster.harness import write_settings

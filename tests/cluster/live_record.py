@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lorrery.scheduler.subscribers.record import Record
 from lorrery.service.settings.cluster import load
-from lorrery.simulator.journal import ExpectedPlan, read_journal
+from lorrery.simulator.replay.journal import ExpectedPlan, read_journal
 from lorrery.v1 import router_pb2
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.client import Ask, Stream

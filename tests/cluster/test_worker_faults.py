@@ -12,9 +12,9 @@ import pytest
 
 import lorrery
 from lorrery.service.local.cluster import LocalCluster
-from lorrery.simulator.journal import read_journal
-from lorrery.simulator.replay import replay
-from lorrery.simulator.replay_parts import parts_of
+from lorrery.simulator.replay.journal import read_journal
+from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.replay import replay
 from lorrery.v1 import router_pb2
 from tests.cluster.client import TIMEOUT_SECONDS, Ask, Client, client_of, error_info
 from tests.cluster.gauges import nothing_held

@@ -34,10 +34,10 @@ from lorrery.service.faults.rules import LoadRules, RuleBook
 from lorrery.simulator.build import build_requests
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import schedule_faults
-from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.prompt_ids import ids_suffice
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.steps import COLUMNS, StepWriter
+from lorrery.simulator.subscribers.gaps import GapRecorder
+from lorrery.simulator.subscribers.steps import COLUMNS, StepWriter
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.worker.device.output import LlmMockLength
 from tests.seeds import check_all

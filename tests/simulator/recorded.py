@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.service.settings.cluster import load
-from lorrery.simulator.journal import read_journal
-from lorrery.simulator.replay import replay
-from lorrery.simulator.replay_parts import parts_of
-from lorrery.simulator.replay_result import Replayed
+from lorrery.simulator.replay.journal import read_journal
+from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.replay import replay
+from lorrery.simulator.replay.result import Replayed
 from lorrery.tokenizer.file import SHIPPED
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 from tests.simulator.virtual_cluster import play

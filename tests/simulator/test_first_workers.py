@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lorrery.service.settings.cluster import changed
-from lorrery.simulator.first_workers import possible_names
+from lorrery.simulator.fleet import possible_names
 
 ON = {"enabled": True, "max_replicas": 3}
 

@@ -10,9 +10,9 @@ import pytest
 from lorrery.scheduler.subscribers.journal import Journal
 from lorrery.service.errors import FormatError
 from lorrery.service.settings.cluster import changed
-from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, read_journal
-from lorrery.simulator.replay import replay
-from lorrery.simulator.replay_parts import parts_of
+from lorrery.simulator.replay.journal import ExpectedPlan, ExpectedStep, read_journal
+from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.replay import replay
 
 HEADER = {"format_version": 2, "kind": "journal", "lorrery": "0.1.0", "settings": {"model": "m"}}
 ATTACHED = {"type": "attached", "worker": 0, "at_ps": 0, "hello": {}}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lorrery.simulator import spilled_rows
-from lorrery.simulator.row_columns import RowColumns
+from lorrery.simulator.spilled_rows import RowColumns
 
 
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import lorrery
+from lorrery.simulator.cluster import REPORT_SECONDS, ShardChoice
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.shard_choice import REPORT_SECONDS, ShardChoice
 from lorrery.vocabulary import rendezvous
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND

@@ -6,7 +6,7 @@ import pytest
 
 from lorrery.loadgen.options import LoadOptions
 from lorrery.service.settings.cluster import Settings, changed
-from lorrery.simulator.sizing import Trial, busy_rate, fewest, search, try_replicas
+from lorrery.simulator.plan.sizing import Trial, busy_rate, fewest, search, try_replicas
 
 CLUSTER: dict[str, Any] = {"model": "Llama-2-7B", "worker": {"gpu": "A10G"}, "scheduler": {"policy": "fcfs"}}
 

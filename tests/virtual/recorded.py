@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from lorrery.service.settings.cluster import load
-from lorrery.simulator.journal import read_journal
-from lorrery.simulator.replay import replay
-from lorrery.simulator.replay_parts import parts_of
+from lorrery.simulator.replay.journal import read_journal
+from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.replay import replay
 from lorrery.v1 import router_pb2_grpc, scheduler_pb2_grpc
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.client import Ask, Stream

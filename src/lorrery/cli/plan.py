@@ -28,8 +28,8 @@ from lorrery.service.errors import SettingsError
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.files.writing import check_writable
 from lorrery.service.settings.cluster import Settings
-from lorrery.simulator.plan import FEWEST_REQUESTS, Claim, Level, Plan, make_plan, registry_override
-from lorrery.simulator.plan_kinds import all_alike, by_name, each_alike
+from lorrery.simulator.plan.limits import all_alike, by_name, each_alike
+from lorrery.simulator.plan.plan import FEWEST_REQUESTS, Claim, Level, Plan, make_plan, registry_override
 from lorrery.view import plots
 from lorrery.view.terminal import table_console
 from lorrery.vocabulary.units import LAST_SECONDS

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lorrery.simulator.plan import Level, Plan
+from lorrery.simulator.plan.plan import Level, Plan
 from lorrery.view import plots
 from lorrery.worker.device.capacity import Workload
 

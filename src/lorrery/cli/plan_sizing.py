@@ -9,7 +9,7 @@ from pathlib import Path
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.settings.cluster import Settings, load
 from lorrery.service.settings.reading import key_of, override_of
-from lorrery.simulator.plan import Sizing
+from lorrery.simulator.plan.plan import Sizing
 from lorrery.worker.device.capacity import Workload
 
 

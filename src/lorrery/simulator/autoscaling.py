@@ -13,10 +13,9 @@ from lorrery.scheduler.core.autoscaling.rule import Autoscaler, Decision, Readin
 from lorrery.service.settings.autoscaler import AutoscalerSettings
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.first_workers import start_up_seconds
-from lorrery.simulator.fleet import Fleet, Numbers
+from lorrery.simulator.fleet import Fleet, Numbers, start_up_seconds
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.scrape import Scraper
+from lorrery.simulator.subscribers.scrape import Scraper
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
 from lorrery.worker.build import Device

@@ -27,10 +27,9 @@ from lorrery.simulator.build import RequestBuilder
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import num_named, schedule_faults
-from lorrery.simulator.first_workers import most_processes, num_processes
+from lorrery.simulator.fleet import most_processes, num_processes
 from lorrery.simulator.prompt_ids import ids_suffice
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.shard_choice import ShardChoice
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
 from lorrery.vocabulary.worker_kinds import count_kinds
@@ -39,7 +38,72 @@ from lorrery.worker.build import Device, device_of
 if TYPE_CHECKING:
     from lorrery.simulator.autoscaling import Scaled
     from lorrery.simulator.fleet import Fleet
-    from lorrery.simulator.frames import FrameRecorder
+    from lorrery.simulator.subscribers.frames import FrameRecorder
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.vocabulary import rendezvous
+
+REPORT_SECONDS = 0.1
+"""Wall time between two reports of a scheduler."""
+
+
+class ShardChoice:
+    """Chooses a request's scheduler, where there are several, as routers do, each with its own knowledge.
+
+    Routers do not communicate. Each scheduler reports its number of open requests ten times a second; a router adds the
+    requests that it has sent there since, times the number of routers. A report shows the state at the last arrival
+    before it, so it is never newer than it would be live; later ends, of the router's own requests too, appear in the
+    next report. Requests go to the routers in turn.
+
+    Args:
+        addresses: of the schedulers.
+        bound: see `rendezvous.choose_bounded`.
+        num_routers: at least 1.
+        time_scale: wall seconds in a device second.
+
+    Attributes:
+        cores: of the schedulers; to be set before the first choice.
+    """
+
+    def __init__(self, addresses: Sequence[str], bound: float, num_routers: int, time_scale: float) -> None:
+        self.cores: Sequence[ClusterCore] = ()
+        self._addresses, self._bound = addresses, bound
+        self._report_ps = round(REPORT_SECONDS / time_scale * PS_PER_SECOND)
+        self._report = -1  # number of the last one
+        self._said = [0] * len(addresses)
+        self._seen = [0] * len(addresses)  # at the last arrival
+        self._sent = [[0] * len(addresses) for _ in range(num_routers)]  # since the last report
+        self._router = -1
+
+    def choose(self, request: SimulatedRequest) -> int:
+        """Return the index of the scheduler for a request that has just arrived."""
+        sent = self._hear(request.arrived_ps)
+        key = request.adapter.adapter_id if request.adapter is not None else str(request.handle)
+        sizes = [len(core.members) for core in self.cores]
+        there = [index for index, size in enumerate(sizes) if size] or list(range(len(sizes)))
+        chosen = there[
+            rendezvous.choose_bounded(
+                key,
+                [self._addresses[index] for index in there],
+                [self._said[index] + len(self._sent) * sent[index] for index in there],
+                [max(1, sizes[index]) for index in there],
+                self._bound,
+            )
+        ]
+        sent[chosen] += 1
+        self._seen[chosen] += 1
+        return chosen
+
+    def _hear(self, at_ps: int) -> list[int]:
+        """Apply a report due since the last arrival; return the counts sent by the router whose turn it is."""
+        report = at_ps // self._report_ps
+        if report != self._report:
+            self._report, self._said = report, self._seen
+            for sent in self._sent:
+                sent[:] = [0] * len(sent)
+        self._seen = [core.num_open for core in self.cores]
+        self._router = (self._router + 1) % len(self._sent)
+        return self._sent[self._router]
+
 
 MAX_ROUTERS = 10_000
 """Most simulated routers: each keeps its own view of every scheduler."""
@@ -190,7 +254,7 @@ class SimulatedCluster:
 
     def recorder(self, every_seconds: float | None) -> "FrameRecorder":
         """Return a recorder of everything that runs from now on."""
-        from lorrery.simulator.frames import FrameRecorder
+        from lorrery.simulator.subscribers.frames import FrameRecorder
 
         return FrameRecorder(
             self.simulation,

@@ -26,14 +26,13 @@ from lorrery.scheduler.subscribers.history import History
 from lorrery.service.faults.rules import NO_FAULTS
 from lorrery.simulator.boundaries import Boundaries
 from lorrery.simulator.clock import Clock
-from lorrery.simulator.faulty_requests import FaultyRequests
 from lorrery.simulator.membership import Membership
 from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.request_faults import RequestFaultInjector
+from lorrery.simulator.request_faults import FaultyRequests, RequestFaultInjector
 from lorrery.simulator.scheduler import SimulatedScheduler
 from lorrery.simulator.signals_in import let_signals_in
-from lorrery.simulator.step_span import RunBegan, StepSpan
+from lorrery.simulator.subscribers.step_span import RunBegan, StepSpan
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.finish_reason import FinishReason

@@ -13,7 +13,7 @@ from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.scheduler.core.sequence import Phases
 from lorrery.service.faults.rules import NO_FAULTS
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.row_columns import RowColumns
+from lorrery.simulator.spilled_rows import RowColumns
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 

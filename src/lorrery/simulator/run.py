@@ -21,12 +21,12 @@ from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.cluster import SimulatedCluster, SimulationOptions
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import never_began
-from lorrery.simulator.first_workers import check_scaled
-from lorrery.simulator.gaps import GapRecorder
+from lorrery.simulator.fleet import check_scaled
 from lorrery.simulator.garbage import collected_seldom
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
+from lorrery.simulator.subscribers.gaps import GapRecorder
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -34,7 +34,7 @@ from lorrery.worker.build import Device
 
 if TYPE_CHECKING:
     from lorrery.simulator.autoscaling import Scaled
-    from lorrery.simulator.frames import FrameRecorder
+    from lorrery.simulator.subscribers.frames import FrameRecorder
 
 __all__ = ["Playing", "Progress", "SimulatedRun", "SimulationOptions", "Watch"]
 

@@ -16,10 +16,10 @@ from lorrery.service.faults.kinds import Fault
 from lorrery.simulator.arguments import read_positive, read_whole
 from lorrery.simulator.autoscaling import scaling_row
 from lorrery.simulator.engine import PAUSE
-from lorrery.simulator.exposition import exposition
 from lorrery.simulator.interface import Overrides, SettingsLike, WorkloadLike, prepare
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.run import SimulatedRun
+from lorrery.simulator.subscribers.scrape import exposition
 from lorrery.vocabulary.units import LAST_SECONDS, NEVER, PS_PER_SECOND
 
 __all__ = ["Observation", "RunIsOverError", "VirtualCluster"]

@@ -20,7 +20,7 @@ from lorrery.scheduler.core.placements.candidate import PREDICTED, Figures, not_
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.plugins import in_words
-from lorrery.simulator.placements import RecordedCandidate
+from lorrery.simulator.replay.placements import RecordedCandidate
 from lorrery.validation.policy.fault import PolicyFault
 from lorrery.validation.policy.returns import NeverReturnedError, until_stuck
 from lorrery.vocabulary.units import PS_PER_SECOND

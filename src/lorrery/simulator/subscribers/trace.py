@@ -14,7 +14,7 @@ from typing import TextIO
 
 from lorrery.scheduler.core.facts import Handler
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.step_span import RunBegan, StepSpan
+from lorrery.simulator.subscribers.step_span import RunBegan, StepSpan
 
 _PS_PER_US = 1e6
 _REQUESTS = 1

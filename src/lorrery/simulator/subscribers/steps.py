@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from lorrery.scheduler.core.facts import Handler
-from lorrery.simulator.step_span import RunBegan, StepSpan
+from lorrery.simulator.subscribers.step_span import RunBegan, StepSpan
 
 COLUMNS = (
     "worker",

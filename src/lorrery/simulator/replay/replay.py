@@ -11,12 +11,11 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.subscribers.record import Record
 from lorrery.service.faults.kinds import parse_fault
-from lorrery.simulator.journal import Journal, Line
-from lorrery.simulator.placements import NotReadError, derive
-from lorrery.simulator.replay_parts import ReplayParts
-from lorrery.simulator.replay_result import DifferenceError, Replayed, compare
-from lorrery.simulator.replay_worker import ReplayWorker
-from lorrery.simulator.replayed import ReplayedRequest
+from lorrery.simulator.replay.journal import Journal, Line
+from lorrery.simulator.replay.parts import ReplayedRequest, ReplayParts
+from lorrery.simulator.replay.placements import NotReadError, derive
+from lorrery.simulator.replay.result import DifferenceError, Replayed, compare
+from lorrery.simulator.replay.worker import ReplayWorker
 
 
 def replay(journal: Journal, parts: ReplayParts) -> Replayed:

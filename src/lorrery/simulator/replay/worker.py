@@ -12,10 +12,9 @@ from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.subscribers.record import Decisions, Record, describe_events, tokens_checksum
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.faults.rules import RuleBook
-from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, Late, Line, WorkerLines
-from lorrery.simulator.replay_parts import ReplayParts
-from lorrery.simulator.replay_result import DifferenceError, Replayed, compare
-from lorrery.simulator.replayed import ReplayedRequest
+from lorrery.simulator.replay.journal import ExpectedPlan, ExpectedStep, Late, Line, WorkerLines
+from lorrery.simulator.replay.parts import ReplayedRequest, ReplayParts
+from lorrery.simulator.replay.result import DifferenceError, Replayed, compare
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu

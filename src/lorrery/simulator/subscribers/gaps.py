@@ -16,7 +16,7 @@ from lorrery.scheduler.core.facts import Cancelled, Failed, Handler, Preempted
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.spilled_rows import SpilledRows
-from lorrery.simulator.step_span import RunBegan, StepSpan
+from lorrery.simulator.subscribers.step_span import RunBegan, StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 

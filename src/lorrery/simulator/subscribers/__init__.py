@@ -1,0 +1,1 @@
+"""What is made of a simulation while it runs: gaps between tokens, steps, traces, frames, scrapes."""
