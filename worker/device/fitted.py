@@ -17,6 +17,7 @@ extrapolated; the model records which were (`beyond`).
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -27,9 +28,51 @@ from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.extent import Extent, beyond
 from lorrery.worker.device.lora import LoraCost
 from lorrery.worker.device.steps import MOST_COUNTED
+
+
+class Extent:
+    """The range of one quantity.
+
+    Args:
+        what: its name, in the plural.
+        low: the least of the rows.
+        high: the largest of the rows.
+    """
+
+    __slots__ = ("_high", "_least", "_low", "_most", "_what")
+
+    def __init__(self, what: str, low: int, high: int) -> None:
+        self._what, self._low, self._high = what, low, high
+        self._least, self._most = low, high
+
+    def see(self, value: int) -> None:
+        """Record a queried value."""
+        if value > self._most:
+            self._most = value
+        elif value < self._least:
+            self._least = value
+
+    def forget(self) -> None:
+        """Reset the record of queries."""
+        self._least, self._most = self._low, self._high
+
+    @property
+    def beyond(self) -> str:
+        """Queries outside the rows, in words; empty if there were none."""
+        found = [f"down to {self._least:,}"] if self._least < self._low else []
+        if self._most > self._high:
+            found.append(f"up to {self._most:,}")
+        measured = f"{self._low:,}" if self._low == self._high else f"{self._low:,} to {self._high:,}"
+        return f"{' and '.join(found)} {self._what} (measured: {measured})" if found else ""
+
+
+def beyond(extents: Iterable[Extent]) -> str:
+    """Describe the queries outside the rows of several extents; empty if there were none."""
+    found = [extent.beyond for extent in extents]
+    return ", ".join(text for text in found if text)
+
 
 MOST_KNOTS = 256
 LEAST_ROWS = 5

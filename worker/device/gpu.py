@@ -19,9 +19,8 @@ from lorrery.vocabulary.machine_ints import product
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.adapters import DecodingAdapters
 from lorrery.worker.device.batch import Batch, steps_to_cover
-from lorrery.worker.device.chunk_run import ChunkRun, chunk_run
 from lorrery.worker.device.cost import StepCost
-from lorrery.worker.device.decoding import Decoding
+from lorrery.worker.device.decoding import ChunkRun, Decoding, chunk_run
 from lorrery.worker.device.known_ends import KnownEnds
 from lorrery.worker.device.output import TokenIds
 from lorrery.worker.device.rows import DecodeRows, DeviceSequence, Row, tokens_of_step

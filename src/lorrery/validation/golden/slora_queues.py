@@ -19,7 +19,26 @@ from lorrery.scheduler.core.queues.profile import LENGTH_STEP, MAX_PROFILED_TOKE
 from lorrery.scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
 from lorrery.validation.golden.kind import Kind, Mismatch, Record, compare, compare_close
 from lorrery.validation.golden.queue_bench import QueueBench
-from lorrery.validation.golden.queues import queue_kind
+
+
+def queue_kind(record: Record) -> str | None:
+    """Return the name of the queue that a record covers, or None if it covers none."""
+    config, rounds = record.get("config"), record.get("rounds")
+    if "lora_ranks" not in record or not isinstance(config, Mapping) or not isinstance(rounds, list):
+        return None
+    for own_field, name in (
+        ("profile", "pets_req_queue"),
+        ("fair_weights", "vtc_req_queue"),
+        ("batch_num_adapters", "cluster_req_queue"),
+    ):
+        if own_field in config:
+            return name
+    first_round = rounds[0] if rounds else {}
+    for own_field, name in (("enqueue_time", "abort_req_queue"), ("prefetch_ids", "req_queue")):
+        if own_field in first_round:
+            return name
+    return "peft_req_queue"
+
 
 COUNTER_TOLERANCE = 1e-9
 
