@@ -19,7 +19,7 @@ from google.protobuf.descriptor_pb2 import (
 from lab.reference.pages import DO_NOT_EDIT, DOCS, paragraph, sentence, table
 
 PROTOS = DOCS.parent / "protos"
-FILES = ("router.proto", "types.proto", "scheduler.proto", "frame.proto", "simulation.proto")
+FILES = ("router.proto", "types.proto", "status.proto", "scheduler.proto", "frame.proto", "simulation.proto")
 """In the order of the page: what clients need first."""
 
 INNER = ("scheduler.proto", "frame.proto")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.scheduler import hello
 from lorrery.scheduler import requests as requests_module
+from lorrery.scheduler import streams
 from lorrery.scheduler.core.adapters.log import AdapterLog
 from lorrery.scheduler.core.cluster_facts import Arrived
 from lorrery.scheduler.core.facts import Facts
@@ -187,7 +187,7 @@ async def test_heartbeats_that_are_too_rare_are_refused_in_settings_and_hello() 
 async def test_a_stream_without_a_hello_is_ended(
     scheduler: Harness, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(hello, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(streams, "HELLO_SECONDS", 0.2)
     call = getattr(scheduler.stub, method)()
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await asyncio.wait_for(call.read(), PATIENCE_SECONDS)

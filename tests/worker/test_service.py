@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.service.errors import SettingsError
 from lorrery.service.network.channel import Dialler
 from lorrery.service.settings.cluster import Settings
+from lorrery.service.telemetry.metrics import expose
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.worker.attachment import StreamBrokenError
 from lorrery.worker.hosted import REFUSED_RETRY_SECONDS
@@ -73,11 +74,11 @@ async def test_one_gpu_of_a_process_is_lost_and_comes_back_while_the_other_goes_
             await worker.ready.wait()
         assert (await first.step()).start_ps >= plan.start_ps
         assert not first.ended.is_set()
-        text = worker.registry.text(openmetrics=False).decode()
+        text = expose(worker.registry, "")[1].decode()
         assert text.count("# TYPE lorrery_worker_attachments_total") == 1
-        assert 'lorrery_worker_attachments_total{worker="worker-0.0"} 1\n' in text
-        assert 'lorrery_worker_attachments_total{worker="worker-0.1"} 2\n' in text
-        assert 'vllm:num_requests_running{engine="1",model_name="Llama-2-7B"} 0' in text
+        assert 'lorrery_worker_attachments_total{worker="worker-0.0"} 1.0\n' in text
+        assert 'lorrery_worker_attachments_total{worker="worker-0.1"} 2.0\n' in text
+        assert 'vllm:num_requests_running{engine="1",model_name="Llama-2-7B"} 0.0' in text
 
 
 async def test_new_certificates_wait_for_the_streams_that_other_gpus_open(monkeypatch):
