@@ -46,11 +46,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Claim": ("simulator.plan", "Claim"),
+    "Claim": ("simulator.plan.plan", "Claim"),
     "LoadOptions": ("loadgen.options", "LoadOptions"),
     "LorreryError": ("service.errors", "LorreryError"),
     "Observation": ("simulator.virtual_cluster", "Observation"),
-    "Plan": ("simulator.plan", "Plan"),
+    "Plan": ("simulator.plan.plan", "Plan"),
     "RequestColumns": ("simulator.result", "RequestColumns"),
     "Requests": ("loadgen.workload.arrays", "Requests"),
     "Settings": ("service.settings.cluster", "Settings"),
@@ -58,7 +58,7 @@ _HOMES = {
     "SimulationResult": ("simulator.result", "SimulationResult"),
     "VirtualCluster": ("simulator.virtual_cluster", "VirtualCluster"),
     "__version__": ("service.version", "VERSION"),
-    "plan": ("simulator.plan", "plan"),
+    "plan": ("simulator.plan.plan", "plan"),
     "report": ("view.reports.report", "report"),
     "simulate": ("simulator.interface", "simulate"),
 }
