@@ -399,3 +399,16 @@ async def test_a_load_whose_caller_gives_up_registers_nothing(scheduler: Harness
     await asyncio.wait([loading])
     assert (await register(scheduler, "new", 8)).rank == 8
     assert (await known(scheduler))["new"] == 8
+
+
+async def test_a_replaced_version_leaves_the_workers_once_no_request_has_it(scheduler: Harness) -> None:
+    await register(scheduler, "late", 8)
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(1, max_new=1, adapter="late")
+    plan = await worker.plan()
+    (old,) = [adapter.version for adapter in plan.adapter_loads]
+    await worker.step(plan)
+    await scheduler.route(change("late", old + 1, 16))
+    assert list((await worker.plan()).adapter_evictions) == [f"late@{old}"]
+    await router.submit(2, max_new=1, adapter="late")
+    assert [adapter.rank for adapter in (await worker.plan()).adapter_loads] == [16]

@@ -192,6 +192,25 @@ async def test_a_worker_that_makes_more_tokens_than_were_asked_for_is_given_up(s
     assert (len(tokens), finished.usage.completion_tokens) == (3, 3)
 
 
+async def test_a_worker_that_goes_on_with_a_held_sequence_is_given_up() -> None:
+    """Under static batching others go on, so the plan does not end with a sequence that has its tokens."""
+    async with Harness(load(None, [*OVERRIDES, "scheduler.batching='static'"])) as scheduler:
+        router = await scheduler.route()
+        for handle, max_new in ((1, 2), (2, 9)):
+            await router.submit(handle, max_new=max_new)
+        await scheduler.until("unplaced_requests", 2)
+        liar = await scheduler.attach("liar")
+        await liar.step(await liar.plan())
+        plan = await liar.plan()
+        assert plan.max_steps > 1
+        start_ps = liar.clock_ps
+        step = pb.StepDone(plan_id=plan.plan_id, start_ps=start_ps, end_ps=start_ps + 10**9)
+        step.handles_u32, step.token_ids_u32 = ids(1, 2), ids(7, 8)
+        await liar.call.write(pb.AttachRequest(step=step))  # the second token of the first, without its end
+        assert (await status_of(liar)).code() is grpc.StatusCode.ABORTED
+        assert scheduler.value("workers_given_up_total", reason="protocol") == 1
+
+
 @pytest.mark.parametrize(
     "taken", [(), (10**30,), (0, 0)], ids=["faults that it was not told", "a time that has not come", "twice"]
 )
