@@ -8,7 +8,10 @@ import pytest
 
 import lorrery
 from lorrery.loadgen.scaling_report import scaling_lines
+from lorrery.loadgen.workload.outcome import RequestOutcome
+from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.service.errors import SettingsError
+from lorrery.simulator.autoscaling import good_ratio
 from lorrery.simulator.result import SimulationResult
 
 RULE = {
@@ -310,3 +313,29 @@ def test_the_timeline_is_written_beside_the_report(tmp_path: Path):
 def test_what_cannot_be_is_refused_with_its_cure(overrides: tuple[str, ...], given: dict[str, object], words: str):
     with pytest.raises(SettingsError, match=words):
         run(*overrides, **given)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "output_tokens", "took", "status", "is_good"),
+    [
+        (2.0, 5, 0.5, "OK", True),  # both limits, to the last: an eighth of a second for each of four gaps
+        (2.0, 5, 0.51, "OK", False),
+        (2.01, 5, 0.5, "OK", False),
+        (2.0, 1, 0.0, "OK", True),  # it has no gap
+        (2.0, 5, 0.5, "CANCELLED", False),
+    ],
+)
+def test_a_request_is_good_within_both_limits(
+    ttft: float, output_tokens: int, took: float, status: str, is_good: bool
+) -> None:
+    outcome = RequestOutcome(
+        index=0,
+        prompt_tokens=8,
+        intended_seconds=1.0,
+        sent_seconds=1.5,
+        end_seconds=9.0,
+        status=status,
+        message_seconds=np.array([1.0 + ttft, *[1.0 + ttft + took] * (output_tokens > 1)]),
+        message_tokens=np.array([1, *[output_tokens - 1] * (output_tokens > 1)]),
+    )
+    assert good_ratio(OutcomeTable.of([outcome]), 2.0, 0.125) == is_good
