@@ -354,6 +354,7 @@ class ClusterCore:
         """
         del self.members[member.name]
         self._balance.detach(member)
+        self._placing.detach(member)
         self._workers_changed()
         sequences, events = member.lose(max(at_ps, boundary_ps))
         for sequence in sequences:

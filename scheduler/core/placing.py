@@ -157,6 +157,10 @@ class Placing:
         if self._bring_up_to_date is not None and not self._asks_all:
             member.candidate.before_look = partial(self._look, member)
 
+    def detach(self, member: Member) -> None:
+        """Leave a worker that is gone as it was last seen."""
+        member.candidate.before_look = None
+
     def _look(self, member: Member) -> None:
         assert self._bring_up_to_date is not None
         self._bring_up_to_date((member,), self._at_ps)
