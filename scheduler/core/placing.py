@@ -192,9 +192,8 @@ class Placing:
             for member in ready:
                 member.candidate.before_look = partial(self._look, member) if len(ready) > FEW else None
 
-    @property
-    def table(self) -> WorkerTable:
-        """The figures of `ready`, by the same order, up to date; there are several."""
+    def current_table(self) -> WorkerTable:
+        """Return the figures of `ready`, in the same order, up to date; there are several."""
         if not self._is_current:
             self._take_in_ready()
         assert self._table is not None, "a single worker needs none"
