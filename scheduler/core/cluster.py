@@ -303,7 +303,9 @@ class ClusterCore:
         if not self.may_move:
             return []
         placing = self._placing
-        found = self._balance.moves(placing.ready, placing.current_table(), lambda member: self._catch_up(member, at_ps))
+        found = self._balance.moves(
+            placing.ready, placing.current_table(), lambda member: self._catch_up(member, at_ps)
+        )
         for move in found:
             move.donor.recall(move.sequence.handle, move.taker.name, at_ps)
         return found
