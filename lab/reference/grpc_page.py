@@ -23,7 +23,7 @@ FILES = ("router.proto", "types.proto", "status.proto", "scheduler.proto", "fram
 """In the order of the page: what clients need first."""
 
 INNER = ("scheduler.proto", "frame.proto")
-"""Spoken inside the cluster, and the frames of docs/orrery.md: the page has their calls, the files their messages."""
+"""Spoken inside the cluster, and the frames of the feed: the page has their calls, the files their messages."""
 
 INTRODUCTION = f"""# gRPC
 
@@ -31,8 +31,8 @@ INTRODUCTION = f"""# gRPC
 
 Package `lorrery.v1`, imported as `lorrery.v1`. Clients need `RouterService` and the messages of the first files;
 `SchedulerService` is spoken inside the cluster, and `simulation.proto` between a simulation and an autoscaler of your
-own. Every service also answers gRPC health checks and server reflection. Errors: [errors.md](errors.md). [The
-feed](orrery.md#the-feed) shows the frames of `WatchCluster` as JSON.
+own. Every service also answers gRPC health checks and server reflection. Errors: [failures.md](failures.md). [The
+feed](monitoring.md#the-feed) shows the frames of `WatchCluster` as JSON.
 """
 
 # Field numbers of descriptor.proto, by which the compiler's comments name what they belong to.
