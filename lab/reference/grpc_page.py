@@ -58,7 +58,8 @@ def grpc_page() -> str:
             continue
         rows: list[tuple[str, ...]] = []
         for index, message in enumerate(file.message_type):
-            rows += _message(message, comments, (_MESSAGES, index))
+            if message.field:
+                rows += _message(message, comments, (_MESSAGES, index))
         for index, enum in enumerate(file.enum_type):
             rows += _enum(enum, comments, (_ENUMS, index))
         lines += table(("name", "number", "type", ""), rows)
