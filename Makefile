@@ -169,7 +169,7 @@ lint: setup-dev ## style, types, who may import whom, the wire's style
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 
-docs: setup-dev ## rewrite from the code settings.md, grpc.md, serve.md, metrics.md, engines.md, and the schema of the Helm chart's values
+docs: setup-dev ## rewrite from the code settings.md, grpc.md, metrics.md, engines.md, and the schema of the Helm chart's values
 	$(BIN)/python -m lab.reference
 
 dashboards: setup-dev ## rewrite deploy/grafana/dashboards from lab/dashboards

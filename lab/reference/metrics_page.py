@@ -19,42 +19,28 @@ INTRODUCTION = f"""# Metrics
 
 Every process answers `GET /metrics`: the router on port 9101 with `deploy/cluster.toml`, the scheduler on 9102, the
 workers of `lorrery up` from 9103 on, in containers all of them on 9100, `lorrery load` where `--metrics HOST:PORT`
-says. The page's container, `web`, has none. `deploy/prometheus/prometheus.yml` scrapes them, the dashboards in
-`deploy/grafana/` show them. Services export their series from the tables that generate this page;
-`tests/deploy/test_metrics.py` and a test of a live cluster compare the two.
-
-Workers and the router's HTTP edge have vLLM's series too ([gateways.md](gateways.md#metrics-under-engines-names)). The
-edge's `/metrics` has the router's own as well, for scrapers that can reach no other port: let Prometheus scrape one of
-the two.
+says. `deploy/prometheus/prometheus.yml` scrapes them, the dashboards in `deploy/grafana/` show them. Workers and the
+router's HTTP edge have vLLM's series too ([gateways.md](gateways.md#metrics-under-engines-names)); the edge's
+`/metrics` has the router's own as well, so let Prometheus scrape one of the two.
 
 **Units.** *Device seconds* are time on the modelled GPU; *wall seconds* are real time. With `time_scale = 2` a device
 second takes two wall seconds. `rate()` is always per wall second. Ratios are not exported: each is a quotient of two
 metrics here, so that both can first be summed over workers.
 
-**Percentiles** from `histogram_quantile` are interpolated within a bucket and no more precise than its width; the mean,
-`rate(X_sum) / rate(X_count)`, is exact. All histograms are classic ones. The Python client library (0.26) has neither
-native histograms nor the protobuf exposition through which Prometheus reads them; Prometheus 3 stores classic ones as
-native ones with custom buckets if the scrape configuration has `convert_classic_histograms_to_nhcb: true`.
+**Percentiles** from `histogram_quantile` are no more precise than a bucket's width; the mean, `rate(X_sum) /
+rate(X_count)`, is exact. All histograms are classic ones; Prometheus 3 stores them as native ones if the scrape
+configuration has `convert_classic_histograms_to_nhcb: true`.
 
 **Labels** are bounded: every value of `outcome`, `kind`, `reason`, `tier`, `level` and `state` exists from the start
-with 0, unless a line below says otherwise; `shard` and `worker` have one value per process. `worker` is always the
-worker's name (`worker.name`), as in a request's usage, so that series of the scheduler and of the worker can be joined;
-a scheduler's series for a worker end when the worker leaves. Nothing is labelled by request.
+with 0, unless a line below says otherwise. `worker` is always the worker's name (`worker.name`), so that series of the
+scheduler and of the worker can be joined; a scheduler's series for a worker end when the worker leaves.
 
 **Adapters and tenants.** `adapter` and `tenant` take the `metrics.max_adapters` and `metrics.max_tenants` names with
 the most traffic in this process (20 each), and `other` for the rest. `adapter="base"` is the base model;
 `tenant="none"` are requests that name no tenant; an adapter that really has such a name is shown in quotes, `'base'`.
-Names of more than 200 characters, or with unprintable characters, count as `other`.
-
-* Names known in advance get a place from the start, with 0, as long as places are free: adapters when they are listed
-  or loaded, at a router also the tenants of its keys. Any other name appears with its first request, which a `rate` of
-  its series misses.
-* A name loses its place to another with more than twice its requests; both counts are halved now and then, so that old
-  traffic is forgotten. The number of series stays bounded, however many names there are.
-* An event counts for its name if that is shown at the time, and for `other` if not. So every counter only grows, and
-  the rates over all labels sum to the total rate. The counts themselves do not, once a name has lost its place: its
-  series ends, and continues where it was if the name comes back soon.
-* Requests for unknown adapters take no place, whatever they name.
+Names known in advance have a place from the start, with 0, as long as places are free; a name loses its place to
+another with more than twice its requests. An event counts for `other` if its name is not shown at the time, so every
+counter only grows, and the rates over all labels sum to the total rate.
 
 | question | expression |
 |---|---|

@@ -1,16 +1,15 @@
-"""docs/serve.md: `lorrery serve` and every flag that it takes or explains, from the command's own tables."""
+"""Sections of docs/engines.md on `lorrery serve`: every flag, from the command's own tables."""
 
 from collections.abc import Iterator
 from itertools import groupby
 
-from lab.reference.pages import DO_NOT_EDIT, table
+from lab.reference.pages import table
 from lorrery.cli.flag import Flag
 from lorrery.cli.serve.flags import FLAGS
 from lorrery.cli.serve.other_flags import refused, taken
 
-INTRODUCTION = f"""# lorrery serve
-
-{DO_NOT_EDIT.format("cli/serve/ and lab/reference/serve_page.py")}
+SERVE = """
+## lorrery serve
 
 One command runs an engine that behaves like `vllm serve` with adapters, on a mock GPU: a scheduler, a router and
 `--data-parallel-size` workers, in processes on this machine that end with it.
@@ -25,47 +24,38 @@ curl http://127.0.0.1:8000/v1/models
   503 until a worker is attached, and again during shutdown.
 * If a worker or another service dies, the engine ends, as vLLM does: requests on other workers (`-dp`) continue for up
   to `--shutdown-timeout` seconds, new ones get 503, and the exit code is 1. If no worker or no scheduler is left, open
-  streams end at once (`NO_WORKER`, `NO_SCHEDULER`). Restarting is left to an orchestrator; `lorrery up --restart`
-  restarts processes itself.
+  streams end at once (`NO_WORKER`, `NO_SCHEDULER`). `lorrery up --restart` restarts processes instead.
 * On SIGINT and SIGTERM running requests may finish, for up to `--shutdown-timeout` seconds; a second signal kills.
-* It listens on 127.0.0.1 unless `--host` says otherwise. vLLM listens on every address: use `--host 0.0.0.0` for that.
-* Flags that are not given have the values of `engine = "vllm"` ([engines.md](engines.md)): first come first served,
-  chunked prefill, limits by GPU, paged KV cache, prefix cache, one adapter on the GPU, steps that wait for adapter
-  loads, and vLLM's host time and kernels. `--max-model-len` is the model's own, or, if it is less, what the KV cache
-  holds, where vLLM does not start; {{max_model_len:,}} for a model whose own is not in the catalogue.
+* It listens on 127.0.0.1 unless `--host` says otherwise; vLLM listens on every address.
+* Flags that are not given have the values of `engine = "vllm"` ([below](#what-each-sets)). `--max-model-len` is the
+  model's own, or, if it is less, what the KV cache holds, where vLLM does not start; {max_model_len:,} for a model
+  whose own is not in the catalogue.
 * Values that vLLM refuses are refused: a `--max-model-len` above the model's own (without
   `VLLM_ALLOW_LONG_MAX_MODEL_LEN=1`), fewer `--max-num-batched-tokens` than `--max-num-seqs`, fewer `--max-cpu-loras`
   than `--max-loras`, another `--max-lora-rank` or `--block-size` than it knows.
 * An adapter is `NAME=RANK`, `NAME=PATH` with an `adapter_config.json` in PATH, or vLLM's JSON. Nothing is downloaded,
   and no weights are read: of an `adapter_config.json`, the rank and the projections count. What vLLM refuses in one is
   refused: `use_dora`, `modules_to_save` other than `classifier` and `score`, a `bias` other than `none`, a `peft_type`
-  other than `LORA`, and ranks above `--max-lora-rank`, those of `rank_pattern` included. `GET /v1/models` shows PATH as
-  `root`.
+  other than `LORA`, and ranks above `--max-lora-rank`, those of `rank_pattern` included.
 * `POST /v1/load_lora_adapter` loads further adapters, from a folder that is there (`--set router.mock_adapters=true`:
-  also by `rank` alone), and answers when the workers have loaded them. Here the weights count too: an
-  `adapter_model.safetensors` whose header and length agree, or an `adapter_model.bin`; a config without `r`,
-  `lora_alpha` or `target_modules` is refused. Not checked: whether the model has the projections.
+  also by `rank` alone). Here the weights count too: an `adapter_model.safetensors` whose header and length agree, or an
+  `adapter_model.bin`; a config without `r`, `lora_alpha` or `target_modules` is refused. Not checked: whether the model
+  has the projections.
+* Settings in environment variables (`LORRERY_SCHEDULER__...`) are ignored; `--set` has the highest precedence. All
+  ports but HTTP's are free ones, unless `--grpc-port` or `--set`, such as `--set worker.metrics=127.0.0.1:9102`, names
+  one; workers' count up from there.
 * `--print-config` prints the equivalent settings, to keep, to change, or to simulate:
 
-```sh
-lorrery serve Qwen/Qwen2.5-7B --max-loras 4 --lora-modules sql=16 --print-config
-```
-
-<!-- not run: uses the file made of the output above -->
+<!-- not run: the second uses what the first one has written -->
 ```sh
 lorrery serve Qwen/Qwen2.5-7B --lora-modules sql=16 --print-config > engine.toml
 lorrery simulate --config engine.toml --rate 10 --duration 3600
 ```
 
-Settings in environment variables (`LORRERY_SCHEDULER__...`) are ignored here; `--set` works and has the highest
-precedence. Only HTTP has a port by default; all else listens on free ports, unless `--grpc-port` or `--set`, such as
-`--set worker.metrics=127.0.0.1:9102`, gives one. Workers' ports count up from there.
-
-## vLLM's quirks
+### vLLM's quirks
 
 `engine = "vllm-0.32"` sets `router.vllm_quirks`, which keeps what one sees of that version where something else would
-make more sense; `--set router.vllm_quirks=false` has that instead. Answers over HTTP are vLLM's either way
-([clients.md](clients.md)).
+make more sense. Answers over HTTP are vLLM's either way ([clients.md](clients.md)).
 
 | what | with quirks | without |
 | --- | --- | --- |
@@ -73,31 +63,40 @@ make more sense; `--set router.vllm_quirks=false` has that instead. Answers over
 | `vllm:lora_requests_info`: both labels | the adapters of running requests | those of running, those of waiting ones |
 | `vllm:lora_requests_info`: names that are no more | samples with an earlier time | none |
 | `vllm:lora_requests_info` before the first request | no sample | one without names |
+"""
 
-## Flags
+FLAG_NAMES = """
+## Flags of lorrery serve
 
 A flag with several names has those of several programs. Underscores may replace hyphens; switches also take
 `--flag=true` and `--flag=false`; the beginning of a name will do if no other begins alike.
 """
 
-WITHOUT_EFFECT = """## Flags without effect
+WITHOUT_EFFECT = """### Flags without effect
 
 These are taken with a line on standard error that says why they have none.
 """
 
-OTHERS = """## Refused flags
+OTHERS = """### Refused flags
 
 The meaning of these would be lost. They are refused, with what to do instead.
 """
 
 
-def serve_page() -> str:
-    """Return the page."""
+def serve_section() -> str:
+    """Return how the command behaves."""
     from lorrery.cli.serve.settings import MAX_MODEL_LEN
 
-    lines = [INTRODUCTION.format(max_model_len=MAX_MODEL_LEN)]
+    return SERVE.format(max_model_len=MAX_MODEL_LEN)
+
+
+def flags_section() -> str:
+    """Return every flag that the command takes, explains or refuses."""
+    lines = [FLAG_NAMES]
+    rows: list[tuple[str, str, str]] = []
     for panel, flags in groupby(FLAGS, lambda flag: flag.panel):
-        lines += [f"### {panel}", "", *table(("flag", "meaning", "setting"), map(_row, flags))]
+        rows += [(f"**{panel}**", "", ""), *map(_row, flags)]
+    lines += table(("flag", "meaning", "setting"), rows)
     lines += [WITHOUT_EFFECT, *table(("flags", "why"), _without_effect())]
     lines += [OTHERS, *table(("flags", "instead"), _others())]
     return "\n".join(lines).rstrip() + "\n"

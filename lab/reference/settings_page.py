@@ -6,6 +6,7 @@ The walk reads pydantic's field records and nothing else, so sections may be def
 import inspect
 import types
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -33,7 +34,7 @@ command line; later sources take precedence:
 | command line | `--set scheduler.policy=fcfs` |
 
 An `engine` sets many at once ([engines.md](engines.md)). `lorrery config` prints the effective settings and where each
-comes from.
+comes from. A line **`[section.below]`** in a table begins a section within the one above.
 
 Unknown keys, values out of bounds and settings that exclude each other are refused with a message that names the key.
 A number may be given as text (as in the environment), a whole number as `64.0`; `true` and `false` are not numbers.
@@ -47,9 +48,15 @@ _KINDS: dict[object, str] = {str: "text", bool: "`true` or `false`", Path: "path
 def settings_page() -> str:
     """Return the page."""
     lines = [INTRODUCTION]
-    for name, section, fields in sections(Settings):
-        lines += [f"## `[{name}]`", "", *paragraph(section.__doc__ or "")] if name else ["## Whole cluster", ""]
-        lines += table(HEADINGS, (_row(key, field) for key, field in fields.items()))
+    for top, found in groupby(sections(Settings), lambda one: one[0].partition(".")[0]):
+        rows: list[tuple[str, ...]] = []
+        for name, section, fields in found:
+            if name == top:
+                lines += [f"## `[{name}]`", "", *paragraph(section.__doc__ or "")] if name else ["## Whole cluster", ""]
+            else:
+                rows.append((f"**`[{name}]`**", "", "", sentence(section.__doc__ or "")))
+            rows += [_row(key, field) for key, field in fields.items()]
+        lines += table(HEADINGS, rows)
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -1,4 +1,4 @@
 """Studies: questions about batching, caches and adapters, each answered by one command with a table and a figure.
 
-`python -m lab.studies` lists them; docs/studies.md shows the results.
+`python -m lab.studies` lists them; docs/policies.md shows the results.
 """

@@ -20,7 +20,7 @@ STUDIES = {
     "intervals": "do the intervals of `lorrery report A B` hold? equal runs, and slower ones (10 min)",
     "fair_tenants": "one tenant at ten times its share: what the others notice, by policy (25 s)",
 }
-"""Name -> the question it answers, and its approximate duration on one core. docs/studies.md shows all of them."""
+"""Name -> the question it answers, and its approximate duration on one core. docs/policies.md shows all of them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

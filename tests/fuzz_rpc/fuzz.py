@@ -2,8 +2,8 @@
 
     python -m tests.fuzz_rpc.fuzz --cases 100000
 
-A call must end in time, with a status that docs/errors.md has, and with its details. Nothing that one sends may break a
-stream beside it, put a traceback or more than a few lines into a log, or leave anything behind: requests, KV tokens,
+A call must end in time, with a status that docs/failures.md has, and with its details. Nothing that one sends may break
+a stream beside it, put a traceback or more than a few lines into a log, or leave anything behind: requests, KV tokens,
 file descriptors, memory. Says which case it was; `--seed N --first CASE --cases 1` sends that one again.
 """
 

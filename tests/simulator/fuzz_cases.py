@@ -137,7 +137,7 @@ def draw_case(number: int) -> Case:
         if policy == "pets" and batching in IN_PIECES:
             batching = "mixed"
         strict = policy != "fcfs" and batching == "slora_loop" and rng.random() < 0.3
-        settings = {
+        settings = dict.fromkeys(name for row in QUEUES.values() for name in row.own_settings) | {
             "policy": policy,
             "batching": batching,
             "strict": strict,
@@ -145,8 +145,6 @@ def draw_case(number: int) -> Case:
             "prefetch": bool(rng.random() < 0.2),
             "batch_num_adapters": 2 if policy == "cluster" else None,
             "fair_weights": {"a1": 1.5} if policy == "vtc_fair" else {},
-            "fair_by": None,
-            "fair_max_running": None,
         }
         if why_excluded(settings) is None:
             break

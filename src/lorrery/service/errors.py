@@ -23,7 +23,7 @@
         `-- Internal         a broken invariant of ours
 
 `service.network.status` maps each to a status code; `Reason` is a finer, machine-readable cause that accompanies the
-text. docs/errors.md lists both.
+text. docs/failures.md lists both.
 """
 
 # ruff: noqa: N818  the names say what is wrong with the request; "Error" would say it twice

@@ -82,8 +82,8 @@ def web(
 ) -> None:
     """Show a running cluster, or the record of a simulation, in the browser.
 
-    This command serves the page itself: no build step, and nothing is loaded from elsewhere. docs/orrery.md describes
-    the page, and the routes that a page of your own can use.
+    This command serves the page itself: no build step, and nothing is loaded from elsewhere. docs/monitoring.md
+    describes the page, and the routes that a page of your own can use.
 
     Examples:
       lorrery web

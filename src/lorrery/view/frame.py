@@ -1,4 +1,4 @@
-"""The data shown of a cluster: one hello, then frames, each the state at one moment (docs/orrery.md).
+"""The data shown of a cluster: one hello, then frames, each the state at one moment (docs/monitoring.md).
 
 Times are device seconds. Rows that occur by the thousand are JSON arrays, everything else objects. Adapters and tenants
 are indices into tables of names, which grow as names appear: a frame lists the names that are new since the previous

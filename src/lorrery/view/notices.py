@@ -1,6 +1,6 @@
 """What is wrong: rules over the model, each with its limits in its text, so that a reader can check it.
 
-Page and terminal show the same notices; docs/orrery.md lists the rules. All seconds are device seconds.
+Page and terminal show the same notices; docs/monitoring.md lists the rules. All seconds are device seconds.
 """
 
 from collections.abc import Callable, Iterator, Sequence

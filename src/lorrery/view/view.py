@@ -1,7 +1,7 @@
 """What the page draws beside the state in a frame: notices, and figures that need more than one frame.
 
 They come from the model that the terminal shows too, and are sent in the frame itself, as its field `view`
-(docs/orrery.md).
+(docs/monitoring.md).
 
 Each viewer of the page has a model of its own, since watches begin at different times. At ten frames per second
 a viewer costs the server 0.5 % of a core for 4 workers with 32 requests each, and 1.2 % for 16 with 64; half of it is

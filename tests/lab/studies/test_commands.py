@@ -1,4 +1,4 @@
-"""Every study is one command that writes small figures and a table, and docs/studies.md shows it."""
+"""Every study is one command that writes small figures and a table, and a page of docs shows it."""
 
 import csv
 import importlib
@@ -49,7 +49,7 @@ def test_a_study_writes_its_figures_and_its_table(name: str, tmp_path: Path, mon
     drawn = sorted(path.name for path in tmp_path.glob("*.png"))
     assert drawn
     assert [path.stem for path in sorted(tmp_path.glob("*.svg"))] == [Path(name).stem for name in drawn]
-    text = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
     for figure in drawn:
         assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG")
         assert f"(figures/{figure})" in text

@@ -1,4 +1,4 @@
-"""Seed document 000's questions have the answers that docs/studies.md gives."""
+"""Seed document 000's questions have the answers that docs/policies.md gives."""
 
 import pytest
 

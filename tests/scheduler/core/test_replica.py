@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lorrery.scheduler.core import policies
 from lorrery.scheduler.core.adapters.loads import AdapterOptions, LoadFault, Tier
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.adapters.slots import AdapterSlots
@@ -81,6 +82,8 @@ POLICIES += [
     "priority continuous paged",
 ]
 POLICIES += ["vtc_fair slora_loop prefetch", "cluster slora_loop prefetch", "fcfs llm_mock unlimited"]
+_LISTED = {policy.split()[0] for policy in POLICIES}
+POLICIES += [f"{name} {row.batching}" for name, row in policies.QUEUES.items() if name not in _LISTED]
 
 
 class LinearProfile(Profile):

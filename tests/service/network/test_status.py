@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 from lorrery.service.errors import Conflict, InvalidRequest, Overloaded, Reason, RequestError, UnknownName
 from lorrery.service.network import status
 
-PAGE = Path(__file__).parents[3] / "docs" / "errors.md"
+PAGE = Path(__file__).parents[3] / "docs" / "failures.md"
 
 
 @pytest.fixture

@@ -307,7 +307,7 @@ def test_python_has_the_same(tmp_path):
 
 
 def test_every_column_is_documented():
-    text = (Path(__file__).parents[3] / "docs" / "reports.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "load.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z0-9_]+)`", text))
     assert {*CSV_COLUMNS, PRIORITY, *STEP_COLUMNS} <= named
 

@@ -49,7 +49,7 @@ def serve(
 
     Takes the flags of vLLM, llm-d-inference-sim and the Dynamo mocker under their names. Those without effect here are
     taken with a line that says so; those whose meaning would be lost are refused, with what to do instead.
-    docs/serve.md lists them all. --print-config prints the equivalent settings, for lorrery up --config or lorrery
+    docs/engines.md lists them all. --print-config prints the equivalent settings, for lorrery up --config or lorrery
     simulate --config.
 
     Examples:

@@ -1,6 +1,6 @@
 """The flags of `lorrery serve`: those of vLLM, llm-d-inference-sim and the Dynamo mocker that have a meaning here.
 
-The command line, its help and docs/serve.md are made from this table. A flag either assigns one setting its value, or
+The command line, its help and docs/engines.md are made from this table. A flag either assigns one setting its value, or
 is read by name in `settings.py`.
 """
 
@@ -553,4 +553,4 @@ FLAGS = (
         why="a cluster with several routers is what the Helm chart starts (docs/kubernetes.md)",
     ),
 )
-"""All flags, in the order of the help and of docs/serve.md."""
+"""All flags, in the order of the help and of docs/engines.md."""

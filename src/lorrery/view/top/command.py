@@ -60,7 +60,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print the current state once, and exit.")] = False,
     json: Annotated[
         bool,
-        typer.Option("--json", help="Print the frames as JSON, one per line; docs/orrery.md describes the fields."),
+        typer.Option("--json", help="Print the frames as JSON, one per line; docs/monitoring.md describes the fields."),
     ] = False,
     at: Annotated[
         float | None,
@@ -82,8 +82,8 @@ def top(
     """Show a running cluster, or the record of a simulation, in the terminal, like top.
 
     Shows workers with their batches, queues, KV memory and adapters; adapters; tenants; requests; problems by the rules
-    of docs/orrery.md; the latest events. Press h for a list of keys. If the output is not a terminal, prints the state
-    once, as with --once.
+    of docs/monitoring.md; the latest events. Press h for a list of keys. If the output is not a terminal, prints the
+    state once, as with --once.
 
     Examples:
       lorrery top
