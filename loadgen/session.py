@@ -30,7 +30,7 @@ from lorrery.service.network.channel import check_target
 from lorrery.service.settings.sections import TlsSettings, checked_address
 from lorrery.service.tasks import loop_factory
 from lorrery.service.telemetry.metrics import new_registry, serve_metrics
-from lorrery.vocabulary.adapter_figures import FiguresByAdapter, summed
+from lorrery.vocabulary.adapters import FiguresByAdapter, summed
 
 __all__ = ["load_cluster", "run_load"]
 

@@ -32,7 +32,7 @@ from lorrery.service.errors import InjectedFault, Overloaded, Reason, Unauthenti
 from lorrery.service.network.calls import Writes
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.endings import CancelCause
 
 REVOCATION_SECONDS = 1.0
 """How often the keys of open streams are checked; the keys file is read at most once a second."""

@@ -48,7 +48,7 @@ from lorrery.service.telemetry.log import get_logger
 from lorrery.service.telemetry.tracing import Tracer
 from lorrery.tokenizer.file import open_tokenizer
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
-from lorrery.vocabulary.cancel_cause import MEANINGS
+from lorrery.vocabulary.endings import MEANINGS
 
 _OUTCOMES = {
     "INVALID_ARGUMENT": "invalid",

@@ -25,8 +25,8 @@ from lorrery.service.network.tls import watched_pems
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.log import get_logger
 from lorrery.vocabulary import rendezvous
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
+from lorrery.vocabulary.endings import CancelCause
 
 LEAVING_SECONDS = 0.2
 """How often a leaving shard is checked for remaining requests."""

@@ -30,8 +30,8 @@ from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends
 from lorrery.service.telemetry.log import BoundedLog, get_logger
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
+from lorrery.vocabulary.endings import CancelCause
 
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 2.0

@@ -42,7 +42,7 @@ from lorrery.service.tasks import Slices
 from lorrery.service.telemetry.log import get_logger
 from lorrery.service.telemetry.output_groups import OutputGroups
 from lorrery.service.telemetry.tracing import Tracer
-from lorrery.vocabulary.adapter_figures import AdapterFigures
+from lorrery.vocabulary.adapters import AdapterFigures
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 log = get_logger("scheduler.cluster")

@@ -40,8 +40,7 @@ from lorrery.service.tasks import Slices
 from lorrery.service.telemetry.log import BoundedLog, get_logger
 from lorrery.service.telemetry.trace_context import TraceContext, log_fields
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.cancel_cause import CancelCause
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import CancelCause, FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MAX_REMEMBERED = 10_000

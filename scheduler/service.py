@@ -24,7 +24,7 @@ from lorrery.service.telemetry.log import get_logger
 from lorrery.service.telemetry.tracing import open_tracer
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
-from lorrery.vocabulary.adapter_log import AdapterChange, WhenKnown
+from lorrery.vocabulary.adapters import AdapterChange, WhenKnown
 
 log = get_logger("scheduler")
 

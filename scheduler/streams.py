@@ -23,7 +23,7 @@ from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends
 from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.vocabulary.wire_time import from_wire
+from lorrery.vocabulary.units import from_wire
 
 HELLO_SECONDS = 10.0
 """How long a stream may be open before its hello."""

@@ -17,11 +17,9 @@ from lorrery.service.telemetry.output_groups import OutputGroup
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
-from lorrery.vocabulary.cancel_cause import CancelCause
-from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
-from lorrery.vocabulary.wire_time import to_wire
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
+from lorrery.vocabulary.endings import CancelCause, FinishReason
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND, to_wire
 
 MAX_WEIGHT_CHARACTERS = 100
 _WEIGHT = re.compile(r"\d+(\.\d*)?|\d+/0*[1-9]\d*", re.ASCII)

@@ -7,8 +7,8 @@ from typing import Any
 from lorrery.service.telemetry.trace_context import TraceContext, read
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.adapter_log import adapter_key
-from lorrery.vocabulary.wire_time import from_wire, to_wire
+from lorrery.vocabulary.adapters import adapter_key
+from lorrery.vocabulary.units import from_wire, to_wire
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.output import Sampling
 from lorrery.worker.device.pace import Pace

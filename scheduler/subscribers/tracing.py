@@ -24,7 +24,7 @@ from lorrery.service.clocks import DeviceClock
 from lorrery.service.telemetry.span import Kind, Span, SpanEvent, Value
 from lorrery.service.telemetry.trace_context import TraceContext
 from lorrery.service.telemetry.tracing import Tracer
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MAX_EVENTS = 100

@@ -11,7 +11,7 @@ from lorrery.simulator.replay.parts import parts_of
 from lorrery.simulator.replay.replay import replay
 from lorrery.simulator.replay.result import Replayed
 from lorrery.tokenizer.file import SHIPPED
-from lorrery.vocabulary.adapter_figures import AdapterFigures
+from lorrery.vocabulary.adapters import AdapterFigures
 from tests.simulator.virtual_cluster import play
 from tests.virtual.clock import virtual_time
 

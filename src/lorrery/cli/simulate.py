@@ -30,7 +30,7 @@ from lorrery.simulator.interface import checked_record, prepare
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.simulator.sweep import flags as sweep_flags
 from lorrery.view.terminal import table_console
-from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE, STEPS_FILE
+from lorrery.vocabulary.files import MAX_FRAMES, RECORD_FILE, STEPS_FILE
 from lorrery.worker.device.basis import grounds, slow_kernels
 
 TRACE_FILE = "trace.json"

@@ -26,7 +26,7 @@ from lorrery.service.local.temporary_folder import temporary_folder
 from lorrery.service.settings.cluster import Settings, load
 from lorrery.service.standard_streams import num_lost_writes, reader_has_gone, treat_as_log
 from lorrery.simulator.fleet import check_scaled, num_processes, possible_names, start_up_seconds
-from lorrery.vocabulary.worker_kinds import count_kinds
+from lorrery.vocabulary.files import count_kinds
 from lorrery.worker.build import deployment_of
 from lorrery.worker.device.basis import no_measurement
 

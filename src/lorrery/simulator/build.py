@@ -18,7 +18,7 @@ from lorrery.simulator.prompt_ids import Said, content_by_ids, has_ids, output_i
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.unread_prompt import Answer, PromptParts, UnreadPrompt
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import picoseconds
 from lorrery.worker.device.output import Ending, LengthModel, Sampling, ending, sequence_seed, tokens_between
 from lorrery.worker.device.pace import Pace

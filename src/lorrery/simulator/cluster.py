@@ -31,8 +31,8 @@ from lorrery.simulator.fleet import most_processes, num_processes
 from lorrery.simulator.prompt_ids import ids_suffice
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.files import count_kinds
 from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
-from lorrery.vocabulary.worker_kinds import count_kinds
 from lorrery.worker.build import Device, device_of
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from lorrery.simulator.scheduler import SimulatedScheduler
 from lorrery.simulator.signals_in import let_signals_in
 from lorrery.simulator.subscribers.step_span import RunBegan, StepSpan
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.adapter_figures import AdapterFigures
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.adapters import AdapterFigures
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.steptime import StepTimeModel

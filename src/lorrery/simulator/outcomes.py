@@ -14,7 +14,7 @@ from lorrery.scheduler.core.sequence import Phases
 from lorrery.service.faults.rules import NO_FAULTS
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.spilled_rows import RowColumns
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 _NONE = -1

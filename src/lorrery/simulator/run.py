@@ -28,7 +28,7 @@ from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
 from lorrery.simulator.subscribers.gaps import GapRecorder
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
+from lorrery.vocabulary.adapters import AdapterFigures, summed
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.build import Device
 

@@ -33,7 +33,7 @@ from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.weakly import Answers, weakly
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.adapter_figures import AdapterFigures
+from lorrery.vocabulary.adapters import AdapterFigures
 
 Nudge = Callable[[SimulatedWorker, bool], None]
 """Notify a worker of new input; the flag says whether that may change its running plan."""

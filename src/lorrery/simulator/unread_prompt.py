@@ -10,7 +10,7 @@ from typing import overload
 
 from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
 from lorrery.loadgen.workload.request import Turn, WorkloadRequest
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.output import Ending, TokenIds, sequence_seed, tokens_between
 
 

@@ -15,7 +15,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.subscribers.step_span import StepSpan
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.pace import Pace

@@ -34,7 +34,7 @@ from lorrery.validation.serving_plot import Points, draw_panels
 from lorrery.validation.serving_rows import ADAPTER_PROJECTIONS, Cells
 from lorrery.validation.serving_run import ADAPTER, AS_IT_IS, OTHER, PS_PER_MS, Options, played, reason
 from lorrery.view.terminal import FigureTable
-from lorrery.vocabulary.columns import repeated
+from lorrery.vocabulary.files import repeated
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 Watch = Callable[[Iterable["LoraPrediction"], int], Iterable["LoraPrediction"]]

@@ -15,7 +15,7 @@ from lorrery.simulator.sweep.outcome import FIGURES, SCALING, Outcome
 from lorrery.simulator.sweep.points import Point
 from lorrery.simulator.sweep.store import PointStore
 from lorrery.view.reports.sweep import read_sweep
-from lorrery.vocabulary.run_files import CPU_SECONDS
+from lorrery.vocabulary.files import CPU_SECONDS
 from tests.simulator.sweep.sweeping import simulate, sweep, table, without_cpu
 
 EXITS, INTERRUPTS = "tests.simulator.faulty_queues:Exits", "tests.simulator.faulty_queues:Interrupts"

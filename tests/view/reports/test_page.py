@@ -16,7 +16,7 @@ from lorrery.simulator.subscribers.steps import COLUMNS as STEP_COLUMNS
 from lorrery.view.reports.facts import differing
 from lorrery.view.reports.read import read_folders
 from lorrery.view.reports.report import report
-from lorrery.vocabulary.adapter_figures import FIGURES
+from lorrery.vocabulary.adapters import FIGURES
 from tests.view.reports.runs import failed, poisson, row, write
 
 EMPTY_ELEMENTS = {"meta", "br", "line", "path", "rect", "circle"}

@@ -20,7 +20,7 @@ from lorrery.service.errors import FormatError, SettingsError
 from lorrery.service.faults.rules import LoadRules, RuleBook
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.replay.journal import Journal
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.endings import CancelCause
 from lorrery.worker.build import answers_of, device_of, spells_of
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu

@@ -21,7 +21,7 @@ from lorrery.service.extras import has_extra
 from lorrery.simulator.sweep.axes import Axis, Value
 from lorrery.simulator.sweep.table import Row, short_names
 from lorrery.view import plots
-from lorrery.vocabulary.worker_kinds import count_kinds
+from lorrery.vocabulary.files import count_kinds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

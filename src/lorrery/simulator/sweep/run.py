@@ -37,7 +37,7 @@ from lorrery.simulator.sweep.store import PointStore
 from lorrery.simulator.sweep.table import FAILED, NOT_RUN, OK, Row, print_table, write_csv, write_parquet
 from lorrery.view.reports.report import report
 from lorrery.view.reports.sweep import unmoved, warned
-from lorrery.vocabulary.run_files import POINTS_FOLDER, SWEEP_FILE
+from lorrery.vocabulary.files import POINTS_FOLDER, SWEEP_FILE
 
 
 class Share:

@@ -24,8 +24,7 @@ from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence, Withdrawal
 from lorrery.validation.policy.fault import PolicyFault, seconds
-from lorrery.vocabulary.cancel_cause import CancelCause
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import CancelCause, FinishReason
 
 STEP_PS = 1_000
 TOKEN_PS = 7

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.files.writing import write_whole
-from lorrery.vocabulary.run_files import REPORT_FILE
+from lorrery.vocabulary.files import REPORT_FILE
 
 __all__ = ["report", "write_page"]
 

@@ -14,7 +14,7 @@ from lorrery.view.reports import figures
 from lorrery.view.reports.chart import number, seconds
 from lorrery.view.reports.read import Run
 from lorrery.view.reports.requests import Requests
-from lorrery.vocabulary.adapter_figures import FIGURES
+from lorrery.vocabulary.adapters import FIGURES
 
 __all__ = ["Column", "Table", "cut", "failure_table", "group_tables", "latency_table", "tiles"]
 

@@ -1,4 +1,4 @@
-"""Why a request ends before its sequence has, and what that counts as: the one table of it.
+"""Why a sequence finished, why a request ends before its sequence has, and what that counts as.
 
 A router cancels a request at its scheduler; the cause goes with the cancel, into the scheduler's journal, and from
 there into a replay. What each cause counts as, in which series, is `MEANINGS`; docs/failures.md shows it.
@@ -12,7 +12,29 @@ finished requests.
 from enum import IntEnum
 from typing import NamedTuple
 
-from lorrery.vocabulary.finish_reason import FinishReason
+
+class FinishReason(IntEnum):
+    """Numbered as on the wire (`FinishReason` of types.proto); reports, metrics and journals use `word`."""
+
+    UNSPECIFIED = 0
+    EOS = 1
+    STOP = 2
+    LENGTH = 3
+    ABORTED = 4
+
+    @property
+    def word(self) -> str:
+        """The name in lower case: `eos`, `stop`, ..."""
+        return _REASON_WORDS[self]
+
+    @classmethod
+    def of(cls, number: int) -> "FinishReason":
+        """Return the reason with a number from the wire; UNSPECIFIED if this version does not know it."""
+        return _REASONS.get(number, cls.UNSPECIFIED)
+
+
+_REASONS = {int(reason): reason for reason in FinishReason}
+_REASON_WORDS = {reason: reason.name.lower() for reason in FinishReason}
 
 
 class CancelCause(IntEnum):
@@ -35,7 +57,7 @@ class CancelCause(IntEnum):
     @property
     def word(self) -> str:
         """The name in lower case: `stop_text`, `client_left`, ..."""
-        return _WORDS[self]
+        return _CAUSE_WORDS[self]
 
     @property
     def finish(self) -> FinishReason | None:
@@ -45,12 +67,12 @@ class CancelCause(IntEnum):
     @classmethod
     def of(cls, number: int) -> "CancelCause":
         """Return the cause with a number from the wire; CLIENT_LEFT if this version does not know it."""
-        return _BY_NUMBER.get(number, cls.CLIENT_LEFT)
+        return _CAUSES.get(number, cls.CLIENT_LEFT)
 
     @classmethod
     def named(cls, word: str) -> "CancelCause":
         """Return the cause with this `word`. Raises KeyError."""
-        return _BY_WORD[word]
+        return _CAUSES_BY_WORD[word]
 
 
 class Meaning(NamedTuple):
@@ -86,6 +108,6 @@ MEANINGS = {
 }
 MEANINGS[CancelCause.UNSPECIFIED] = MEANINGS[CancelCause.CLIENT_LEFT]
 
-_BY_NUMBER = {int(cause): cause for cause in CancelCause if cause}
-_WORDS = {cause: cause.name.lower() for cause in CancelCause}
-_BY_WORD = {word: cause for cause, word in _WORDS.items()}
+_CAUSES = {int(cause): cause for cause in CancelCause if cause}
+_CAUSE_WORDS = {cause: cause.name.lower() for cause in CancelCause}
+_CAUSES_BY_WORD = {word: cause for cause, word in _CAUSE_WORDS.items()}

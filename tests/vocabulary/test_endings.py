@@ -1,7 +1,7 @@
 import pytest
 
 from lorrery.v1 import types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 
 def test_numbers_and_names_are_the_wires():

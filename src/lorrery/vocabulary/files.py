@@ -1,5 +1,7 @@
-"""File names of a run's output, and the kinds of summary, for its writers and readers."""
+"""Names that the writers and readers of a run's files share: of files, of kinds of summaries and of workers."""
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 SUMMARY_FILE: Final = "summary.json"
@@ -25,3 +27,18 @@ KINDS: Final = (LIVE_KIND, SIMULATED_KIND, "lorrery load report")
 
 FORMAT_VERSION: Final = 1
 """Of summaries. Another number means that some field changed its meaning."""
+
+
+def repeated(columns: Sequence[str]) -> str:
+    """Return the columns that stand more than once in a header, in its order, for an error; empty: none."""
+    return ", ".join(name for name in dict.fromkeys(columns) if columns.count(name) > 1)
+
+
+def count_kinds(workers: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Count workers by kind: the GPU's name, with ` (TP n)` if the degree is more than one.
+
+    Args:
+        workers: GPU and tensor-parallel degree of each.
+    """
+    names = (f"{gpu} (TP {degree})" if degree > 1 else gpu for gpu, degree in workers)
+    return tuple(sorted(Counter(names).items()))

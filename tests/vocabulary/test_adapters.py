@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.vocabulary.adapter_log import MAX_VERSION, AdapterChange, AdapterLog, adapter_key
+from lorrery.vocabulary.adapters import MAX_VERSION, AdapterChange, AdapterLog, adapter_key
 
 NAMES = ("a", "b", "c", "listed")
 CHANGES = st.lists(
