@@ -21,7 +21,7 @@ from lorrery.loadgen.scaling_report import scaling_csv
 from lorrery.loadgen.workload.summary import FORMULAS
 from lorrery.service.errors import FormatError, LorreryError, SettingsError
 from lorrery.service.files.writing import whole_file
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
 from lorrery.vocabulary.adapters import FIGURES, FiguresByAdapter
 from lorrery.vocabulary.files import (
     ADAPTERS_FILE,

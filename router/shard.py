@@ -22,9 +22,8 @@ from lorrery.router.request import Finish
 from lorrery.router.session import RouteCall, Session
 from lorrery.router.streams import Fanout
 from lorrery.service.errors import Overloaded, Reason
-from lorrery.service.files.watched import Watched
 from lorrery.service.network.channel import Dialler, options_for
-from lorrery.service.network.credentials import ClusterToken, Metadata
+from lorrery.service.network.credentials import ClusterToken, Metadata, Watched
 from lorrery.service.network.tls import Pems
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends

@@ -26,7 +26,7 @@ from lorrery.service.errors import (
     UnknownName,
 )
 from lorrery.service.telemetry.output_groups import OutputGroup
-from lorrery.service.telemetry.trace_context import TraceContext
+from lorrery.service.telemetry.spans import TraceContext
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapters import AdapterChange, AdapterLog

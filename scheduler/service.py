@@ -125,7 +125,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if (why := too_long(request.worker_id)) is not None:
             raise InvalidRequest(f"worker_id {why}", field="worker_id")
         seconds = self._settings.scheduler.router_timeout_seconds
-        writes: Writes[None] = Writes(self._cluster.awake, seconds)
+        writes: Writes[None] = Writes(self._cluster.uptime, seconds)
 
         async def until_stuck() -> None:
             await writes.stuck()

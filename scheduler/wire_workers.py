@@ -14,7 +14,7 @@ from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStore
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
 from lorrery.service.names import quoted
-from lorrery.service.telemetry.trace_context import TraceContext
+from lorrery.service.telemetry.spans import TraceContext
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32

@@ -39,7 +39,7 @@ from lab.bench.sim_peers import PeerRow, Peers
 from lab.bench.sim_scenarios import PROJECT, Scenario
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.service.version import core_is_compiled
+from lorrery.service.installed import core_is_compiled
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.garbage import collected_seldom

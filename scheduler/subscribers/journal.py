@@ -28,9 +28,9 @@ from lorrery.scheduler.inputs import NOBODY
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.subscribers.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
 from lorrery.service.errors import LorreryError
+from lorrery.service.installed import VERSION
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.log import get_logger
-from lorrery.service.version import VERSION
 
 FLUSH_SECONDS = 1.0
 

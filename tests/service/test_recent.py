@@ -1,4 +1,4 @@
-from lorrery.service.recent import Recent
+from lorrery.service.names import Recent
 
 
 def test_the_oldest_entry_goes_first() -> None:

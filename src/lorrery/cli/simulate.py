@@ -18,11 +18,11 @@ from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
 from lorrery.scheduler.core.facts import Subscriber
 from lorrery.service.commands import Command, command_app
+from lorrery.service.entry_point import stop_then_exit
 from lorrery.service.errors import FormatError, LorreryError, SettingsError, exit_in_words
 from lorrery.service.faults.kinds import parse_fault
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.files.writing import whole_file
-from lorrery.service.interrupt import stop_then_exit
 from lorrery.service.names import cut
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.settings.reading import key_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
 from lorrery.simulator.replay.journal import Journal, read_journal
 from lorrery.simulator.replay.parts import parts_of
 from lorrery.simulator.replay.replay import replay

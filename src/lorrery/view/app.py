@@ -26,8 +26,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lorrery.service.errors import InvalidRequest, LorreryError
-from lorrery.service.telemetry.frame_rate import USUAL_HZ, checked_hz
-from lorrery.view.frame import Feed, encode
+from lorrery.view.frame import USUAL_HZ, Feed, checked_hz, encode
 from lorrery.view.record import Record
 from lorrery.view.view import Watch, viewed_lines
 

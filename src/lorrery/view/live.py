@@ -9,13 +9,12 @@ import grpc
 import grpc.aio
 
 from lorrery.service.errors import LorreryError
+from lorrery.service.installed import VERSION
 from lorrery.service.network.channel import open_channel, why_silent
 from lorrery.service.network.credentials import bearer
 from lorrery.service.settings.sections import TlsSettings
-from lorrery.service.telemetry.frame_rate import USUAL_HZ
-from lorrery.service.version import VERSION
 from lorrery.v1 import router_pb2, router_pb2_grpc
-from lorrery.view.frame import Frame, Hello
+from lorrery.view.frame import USUAL_HZ, Frame, Hello
 from lorrery.view.wire import Joiner
 
 ANSWER_SECONDS = 5.0

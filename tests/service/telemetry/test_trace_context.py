@@ -4,7 +4,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from lorrery.service.telemetry.trace_context import TraceContext, read, read_headers
+from lorrery.service.telemetry.spans import TraceContext, read_headers, read_trace_context
 from lorrery.service.telemetry.tracing import Sampler
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -45,7 +45,7 @@ def test_a_header_is_read_as_opentelemetry_reads_it(header: str):
     expected = None
     if context.is_valid:
         expected = TraceContext(f"{context.trace_id:032x}", f"{context.span_id:016x}", context.trace_flags.sampled)
-    assert read(header) == expected
+    assert read_trace_context(header) == expected
 
 
 def test_two_parents_are_none():
@@ -62,11 +62,11 @@ def test_states_are_joined_and_passed_on():
 
 @pytest.mark.parametrize("state", ["x" * 513, "a=\u00e9"])
 def test_a_state_that_cannot_be_passed_on_is_dropped_and_the_parent_kept(state: str):
-    assert read(GOOD, state) == TraceContext(TRACE, SPAN, True)
+    assert read_trace_context(GOOD, state) == TraceContext(TRACE, SPAN, True)
 
 
 def test_a_client_decides_whether_its_trace_is_kept():
-    kept, not_kept = read(GOOD), read(f"00-{TRACE}-{SPAN}-00")
+    kept, not_kept = read_trace_context(GOOD), read_trace_context(f"00-{TRACE}-{SPAN}-00")
     assert not_kept is not None
     assert kept is not None
     never, always = Sampler(0.0), Sampler(1.0)

@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FileDescriptor
 from grpc_health.v1 import health
 
-from lorrery.service.extras import has_extra, missing_extra
+from lorrery.service.installed import has_extra, missing_extra
 
 _V1ALPHA, _V1 = "grpc.reflection.v1alpha", "grpc.reflection.v1"
 _SERVICE = "ServerReflection"

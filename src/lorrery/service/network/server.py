@@ -10,9 +10,9 @@ from grpc._cython import cygrpc
 from grpc.aio import _server as library
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from lorrery.service.entry_point import grpcio_version, is_known_grpcio
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.network.calls import CallGuard
-from lorrery.service.network.grpc_core import installed_version, is_known
 from lorrery.service.network.tls import server_credentials
 from lorrery.service.settings.sections import TlsSettings
 from lorrery.service.telemetry.metrics import address_error
@@ -99,7 +99,7 @@ def new_server(receive_bytes: int = RECEIVE_BYTES, guard: CallGuard | None = Non
     """
     options = (*OPTIONS, ("grpc.max_receive_message_length", receive_bytes))
     interceptors = [guard or CallGuard()]
-    if not is_known(installed_version()):
+    if not is_known_grpcio(grpcio_version()):
         return grpc.aio.server(interceptors=interceptors, options=options)
     return cast("grpc.aio.Server", _OutlivingServer(interceptors, options))
 

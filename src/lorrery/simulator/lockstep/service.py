@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
+from lorrery.service.entry_point import SIGNALS, handled_by
 from lorrery.service.errors import InvalidRequest, RunIsOver, SettingsError
-from lorrery.service.interrupt import SIGNALS, handled_by
 from lorrery.service.network import status
 from lorrery.service.network.server import Health, bind, dialable, new_server
 from lorrery.service.settings.sections import TlsSettings

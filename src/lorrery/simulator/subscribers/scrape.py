@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from lorrery.scheduler.core.autoscaling.figures import HISTOGRAMS, Sample
 from lorrery.scheduler.core.facts import Handler
 from lorrery.service.telemetry.engine_series import vllm_series
-from lorrery.service.telemetry.histogram import Histogram
+from lorrery.service.telemetry.series import Histogram
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import Fleet
 from lorrery.simulator.request import SimulatedRequest

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.extras import need_extra
+from lorrery.service.installed import need_extra
 from lorrery.simulator.sweep.flags import DEFAULT_BACKEND, Where
 from lorrery.simulator.sweep.outcome import Outcome, run_remotely
 from lorrery.simulator.sweep.points import Point, code_digest

@@ -19,10 +19,10 @@ from lorrery.loadgen import option_rules
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.plugins import search_here
 from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.installed import VERSION
 from lorrery.service.names import cut
 from lorrery.service.settings.cluster import Settings, load
 from lorrery.service.settings.reading import key_of, known_settings, nearest_setting
-from lorrery.service.version import VERSION
 from lorrery.simulator.cluster import check_routers
 from lorrery.simulator.run import SimulationOptions
 from lorrery.simulator.sweep.axes import Axis, Value, combinations

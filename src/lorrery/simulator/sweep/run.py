@@ -24,8 +24,8 @@ from rich.text import Text
 
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder
-from lorrery.service.extras import missing_extra
-from lorrery.service.interrupt import SIGNALS
+from lorrery.service.entry_point import SIGNALS
+from lorrery.service.installed import missing_extra
 from lorrery.simulator.sweep.axes import Axis, parse_axes
 from lorrery.simulator.sweep.backends import Run, count, open_backend
 from lorrery.simulator.sweep.claims import Claims, open_claims

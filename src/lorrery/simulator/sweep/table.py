@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.text import Text
 
-from lorrery.service.extras import has_extra
+from lorrery.service.installed import has_extra
 from lorrery.simulator.sweep.axes import Axis, Value
 from lorrery.simulator.sweep.outcome import COUNTS, FIGURES, SCALING, Figure
 from lorrery.simulator.sweep.points import Point

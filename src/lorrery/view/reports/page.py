@@ -6,7 +6,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
 from lorrery.view.reports import chart, run_charts, tables
 from lorrery.view.reports.difference_table import compared
 from lorrery.view.reports.facts import differing, facts, headline, options_of

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from lorrery.service.commands import ApiKey, Command, command_app
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.telemetry.frame_rate import MAX_HZ, MIN_HZ
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
+from lorrery.view.frame import MAX_HZ, MIN_HZ
 from lorrery.view.record import Record
 from lorrery.view.terminal import table_console
 from lorrery.view.top.run import print_json, print_once, show

@@ -14,8 +14,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 
-from lorrery.service.interrupt import handled_by
-from lorrery.service.standard_streams import reader_has_gone
+from lorrery.service.entry_point import handled_by, reader_has_gone
 from lorrery.view.frame import Feed, encode
 from lorrery.view.model import Model
 from lorrery.view.top.keyboard import keys, press

@@ -1,4 +1,4 @@
-"""W3C trace context: the trace of a request, as given by the headers `traceparent` and `tracestate`.
+"""Spans of requests, and W3C trace context: a request's trace in the headers `traceparent` and `tracestate`.
 
     traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
                  version, trace id, id of the caller's span, flags (1: sampled)
@@ -10,8 +10,10 @@ https://www.w3.org/TR/trace-context/
 
 import re
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
@@ -62,7 +64,7 @@ def new_span_id() -> str:
     return secrets.token_hex(8)
 
 
-def read(traceparent: str, tracestate: str = "") -> TraceContext | None:
+def read_trace_context(traceparent: str, tracestate: str = "") -> TraceContext | None:
     """Parse the headers; None: they name no span."""
     found = _FORM.fullmatch(traceparent.strip(" \t"))
     if found is None:
@@ -82,4 +84,66 @@ def read_headers(headers: Iterable[tuple[str, str]]) -> TraceContext | None:
             parents.append(value)
         elif name == TRACESTATE:
             states.append(value)
-    return read(parents[0], ",".join(states)) if len(parents) == 1 else None
+    return read_trace_context(parents[0], ",".join(states)) if len(parents) == 1 else None
+
+
+Value = str | bool | int | float | Sequence[str]
+
+
+class Kind(Enum):
+    """Kind of a span, by OpenTelemetry's names."""
+
+    INTERNAL = "INTERNAL"
+    SERVER = "SERVER"
+    CLIENT = "CLIENT"
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    """A momentary event within a span."""
+
+    name: str
+    at_ns: int
+    attributes: Mapping[str, Value]
+
+
+@dataclass(slots=True)
+class Span:
+    """A finished span; times are Unix nanoseconds.
+
+    Attributes:
+        context: its own.
+        parent: None: it is the root of its trace.
+        error: why it failed; None: it did not.
+    """
+
+    name: str
+    context: TraceContext
+    parent: TraceContext | None
+    begin_ns: int
+    end_ns: int
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    kind: Kind = Kind.INTERNAL
+    events: Sequence[SpanEvent] = ()
+    error: str | None = None
+
+
+class SpanExporter(Protocol):
+    """Sends spans in a thread of its own."""
+
+    num_taken: int
+    """Spans that have left the queue: sent or given up."""
+    num_failed: int
+    """Those of them that no collector accepted."""
+
+    def put(self, span: Span) -> None:
+        """Queue a span; never waits."""
+        ...
+
+    def close(self) -> None:
+        """Send the queued spans; may block as long as the collector does."""
+        ...
+
+    def abandon(self) -> None:
+        """Give up the spans that `close` is still sending."""
+        ...

@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 import pytest
 
-from lorrery.service.network.hosts import Hosts
+from lorrery.service.web.hosts import Hosts
 
 MACHINE = socket.gethostname()
 ALLOWED = ("router", "*.svc.cluster.local")

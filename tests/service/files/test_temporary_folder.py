@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from lorrery.service.errors import LorreryError
-from lorrery.service.local.temporary_folder import temporary_folder
+from lorrery.service.files.writing import temporary_folder
 
 HOLD = """
 import sys
-from lorrery.service.local.temporary_folder import temporary_folder
+from lorrery.service.files.writing import temporary_folder
 with temporary_folder("other") as folder:
     (folder / "sub").mkdir()
     (folder / "sub" / "file").write_text("x")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lorrery.service.network import open_files
+from lorrery.service import process
 
 
 @contextlib.contextmanager
@@ -26,10 +26,10 @@ def _none_left() -> Iterator[None]:
 
 
 def test_whether_a_file_could_be_opened_is_known():
-    assert open_files.any_left()
+    assert process.can_open_file()
     with _none_left():
-        assert not open_files.any_left()
-    assert open_files.any_left()
+        assert not process.can_open_file()
+    assert process.can_open_file()
 
 
 async def test_a_shortage_is_said_at_once_and_again_after_a_while(
@@ -45,10 +45,10 @@ async def test_a_shortage_is_said_at_once_and_again_after_a_while(
             enough.set()
         return num_looks < 3
 
-    monkeypatch.setattr(open_files, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(open_files, "any_left", look)
-    monkeypatch.setattr(open_files, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    watching = asyncio.create_task(open_files.warn_when_none_is_left())
+    monkeypatch.setattr(process, "FILES_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(process, "can_open_file", look)
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    watching = asyncio.create_task(process.warn_when_no_file_can_be_opened())
     await enough.wait()
     watching.cancel()
     await asyncio.wait([watching])

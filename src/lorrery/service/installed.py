@@ -1,13 +1,25 @@
-"""Optional libraries. Each belongs to an extra of the package and is imported only where it is used.
+"""What is installed: the version of the package, whether its core is compiled, and which extras it has.
 
-`lorrery[all]` brings the extras that services and commands use; `dask`, `parquet` and `ray`, which are large, are
-installed by name.
+An extra brings optional libraries, which are imported only where they are used. `lorrery[all]` brings those that
+services and commands use; `dask`, `parquet` and `ray`, which are large, are installed by name.
 """
 
 from collections.abc import Mapping
 from importlib.util import find_spec
 
 from lorrery.service.errors import SettingsError
+
+VERSION = "0.1.0"
+"""As in pyproject.toml: reading it from the installed package takes longer than reading a settings file."""
+
+
+def core_is_compiled() -> bool:
+    """Return whether the modules that `hatch_build.py` compiles are loaded as C extensions."""
+    spec = find_spec("lorrery.scheduler.core.replica")
+    assert spec is not None
+    assert spec.origin is not None
+    return not spec.origin.endswith(".py")
+
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "certs": ("cryptography",),

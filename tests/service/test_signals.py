@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.service.interrupt import ECHO_SECONDS, NO_SCHEDULER_TO_COME, handled_by
+from lorrery.service.entry_point import ECHO_SECONDS, NO_SCHEDULER_TO_COME, handled_by
 from lorrery.service.local.processes import start_python
 from tests.cluster.harness import wait_until
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from lorrery.service.local.addresses import free_ports, taken_again
-from lorrery.service.local.service_process import ServiceProcess
+from lorrery.service.local.overrides import on_free_ports, taken_again
+from lorrery.service.local.processes import ServiceProcess
 from lorrery.service.settings.cluster import changed
 
 SETTINGS = changed(
@@ -39,15 +39,15 @@ def test_service_that_ended_before_it_announced_listens_where_it_would_have():
 def test_a_router_has_further_ports_for_gateways_which_are_free_or_taken_again():
     given = 'router.engines=[{protocol="vllm", listen="h:5", adapter="a"}, {protocol="sglang", listen="k:6"}]'
     settings = changed({}, [given])
-    freed = changed({}, [given, *free_ports(settings)]).router.engines
+    freed = changed({}, [given, *on_free_ports(settings)]).router.engines
     assert [(port.protocol, port.listen, port.adapter) for port in freed] == [
         ("vllm", "h:0", "a"),
         ("sglang", "k:0", ""),
     ]
     router = ended("router", others={"engines[0]": "h:7", "engines[1]": "k:8"})
-    again = changed({}, [given, *free_ports(settings), *taken_again(settings, router)]).router.engines
+    again = changed({}, [given, *on_free_ports(settings), *taken_again(settings, router)]).router.engines
     assert [(port.protocol, port.listen, port.adapter) for port in again] == [
         ("vllm", "h:7", "a"),
         ("sglang", "k:8", ""),
     ]
-    assert not any("engines" in override for override in free_ports(SETTINGS))
+    assert not any("engines" in override for override in on_free_ports(SETTINGS))

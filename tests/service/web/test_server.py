@@ -7,8 +7,8 @@ import pytest
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from lorrery.service.network import web_server
-from lorrery.service.network.web_server import WebServer
+from lorrery.service.web import server as web_server
+from lorrery.service.web.server import WebServer
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 REQUEST_SECONDS = 0.3

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
+from lorrery.service import entry_point
 from lorrery.service.local.processes import start_python
-from lorrery.service.network import grpc_core
 
 USES_GRPC = """
 import sys
-from lorrery.service.network.grpc_core import set_up_grpc
+from lorrery.service.entry_point import set_up_grpc
 set_up_grpc()
 assert "grpc" not in sys.modules
 import os, grpc
@@ -30,7 +30,7 @@ async def said(experiments: str | None) -> tuple[str, str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_set(monkeypatch: pytest.MonkeyPatch):
-    for name in grpc_core.variables(None):
+    for name in entry_point.grpc_variables(None):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
 
@@ -38,7 +38,7 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch):
 async def test_the_installed_grpc_knows_the_experiments_and_writes_nothing():
     experiments, error = await said(None)
     assert error == ""
-    # None: gRPC is newer than KNOWING. Add its version there if it has both names; without them a message costs more.
+    # None: gRPC is newer than KNOWN_GRPCIO. Add it there if it has both names; without them a message costs more.
     assert experiments == "-event_engine_listener,-event_engine_client"
 
 
@@ -50,9 +50,9 @@ async def test_an_experiment_that_the_environment_names_is_left_alone_and_an_unk
 
 @pytest.mark.parametrize("version", [None, "1.86.0", "1.850.0", "2.85.0", "1.84.2"])
 def test_experiments_are_not_named_to_a_version_that_may_not_know_them(version: str | None):
-    assert grpc_core.variables(version) == {"GRPC_VERBOSITY": "ERROR"}
+    assert entry_point.grpc_variables(version) == {"GRPC_VERBOSITY": "ERROR"}
 
 
 def test_an_installation_without_a_record_counts_as_an_unknown_version(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "path", [])
-    assert grpc_core.installed_version() is None
+    assert entry_point.grpcio_version() is None
