@@ -294,12 +294,12 @@ def _run(
     with ExitStack() as stack:
         subscribers: list[Subscriber] = []
         if out is not None and steps:
-            from lorrery.simulator.subscribers.steps import StepWriter
+            from lorrery.simulator.subscribers.step_files import StepWriter
 
             written.append(out / STEPS_FILE)
             subscribers.append(StepWriter(_text(written[-1], stack)))
         if out is not None and perfetto:
-            from lorrery.simulator.subscribers.trace import TraceWriter
+            from lorrery.simulator.subscribers.step_files import TraceWriter
 
             written.append(out / TRACE_FILE)
             trace = TraceWriter(_text(written[-1], stack))

@@ -23,12 +23,11 @@ from lorrery.service.faults.kinds import Fault
 from lorrery.service.faults.rules import LoadRules, RuleBook
 from lorrery.service.names import gpu_names
 from lorrery.service.settings.cluster import Settings
-from lorrery.simulator.build import RequestBuilder
+from lorrery.simulator.build import RequestBuilder, ids_suffice
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import num_named, schedule_faults
 from lorrery.simulator.fleet import most_processes, num_processes
-from lorrery.simulator.prompt_ids import ids_suffice
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.files import count_kinds

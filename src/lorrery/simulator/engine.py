@@ -24,16 +24,13 @@ from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.subscribers.history import History
 from lorrery.service.faults.rules import NO_FAULTS
-from lorrery.simulator.boundaries import Boundaries
-from lorrery.simulator.clock import Clock
-from lorrery.simulator.membership import Membership
-from lorrery.simulator.open_requests import OpenRequests
+from lorrery.simulator.interpreter import run_signal_handlers
+from lorrery.simulator.membership import Boundaries, Membership
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import FaultyRequests, RequestFaultInjector
 from lorrery.simulator.scheduler import SimulatedScheduler
-from lorrery.simulator.signals_in import let_signals_in
-from lorrery.simulator.subscribers.step_span import RunBegan, StepSpan
-from lorrery.simulator.worker import SimulatedWorker
+from lorrery.simulator.state import Clock, OpenRequests
+from lorrery.simulator.worker import RunBegan, SimulatedWorker, StepSpan
 from lorrery.vocabulary.adapters import AdapterFigures
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
@@ -46,7 +43,7 @@ Follow = Callable[[SimulatedRequest, int], tuple[int, SimulatedRequest] | None]
 PAUSE = SimulatedRequest(-1, 0, 0, 0, Ending(0, FinishReason.LENGTH))
 """Yielded by `Simulation.run` after a tick requested a pause; not a real request."""
 
-TURNS: Final = 1024
+ITERATIONS_PER_CHECK: Final = 1024
 """Loop iterations, some ten milliseconds, between two checks for a stop or for a run with no requests left."""
 
 
@@ -269,7 +266,7 @@ class Simulation:
 
         Kept outside the generator: a compiled generator would look up each of its variables.
         """
-        num_turns, in_vain = 0, False
+        num_iterations, in_vain = 0, False
         clock, boundaries = self._clock, self._boundaries
         coming, deadlines, ended = clock.coming, self._requests.deadlines, self._requests.ended
         arrival = self._arrival
@@ -277,13 +274,13 @@ class Simulation:
         if self._is_stopped:
             return False
         while True:
-            num_turns += 1
-            if num_turns == TURNS:
-                let_signals_in()
+            num_iterations += 1
+            if num_iterations == ITERATIONS_PER_CHECK:
+                run_signal_handlers()
                 nobody_comes = arrival is None and not coming and not self._requests.by_handle
                 if self._is_stopped or (in_vain and nobody_comes):
                     return False
-                num_turns, in_vain = 0, nobody_comes
+                num_iterations, in_vain = 0, nobody_comes
             boundary_ps = boundaries.next_ps
             coming_ps = coming[0][0] if coming else NEVER
             while deadlines and deadlines[0].outcome is not None:

@@ -22,11 +22,10 @@ from lorrery.simulator.cluster import SimulatedCluster, SimulationOptions
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import never_began
 from lorrery.simulator.fleet import check_scaled
-from lorrery.simulator.garbage import collected_seldom
-from lorrery.simulator.outcomes import OutcomeRecorder
+from lorrery.simulator.interpreter import garbage_collected_seldom
+from lorrery.simulator.outcomes import GapRecorder, OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
-from lorrery.simulator.subscribers.gaps import GapRecorder
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.adapters import AdapterFigures, summed
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -100,7 +99,7 @@ class SimulatedRun:
         Raises:
             LorreryError: invalid settings or options, or an unreadable trace.
         """
-        with collected_seldom():
+        with garbage_collected_seldom():
             playing = self.begin()
             interrupted = self._play(playing)
         return playing.report(interrupted=interrupted)

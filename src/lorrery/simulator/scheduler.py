@@ -28,10 +28,9 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
 from lorrery.scheduler.subscribers.history import History
 from lorrery.service.faults.rules import NO_FAULTS
-from lorrery.simulator.clock import Clock
-from lorrery.simulator.open_requests import OpenRequests
+from lorrery.simulator.interpreter import WeakTarget, weak_call
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.weakly import Answers, weakly
+from lorrery.simulator.state import Clock, OpenRequests
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.adapters import AdapterFigures
 
@@ -40,7 +39,7 @@ Nudge = Callable[[SimulatedWorker, bool], None]
 
 
 class SimulatedScheduler:
-    """See the module.
+    """Carries out the decisions of one scheduler's core.
 
     Args:
         placement: chooses the worker of a request.
@@ -67,8 +66,8 @@ class SimulatedScheduler:
         nudge: Nudge,
         finish: Callable[[SimulatedRequest], None],
     ) -> None:
-        self._shows = Answers(self._show)
-        self.core = ClusterCore(placement, rules, bring_up_to_date=weakly(self._shows), catch_up=self._catch_up)
+        self._weak_show = WeakTarget(self._show)
+        self.core = ClusterCore(placement, rules, bring_up_to_date=weak_call(self._weak_show), catch_up=self._catch_up)
         self._tells_ends = self.core.keeps_backlog
         self._workers: dict[Member, SimulatedWorker] = {}
         self._clock = clock

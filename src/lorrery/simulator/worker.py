@@ -1,25 +1,67 @@
-"""One worker under the virtual clock: its replica, its GPU, and the running plan.
+"""One worker under the virtual clock: its replica, its GPU, the running plan, and the spans of steps that it publishes.
 
 A plan runs in one jump to its last step, or to the first boundary at or after an event that can change it. When the
 plan starts, the end times of its steps and the sequences that finish are known; they are committed when the clock
-reaches them.
+reaches them, and published as a `StepSpan`.
+
+A subscriber with an attribute `reads_prompts` that is false uses neither the prefills nor the waiting count of spans;
+if that goes for all, several chunks of one long prompt may run in one jump, each still told as its own span.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.facts import Event, Facts
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.replica import Replica
-from lorrery.simulator.clock import Clock
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.subscribers.step_span import StepSpan
+from lorrery.simulator.state import Clock
 from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.pace import Pace
 from lorrery.worker.device.steptime import StepTimeModel
+
+
+@dataclass(slots=True)
+class StepSpan:
+    """Consecutive steps of one plan; only the first has the plan's prefills.
+
+    Attributes:
+        worker: that ran them.
+        plan: of these steps.
+        start_ps: when the first began, after any wait for adapters.
+        num_steps: number of steps.
+        first_ps: duration of the first.
+        slope_ps: increase of the duration from each step to the next.
+        end_ps: when the last ended.
+        num_decodes: sequences that get a token in each step, without the first step's newcomers.
+        kv_tokens: in the cache before the first, of all sequences.
+        num_waiting: sequences in the worker's queue.
+        newcomers: sequences whose prompt ended with the first step and that go on to decode.
+        silent: sequences that end with the last step and get no token from it.
+        gone: sequences whose clients left during the last step.
+    """
+
+    worker: str
+    plan: Plan
+    start_ps: int
+    num_steps: int
+    first_ps: int
+    slope_ps: int
+    end_ps: int
+    num_decodes: int
+    kv_tokens: int
+    num_waiting: int
+    newcomers: Sequence[int] = ()
+    silent: Collection[int] = ()
+    gone: Collection[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunBegan:
+    """The part of a run that counts begins; the warm-up is over."""
 
 
 @dataclass(slots=True)
@@ -33,7 +75,7 @@ class Totals:
 
 
 class SimulatedWorker:
-    """See the module.
+    """A worker of a simulation.
 
     Args:
         name: its id.

@@ -12,7 +12,7 @@ import lorrery
 from lorrery.cli.report import app
 from lorrery.loadgen.requests_csv import CSV_COLUMNS, PRIORITY
 from lorrery.service.errors import FormatError, SettingsError
-from lorrery.simulator.subscribers.steps import COLUMNS as STEP_COLUMNS
+from lorrery.simulator.subscribers.step_files import COLUMNS as STEP_COLUMNS
 from lorrery.view.reports.facts import differing
 from lorrery.view.reports.read import read_folders
 from lorrery.view.reports.report import report

@@ -15,7 +15,7 @@ from lorrery.scheduler.subscribers.watcher import CoreFrame, Watcher
 from lorrery.scheduler.subscribers.watcher import EndedRow as CoreEnded
 from lorrery.service.installed import VERSION
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.subscribers.step_span import RunBegan, StepSpan
+from lorrery.simulator.worker import RunBegan, StepSpan
 from lorrery.view.frame import (
     NO_WORKER,
     AdapterRow,

@@ -13,8 +13,7 @@ from lorrery.service.telemetry.series import Histogram
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import Fleet
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.subscribers.step_span import StepSpan
-from lorrery.simulator.worker import SimulatedWorker
+from lorrery.simulator.worker import SimulatedWorker, StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 __all__ = ["Scraper"]

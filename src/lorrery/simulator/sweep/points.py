@@ -27,8 +27,7 @@ from lorrery.simulator.cluster import check_routers
 from lorrery.simulator.run import SimulationOptions
 from lorrery.simulator.sweep.axes import Axis, Value, combinations
 from lorrery.simulator.sweep.flags import CONFIG, SweptFlags
-from lorrery.simulator.sweep.inputs import Inputs, named_files
-from lorrery.simulator.sweep.plugin_code import plugin_files
+from lorrery.simulator.sweep.inputs import Inputs, named_files, plugin_files
 from lorrery.worker.build import deployment_of
 
 __all__ = ["Asked", "Point", "code_digest", "make_points"]

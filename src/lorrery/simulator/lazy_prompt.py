@@ -45,7 +45,7 @@ class Answer:
         return tokens_between(own_seed, 0, self.num_tokens, end)
 
 
-class UnreadPrompt(Sequence[int]):
+class LazyPrompt(Sequence[int]):
     """The token ids of a prompt, made on first access.
 
     Args:

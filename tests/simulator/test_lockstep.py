@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import lorrery
 from lorrery.service.local.processes import start_python
 from lorrery.service.settings.sections import TlsSettings
-from lorrery.simulator.lockstep.service import serve
+from lorrery.simulator.lockstep import serve
 from lorrery.simulator.result import SimulationResult
 from lorrery.v1 import simulation_pb2, simulation_pb2_grpc
 from tests.cluster.client import error_info

@@ -12,9 +12,8 @@ from lorrery.service.errors import InvalidRequest, RunIsOver, SettingsError
 from lorrery.service.network import status
 from lorrery.service.network.server import Health, bind, dialable, new_server
 from lorrery.service.settings.sections import TlsSettings
-from lorrery.simulator.lockstep.wire import finish_message, observation_message
 from lorrery.simulator.result import SimulationResult
-from lorrery.simulator.virtual_cluster import RunIsOverError, VirtualCluster
+from lorrery.simulator.virtual_cluster import Observation, RunIsOverError, VirtualCluster
 from lorrery.v1 import simulation_pb2, simulation_pb2_grpc
 
 __all__ = ["LockstepService", "serve"]
@@ -128,3 +127,30 @@ async def serve(
         finally:
             await server.stop(_GRACE_SECONDS)
     return service.result
+
+
+def observation_message(seen: Observation) -> simulation_pb2.Observation:
+    """Return an observation as it travels."""
+    return simulation_pb2.Observation(
+        at_seconds=seen.at_seconds,
+        num_ready=seen.num_ready,
+        num_starting=seen.num_starting,
+        num_draining=seen.num_draining,
+        metrics=dict(seen.metrics),
+        done=seen.done,
+    )
+
+
+def finish_message(result: SimulationResult) -> simulation_pb2.FinishResponse:
+    """Return what a run came to."""
+    counts, scaling = result.counts, result.scaling
+    assert scaling is not None
+    own = scaling.summary
+    return simulation_pb2.FinishResponse(
+        num_requests=counts["num_requests"],
+        num_completed=counts["num_completed"],
+        gpu_hours=own.gpu_hours,
+        replicas_mean=own.replicas_mean,
+        good_ratio=own.good_ratio,
+        num_scalings=own.num_scale_ups + own.num_scale_downs,
+    )

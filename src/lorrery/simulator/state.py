@@ -1,15 +1,49 @@
-"""A simulation's requests: those that have arrived and not ended, their deadlines, and those that have just ended."""
+"""State that the parts of a simulation share: its clock with its scheduled events, and its requests."""
 
 from collections import deque
+from collections.abc import Callable
+from heapq import heappush
 
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
-from lorrery.simulator.clock import Clock
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary.units import NEVER
 
 
+class Clock:
+    """Holds the current time; only the simulation's loop advances it.
+
+    Attributes:
+        now_ps: the time.
+        coming: a heap of scheduled events: (time, number, callback).
+    """
+
+    def __init__(self) -> None:
+        self.now_ps = 0
+        self.coming: list[tuple[int, int, Callable[[], None]]] = []
+        self._turn_ps = -1
+        self._turn = 0
+        self._num_coming = 0
+
+    def take_turn(self, at_ps: int, order: int) -> None:
+        """Advance to a worker's boundary."""
+        self.now_ps = at_ps
+        if self._turn_ps != at_ps:
+            self._turn_ps, self._turn = at_ps, order
+        elif order > self._turn:
+            self._turn = order
+
+    def has_passed(self, at_ps: int, order: int) -> bool:
+        """Return whether a worker's boundary at this time, if it has one, has already had its turn."""
+        return self._turn_ps == at_ps and order < self._turn
+
+    def at(self, at_ps: int, happen: Callable[[], None]) -> None:
+        """Schedule a callback at a time; of two at one time, the one scheduled first runs first."""
+        heappush(self.coming, (at_ps, self._num_coming, happen))
+        self._num_coming += 1
+
+
 class OpenRequests:
-    """See the module.
+    """A simulation's requests: those that have arrived and not ended, their deadlines, and those that have just ended.
 
     Args:
         clock: of the simulation.

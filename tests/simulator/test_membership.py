@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.scheduler.core.build import ReplicaSettings, build_replica
-from lorrery.simulator.boundaries import Boundaries
+from lorrery.simulator.membership import Boundaries
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER
 from tests.simulator.test_engine import STEP_TIMES
