@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.reference.pages import DO_NOT_EDIT, table
 from lorrery.service.settings.presets import EnginePreset, presets
-from lorrery.validation.golden.against import RULES_OF
+from lorrery.validation.golden.replay import RULES_OF
 from lorrery.worker.build import read_catalogue
 
 INTRODUCTION = f"""# Engines
@@ -154,7 +154,7 @@ The rules of vLLM's scheduler are compared with vLLM itself, {RULES_OF} at prese
    `deferred` are `queues` and adapters.
 4. Change the rule in `scheduler/core/`: `batching/` forms a batch and spends the budget, `memory/` reserves blocks and
    preempts, `prefix_cache/` finds and evicts blocks, `queues/` orders what waits. Other seeds should pass as well. Then
-   set `RULES_OF` in `validation/golden/against.py`, and put some of the new records into `tests/golden`.
+   set `RULES_OF` in `validation/golden/replay.py`, and put some of the new records into `tests/golden`.
 """
 
 

@@ -94,7 +94,7 @@ def test_a_run_ends_when_idle_workers_alone_are_asked_again_and_again() -> None:
     queue = NeverEmpty()
     ended = list(simulation_of(queue).run(build_requests(WORKLOAD, "", {})))
     assert {request.outcome for request in ended} == {"finished"}
-    assert queue.num_asked > TURNS
+    assert queue.num_asked > ITERATIONS_PER_CHECK
 
 
 def test_signals_find_interpreted_code_in_the_loop() -> None:
