@@ -30,7 +30,7 @@ LATER = (
     "lorrery.cli.simulate_journal",
     "lorrery.cli.up_cluster",
     "lorrery.loadgen.driver",
-    "lorrery.view.reports.page",
+    "lorrery.view.reports.report",
     "lorrery.simulator.sweep.run",
 )
 """Modules that commands import when they run: imported once, before the children are forked."""

@@ -25,8 +25,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from lorrery.tokenizer.base import BOS_ID, EOS_ID
 from lorrery.tokenizer.chat import PLAIN_TEMPLATE
 from lorrery.tokenizer.detokenize import byte_names
-from lorrery.tokenizer.file import SHIPPED, WORDS
-from lorrery.tokenizer.folder import TOKENIZER_FILE
+from lorrery.tokenizer.file import SHIPPED, TOKENIZER_FILE, WORDS
 
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 

@@ -13,9 +13,9 @@ from lorrery.cli.report import app
 from lorrery.loadgen.requests_csv import CSV_COLUMNS, PRIORITY
 from lorrery.service.errors import FormatError, SettingsError
 from lorrery.simulator.subscribers.step_files import COLUMNS as STEP_COLUMNS
-from lorrery.view.reports.facts import differing
 from lorrery.view.reports.read import read_folders
 from lorrery.view.reports.report import report
+from lorrery.view.reports.tables import differing
 from lorrery.vocabulary.adapters import FIGURES
 from tests.view.reports.runs import failed, poisson, row, write
 

@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from lorrery.view.reports.figures import quantiles
 from lorrery.view.reports.requests import Requests
-from lorrery.view.reports.spread import difference, drifts, estimate, estimate_mean
-from lorrery.view.reports.steady import Steady, steadily_served, steady
+from lorrery.view.reports.spread import Steady, difference, drifts, estimate, estimate_mean, steadily_served, steady
 from lorrery.view.reports.timeline import tokens_between
 
 __all__ = ["Comparison", "Difference", "Short", "compare"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lorrery.view.reports import chart
 from lorrery.view.reports.compare import Comparison, Difference, Short, compare
 from lorrery.view.reports.read import Run
-from lorrery.view.reports.steady import LEAST_LIVES, LEFT_OUT_LIVES, Steady
+from lorrery.view.reports.spread import LEAST_LIVES, LEFT_OUT_LIVES, Steady
 from lorrery.view.reports.tables import cut
 
 __all__ = ["Differences", "compared"]
