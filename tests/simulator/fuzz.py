@@ -32,8 +32,8 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.service.faults.kinds import LOAD_FAILURE
 from lorrery.service.faults.rules import LoadRules, RuleBook
 from lorrery.simulator.build import build_requests, ids_suffice
+from lorrery.simulator.cluster import schedule_faults
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.faults import schedule_faults
 from lorrery.simulator.outcomes import GapRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.subscribers.step_files import COLUMNS, StepWriter

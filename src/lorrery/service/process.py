@@ -32,8 +32,7 @@ from lorrery.service.errors import LorreryError, SettingsError, exit_in_words
 from lorrery.service.files.writing import write_whole
 from lorrery.service.installed import VERSION
 from lorrery.service.network.calls import CallGuard
-from lorrery.service.network.reflection import enable_reflection
-from lorrery.service.network.server import Health, at_port, bind, dialable, new_server
+from lorrery.service.network.server import Health, at_port, bind, dialable, enable_reflection, new_server
 from lorrery.service.settings.reading import ProcessSettings
 from lorrery.service.tasks import loop_factory
 from lorrery.service.telemetry.log import configure, get_logger

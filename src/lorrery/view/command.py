@@ -25,8 +25,8 @@ from lorrery.service.web.hosts import Hosts
 from lorrery.service.web.server import WebServer, guarded
 from lorrery.view.app import make_app
 from lorrery.view.frame import MAX_HZ, MIN_HZ, USUAL_HZ
-from lorrery.view.live import LiveFeed
 from lorrery.view.record import Record
+from lorrery.view.wire import LiveFeed
 
 __all__ = ["app", "web"]
 

@@ -12,8 +12,15 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.subscribers.record import Record
 from lorrery.service.faults.kinds import parse_fault
 from lorrery.simulator.replay.journal import Journal, Line
-from lorrery.simulator.replay.parts import DifferenceError, Replayed, ReplayedRequest, ReplayParts, compare
-from lorrery.simulator.replay.placements import NotReadError, derive
+from lorrery.simulator.replay.parts import (
+    DifferenceError,
+    NotReadError,
+    Replayed,
+    ReplayedRequest,
+    ReplayParts,
+    compare,
+    derive,
+)
 from lorrery.simulator.replay.worker import ReplayWorker
 
 

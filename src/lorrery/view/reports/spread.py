@@ -25,7 +25,7 @@ nearer than by c_j / f(q), f being the density about q.
 Runs with the same requests are compared by differences of c_j, of quantiles c_j / f(q); what affects both equally
 cancels.
 
-The part of a run that can be compared: its steady state, without ramp-up and drain.
+Only the steady state of a run can be compared, without ramp-up and drain.
 
 A run begins empty: an open loop fills up, a closed loop sends its first requests all at once, and neither happens
 again. It ends with fewer and fewer requests in flight. Both depend on how the run was driven, not on the cluster, so

@@ -1,4 +1,4 @@
-"""Writes the folder of the shipped tokenizer, `shipped/`, from words.txt: `python -m lorrery.tokenizer.build`.
+"""Writes the folder of the shipped tokenizer from its words.txt: `python -m lab.shipped_tokenizer`.
 
 It needs no download, and a mock's output has the same length everywhere: ids 3..1907 are 1,905 English words, each with
 its leading space one token in the usual tokenizers too, so a client that tokenizes the text again gets the same number.
