@@ -134,7 +134,7 @@ class Simulation:
 
     def _take_in(self, worker: SimulatedWorker) -> None:
         worker.facts = facts = self._schedulers[worker.shard].facts
-        worker.tells_steps, worker.runs_chunks = facts.wants(StepSpan), self._runs_chunks
+        worker.publishes_steps, worker.runs_chunks = facts.wants(StepSpan), self._runs_chunks
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
@@ -379,15 +379,11 @@ class Simulation:
         worker.frozen_until_ps = until_ps
         self._nudge(worker, True)
 
-    def _nudge(self, worker: SimulatedWorker, heeded: bool) -> None:
+    def _nudge(self, worker: SimulatedWorker, matters: bool) -> None:
         if worker.plan is None:
-            self._schedule(worker, max(self.now_ps, worker.boundary_ps))
-        elif heeded and (boundary_ps := worker.interrupt(self.now_ps)) is not None:
-            self._schedule(worker, boundary_ps)
-
-    def _schedule(self, worker: SimulatedWorker, at_ps: int) -> None:
-        if worker.end_ps != at_ps:
-            self._boundaries.move(worker, at_ps)
+            self._boundaries.move(worker, max(self.now_ps, worker.boundary_ps))
+        elif matters and (boundary_ps := worker.interrupt(self.now_ps)) is not None:
+            self._boundaries.move(worker, boundary_ps)
 
     def _at_boundary(self, worker: SimulatedWorker, at_ps: int) -> None:
         scheduler, plan = self._schedulers[worker.shard], worker.plan
@@ -407,13 +403,15 @@ class Simulation:
             for sequence in decision.leaves:
                 worker.gpu.leave(sequence.handle)
         if not isinstance(decision, Idle):
-            self._schedule(worker, worker.start(decision, at_ps, self._requests.by_handle, one_step=self._one_step))
+            self._boundaries.move(
+                worker, worker.start(decision, at_ps, self._requests.by_handle, one_step=self._one_step)
+            )
             if worker.frozen_until_ps > at_ps:
                 self.membership.watch(worker, decision)
         else:
-            self._schedule(worker, NEVER if decision.until_ps is None else max(at_ps, decision.until_ps))
+            self._boundaries.move(worker, NEVER if decision.until_ps is None else max(at_ps, decision.until_ps))
         if worker.replica.adapters.log is not None:
-            scheduler.tell_of_adapters(worker)
+            scheduler.publish_adapter_changes(worker)
         # Only now: a sequence that has left may come back to this worker, and would change the decision just made.
         if decision.events:
             scheduler.handle(worker, decision.events)

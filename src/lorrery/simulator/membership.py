@@ -56,6 +56,8 @@ class Boundaries:
 
     def move(self, worker: SimulatedWorker, at_ps: int) -> None:
         """Change a worker's next boundary; `NEVER`: it has none."""
+        if worker.end_ps == at_ps:
+            return
         worker.end_ps = at_ps
         first, node = self._first, (self._num + worker.order) >> 1
         while node:

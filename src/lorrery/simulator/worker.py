@@ -94,7 +94,7 @@ class SimulatedWorker:
         boundary_ps: the last boundary at which it planned.
         frozen_until_ps: no step begins before this time.
         facts: takes the steps that it runs.
-        tells_steps: whether anybody wants them.
+        publishes_steps: whether anybody wants them.
         runs_chunks: whether consecutive chunks of one prompt run in one jump; False if a subscriber reads each of them.
         end_ps: its next boundary, or the current one; `NEVER`: it has none.
         life: number of times its process has ended; a delayed return applies only within the same life.
@@ -118,13 +118,13 @@ class SimulatedWorker:
         "pace",
         "plan",
         "pool_tokens",
+        "publishes_steps",
         "replica",
         "runs_chunks",
         "shard",
         "start_ps",
         "step_time",
         "steps",
-        "tells_steps",
         "totals",
     )
 
@@ -154,7 +154,7 @@ class SimulatedWorker:
         self.life = 0
         self.totals = Totals()
         self.facts = Facts()
-        self.tells_steps = False
+        self.publishes_steps = False
         self.runs_chunks = True
         self._make_replica = make_replica
         self._may_be_silent = False
@@ -210,7 +210,7 @@ class SimulatedWorker:
     def finish(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest]) -> list[Event]:
         """End the plan at this boundary: run and commit its remaining steps."""
         steps = self.steps
-        span = self._span(plan, steps, at_ps) if self.tells_steps else None
+        span = self._span(plan, steps, at_ps) if self.publishes_steps else None
         before_ps = self._last_boundary_before(plan, at_ps) if self._may_be_silent else 0
         finished = self.gpu.jump(steps)
         totals = self.totals
@@ -282,7 +282,7 @@ class SimulatedWorker:
         if plan is None or not (done := self._steps_ended(at_ps)):
             return
         end_ps = self.start_ps + self.gpu.total_ps(done)
-        if self.tells_steps:
+        if self.publishes_steps:
             self.facts.publish((self._span(plan, done, end_ps),), end_ps, self.member)
         finished = self.gpu.jump(done)
         assert not finished
@@ -355,5 +355,5 @@ class SimulatedWorker:
 
     def client_left(self, handle: int) -> None:
         """Note for spans of steps that nobody waits any more for a sequence of this worker."""
-        if self.tells_steps:
+        if self.publishes_steps:
             self._gone.add(handle)
