@@ -392,7 +392,7 @@ class Simulation:
             if events:
                 scheduler.handle(worker, events)
         if self._new_pace and (step_time := self._new_pace.pop(worker.order, None)) is not None:
-            worker.use(step_time)
+            worker.gpu.use(step_time)
         worker.boundary_ps = at_ps
         decision = worker.member.plan(at_ps)
         worker.totals.num_plans += 1

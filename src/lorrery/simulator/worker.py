@@ -163,10 +163,6 @@ class SimulatedWorker:
         self.replica = make_replica()
         self.member = Member(name, self.replica, pool_tokens, pace)
 
-    def use(self, step_time: StepTimeModel) -> None:
-        """Use another step-time model from now on; call it at a boundary only."""
-        self.gpu.use(step_time)
-
     def renew(self, at_ps: int) -> None:
         """Return after a loss, with an empty replica."""
         self.replica = self._make_replica()

@@ -99,16 +99,16 @@ class LocalCluster:
         self._announcements = self._resources.enter_context(temporary_folder("processes"))
         try:
             await self._start("scheduler", "scheduler", [])
-            await self._listening("scheduler")
+            await self.listening("scheduler")
             address = self.processes["scheduler"].grpc
             for name in self.worker_processes:
                 await self._start(name, "worker", self._workers.overrides(name, address))
             await self._start("router", "router", [f"router.schedulers={json.dumps([address])}"])
             for name in self.processes:
-                await self._listening(name)
+                await self.listening(name)
             if self._page:
                 await self._start(PAGE, "view", [], [*self._page_port, "--target", self.router_address])
-                await self._listening(PAGE)
+                await self.listening(PAGE)
             for name in [*self.worker_processes, "router"]:
                 await self.serving(name)
         except BaseException:
@@ -197,7 +197,7 @@ class LocalCluster:
             await self._start(name, old.service, [*old.overrides, *taken_again(self.settings, old)])
         # Set at once: its addresses are passed on while it starts, and it may end before it announces them.
         self.processes[name].take_addresses(old)
-        await self._listening(name)
+        await self.listening(name)
         if wait and name != PAGE:
             await self.serving(name)
 
@@ -207,7 +207,7 @@ class LocalCluster:
         It is stopped together with the others of its service.
         """
         await self._start(name, service, list(overrides))
-        await self._listening(name)
+        await self.listening(name)
 
     async def start_worker(self, start_up_seconds: float, group: int | None = None, name: str | None = None) -> str:
         """Start an additional worker process; return its name.
@@ -221,14 +221,6 @@ class LocalCluster:
         overrides = self._workers.overrides(name, self.scheduler_address)
         await self._start(name, "worker", [*overrides, f"worker.startup_seconds={start_up_seconds}"])
         return name
-
-    async def listening(self, name: str) -> None:
-        """Wait until a started process listens.
-
-        Raises:
-            LorreryError: it ended, or took too long.
-        """
-        await self._listening(name)
 
     def drain(self, name: str) -> None:
         """Make a process drain and end: SIGTERM."""
@@ -314,8 +306,12 @@ class LocalCluster:
         if not entry.exit_expected:
             self._ended.put_nowait(entry)
 
-    async def _listening(self, name: str) -> None:
-        """Wait for the announcement of a process, and store its addresses."""
+    async def listening(self, name: str) -> None:
+        """Wait until a started process listens, and store the addresses that it announces.
+
+        Raises:
+            LorreryError: it ended, or took too long.
+        """
         process = self.processes[name]
         async with self._bounded(process, "listen", START_SECONDS):
             while not process.announce.exists():
