@@ -23,7 +23,7 @@ from lorrery.cli.validate_serving import serving
 from lorrery.cli.version import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.toml import read_tables
+from lorrery.service.files.reading import read_tables
 from lorrery.service.files.writing import check_writable
 from lorrery.service.settings.cluster import load
 from lorrery.validation import overview

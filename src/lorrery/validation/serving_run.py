@@ -19,7 +19,7 @@ import numpy as np
 from lorrery.loadgen.options import GIVEN, LoadOptions
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.files.toml import read_tables, to_toml
+from lorrery.service.files.reading import read_tables, to_toml
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.presets import nearest
 from lorrery.simulator.request import SimulatedRequest
