@@ -1,4 +1,4 @@
-"""The scheduler's journal: inputs and their results, in device time; `simulator.journal` replays it.
+"""The scheduler's journal: inputs and their results, in device time; `simulator.replay.journal` replays it.
 
 JSON Lines; the first is the header, each further one has a `type`. docs/simulator.md describes them. A line is made
 when its event happens, so lines are in the order in which the scheduler learnt of the events. Steps are gathered: those

@@ -230,7 +230,7 @@ def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
 
 KNOWN_GRPCIO = ("1.85",)
 """Versions of it with both experiments, and the methods that the server replaces. Tests check the installed
-one (tests/service/test_entry_point.py, network/test_server.py)."""
+one (tests/service/test_grpc_environment.py, network/test_server.py)."""
 
 
 def is_known_grpcio(version: str | None) -> bool:

@@ -1,6 +1,6 @@
 """Runs a journal's inputs through the same core and mock GPU under a virtual clock, and compares the results.
 
-The simulation takes the inputs named in `simulator.journal`, and applies each at the first boundary at or after its
+The simulation takes the inputs named in `simulator.replay.journal`, and applies each at the first boundary at or after its
 stamp. It computes every plan and step itself and compares each at once, to the picosecond, with the journal of the live
 cluster. It stops at the first difference, since later ones would follow from it.
 

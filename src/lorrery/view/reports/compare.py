@@ -1,6 +1,6 @@
 """Whether two runs differ by more than chance: a 95 % interval for each metric of their steady parts.
 
-Ramp-up and drain are left out (`steady.py`); the random variation of a figure over the rest is estimated from the run
+Ramp-up and drain are left out (`spread.py`); the random variation of a figure over the rest is estimated from the run
 itself (`spread.py`).
 
 Runs with the same requests, by position in the workload, are compared in pairs, even if they were sent at other times,
