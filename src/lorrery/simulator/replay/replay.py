@@ -1,8 +1,8 @@
 """Runs a journal's inputs through the same core and mock GPU under a virtual clock, and compares the results.
 
-The simulation takes the inputs named in `simulator.replay.journal`, and applies each at the first boundary at or after its
-stamp. It computes every plan and step itself and compares each at once, to the picosecond, with the journal of the live
-cluster. It stops at the first difference, since later ones would follow from it.
+The simulation takes the inputs named in `simulator.replay.journal`, and applies each at the first boundary at or after
+its stamp. It computes every plan and step itself and compares each at once, to the picosecond, with the journal of the
+live cluster. It stops at the first difference, since later ones would follow from it.
 
 Workers interact only where a request moves from one to another, so each is run up to the time of its next input.
 """
