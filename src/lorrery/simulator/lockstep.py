@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class LockstepService(simulation_pb2_grpc.SimulationServiceServicer):
-    """See the module.
+    """Serves one virtual cluster, whose calls take turns.
 
     Args:
         cluster: that has not run.

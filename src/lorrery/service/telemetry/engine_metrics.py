@@ -96,7 +96,7 @@ class EndedRequest(NamedTuple):
 
 
 class EngineMetrics:
-    """See the module.
+    """Counts of one engine, shown under the names of others.
 
     Args:
         registry: where the metrics are registered.
