@@ -35,7 +35,7 @@ from lorrery.service.network.credentials import bearer
 from lorrery.service.settings.sections import TlsSettings
 from lorrery.v1 import router_pb2_grpc
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.adapter_figures import FiguresByAdapter
+from lorrery.vocabulary.adapters import FiguresByAdapter
 
 __all__ = ["MAX_STREAMS_PER_CHANNEL", "Reception", "RouterClient"]
 

@@ -11,8 +11,8 @@ from lorrery.loadgen.options import load_options
 from lorrery.loadgen.session import run_load
 from lorrery.service.commands import ApiKey, Command, command_app
 from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.installed import VERSION
 from lorrery.service.settings.cluster import load as load_settings
-from lorrery.service.version import VERSION
 from lorrery.view.terminal import table_console
 
 __all__ = ["app", "load"]

@@ -20,7 +20,7 @@ from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.slora_summary import SloraSummary, slora_summary
 from lorrery.loadgen.workload.summary import Summary, summarise
-from lorrery.vocabulary.adapter_figures import AdapterFigures, FiguresByAdapter
+from lorrery.vocabulary.adapters import AdapterFigures, FiguresByAdapter
 
 EXIT_OK, EXIT_FAILURES, EXIT_INTERRUPTED = 0, 1, 130
 """Exit codes of a run: every request completed, some failed, a signal ended it."""

@@ -21,9 +21,9 @@ from lorrery.loadgen.scaling_report import scaling_csv
 from lorrery.loadgen.workload.summary import FORMULAS
 from lorrery.service.errors import FormatError, LorreryError, SettingsError
 from lorrery.service.files.writing import whole_file
-from lorrery.service.version import VERSION
-from lorrery.vocabulary.adapter_figures import FIGURES, FiguresByAdapter
-from lorrery.vocabulary.run_files import (
+from lorrery.service.installed import VERSION
+from lorrery.vocabulary.adapters import FIGURES, FiguresByAdapter
+from lorrery.vocabulary.files import (
     ADAPTERS_FILE,
     FORMAT_VERSION,
     KINDS,

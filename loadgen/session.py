@@ -25,12 +25,12 @@ from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.table import print_report
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
-from lorrery.service.interrupt import handled_by
+from lorrery.service.entry_point import handled_by
 from lorrery.service.network.channel import check_target
 from lorrery.service.settings.sections import TlsSettings, checked_address
 from lorrery.service.tasks import loop_factory
 from lorrery.service.telemetry.metrics import new_registry, serve_metrics
-from lorrery.vocabulary.adapter_figures import FiguresByAdapter, summed
+from lorrery.vocabulary.adapters import FiguresByAdapter, summed
 
 __all__ = ["load_cluster", "run_load"]
 

@@ -12,9 +12,9 @@ from lorrery.v1.router_pb2 import (
     GetClusterStatusRequest,
     ListAdaptersRequest,
 )
-from lorrery.vocabulary.adapter_figures import FIGURES, AdapterFigures, FiguresByAdapter
-from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.worker_kinds import count_kinds
+from lorrery.vocabulary.adapters import FIGURES, AdapterFigures, FiguresByAdapter
+from lorrery.vocabulary.endings import FinishReason
+from lorrery.vocabulary.files import count_kinds
 
 __all__ = [
     "GenerateRequest",

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterable
 
 from lorrery.router.keys import ApiKey, read_keys
 from lorrery.service.errors import PermissionDenied, Unauthenticated
-from lorrery.service.files.watched import Watched
 from lorrery.service.names import quoted
-from lorrery.service.network.credentials import Role, token_of
+from lorrery.service.network.credentials import Role, Watched, token_of
 from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import router_pb2, types_pb2
 

@@ -2,7 +2,7 @@
 
 A load or unload is decided by one shard, the first by address of those connected, so that changes have one order. It
 gives the change a version, with which the other shards adopt it. Routers and shards that miss a change get it on their
-streams (`vocabulary.adapter_log`).
+streams (`vocabulary.adapters`).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from lorrery.service.network.status import reason_of
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
 
 CALL_SECONDS = 5.0
 """Timeout of a call to a scheduler."""

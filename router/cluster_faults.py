@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from lorrery.router.adapters import CALL_SECONDS, connected
 from lorrery.router.faults import Injector
 from lorrery.router.placement import Placement
-from lorrery.service.faults.calls import check_number, further, read_rules
-from lorrery.service.faults.kinds import REQUEST_KINDS
+from lorrery.service.faults.kinds import REQUEST_KINDS, check_number, further, read_rules
 from lorrery.service.network.channel import failing_when_closed
 from lorrery.v1 import router_pb2, scheduler_pb2
 

@@ -15,8 +15,7 @@ from lorrery.service.telemetry.engine_metrics import EndedRequest, EngineMetrics
 from lorrery.service.telemetry.engine_series import PARSE_MODES, PARSE_OUTCOMES, PARSED_REQUESTS, TOOL_PARSES
 from lorrery.service.telemetry.output_groups import OutputGroup, OutputGroups
 from lorrery.service.telemetry.series import Exporter, Labelled, Number, Registry
-from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import MEANINGS, CancelCause, FinishReason
 
 if TYPE_CHECKING:
     from lorrery.v1 import router_pb2

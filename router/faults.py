@@ -11,8 +11,7 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
 from lorrery.router.request import Request
 from lorrery.service.errors import InjectedFault, InvalidRequest
-from lorrery.service.faults.calls import read_rules
-from lorrery.service.faults.kinds import REFUSE, REQUEST_KINDS, Fault
+from lorrery.service.faults.kinds import REFUSE, REQUEST_KINDS, Fault, read_rules
 from lorrery.service.faults.rules import FaultRules, RequestFaults, together
 from lorrery.service.settings.cluster import Settings
 from lorrery.vocabulary.units import PS_PER_SECOND

@@ -27,12 +27,12 @@ from lorrery.router.request import Finish, Request
 from lorrery.router.sampling import SamplingParams
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import OutputTrace
-from lorrery.service.clocks import AwakeClock
+from lorrery.service.clocks import UptimeClock
 from lorrery.service.errors import InjectedFault, Overloaded, Reason, Unauthenticated, UnknownName
 from lorrery.service.network.calls import Writes
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.endings import CancelCause
 
 REVOCATION_SECONDS = 1.0
 """How often the keys of open streams are checked; the keys file is read at most once a second."""
@@ -142,7 +142,7 @@ class Generation:
         self._metrics = metrics
         self._reader_timeout_seconds = reader_timeout_seconds
         self._callers: dict[OpenRequest, ApiKey] = {}
-        self._writes: Writes[OpenRequest] = Writes(AwakeClock(), reader_timeout_seconds)
+        self._writes: Writes[OpenRequest] = Writes(UptimeClock(), reader_timeout_seconds)
 
     async def stream(
         self,

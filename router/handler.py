@@ -43,12 +43,12 @@ from lorrery.service.errors import (
 from lorrery.service.names import quoted
 from lorrery.service.network import status
 from lorrery.service.settings.cluster import Settings
-from lorrery.service.telemetry.frame_rate import checked_hz
 from lorrery.service.telemetry.log import get_logger
 from lorrery.service.telemetry.tracing import Tracer
 from lorrery.tokenizer.file import open_tokenizer
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
-from lorrery.vocabulary.cancel_cause import MEANINGS
+from lorrery.view.frame import checked_hz
+from lorrery.vocabulary.endings import MEANINGS
 
 _OUTCOMES = {
     "INVALID_ARGUMENT": "invalid",

@@ -24,7 +24,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.toml import read_toml
+from lorrery.service.files.reading import read_toml
 from lorrery.service.settings.sections import Name, Section, Weight
 
 FORMAT = 1

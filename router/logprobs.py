@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lorrery.router.request import Request
 from lorrery.service.errors import InvalidRequest
 from lorrery.tokenizer.base import NUM_WORDS, Tokenizer
-from lorrery.vocabulary.synthetic_logits import context_of, model_logits
+from lorrery.vocabulary.outputs import context_of, model_logits
 
 MAX_TOP_LOGPROBS = 20
 """vLLM's default, and the limit of OpenAI's chat route."""

@@ -12,8 +12,7 @@ from lorrery.router.engine_metrics import EdgeEngine
 from lorrery.router.series import OUTCOMES
 from lorrery.service.faults.kinds import REQUEST_KINDS
 from lorrery.service.settings.sections import MetricsSettings
-from lorrery.service.telemetry.histogram import Histogram
-from lorrery.service.telemetry.series import Exporter, Sample, Series
+from lorrery.service.telemetry.series import Exporter, Histogram, Sample, Series
 from lorrery.service.telemetry.top_names import TopNames
 
 _NAMES_NO_ADAPTER = frozenset({"invalid", "not_found", "unauthenticated", "denied"})

@@ -15,9 +15,9 @@ from lorrery.router.tracing import OutputTrace
 from lorrery.router.wire import Message
 from lorrery.service.errors import Internal, RequestError
 from lorrery.service.telemetry.log import get_logger
-from lorrery.service.telemetry.trace_context import TraceContext, log_fields
-from lorrery.vocabulary.adapter_log import AdapterChange
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.service.telemetry.spans import TraceContext, log_fields
+from lorrery.vocabulary.adapters import AdapterChange
+from lorrery.vocabulary.endings import FinishReason
 
 _log = get_logger("router.open_request")
 

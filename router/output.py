@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.tokenizer.base import Tokenizer
-from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.stops import START, StopAutomaton
+from lorrery.vocabulary.endings import FinishReason
+from lorrery.vocabulary.outputs import START, StopAutomaton
 
 
 def stop_automaton(stop_strings: Iterable[str]) -> StopAutomaton:

@@ -18,15 +18,15 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
-from lorrery.service.clocks import AwakeClock
+from lorrery.service.clocks import UptimeClock
 from lorrery.service.errors import Reason, Unavailable
 from lorrery.service.network.discovery import Discovery
 from lorrery.service.network.tls import watched_pems
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.log import get_logger
 from lorrery.vocabulary import rendezvous
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
+from lorrery.vocabulary.endings import CancelCause
 
 LEAVING_SECONDS = 0.2
 """How often a leaving shard is checked for remaining requests."""
@@ -60,7 +60,7 @@ class Placement:
         self._timeout_seconds = settings.router.resume_timeout_seconds
         self._metrics = metrics
         metrics.adapters.foresee(name for name, _ in settings.adapters.expand())
-        self._awake = AwakeClock()
+        self._uptime = UptimeClock()
         self._waiting: dict[OpenRequest, asyncio.TimerHandle] = {}
         self._settings = settings
         self._running = False
@@ -89,7 +89,7 @@ class Placement:
 
     async def run(self) -> None:
         """Keep a stream to every shard, until cancelled."""
-        self._awake.now()  # starts the measurement
+        self._uptime.now()  # starts the measurement
         try:
             async with asyncio.TaskGroup() as self._group:
                 self._running = True
@@ -269,7 +269,7 @@ class Placement:
         return accepting[rendezvous.choose_bounded(key, addresses, loads, sizes, bound)]
 
     def _give_up(self, open_request: OpenRequest) -> None:
-        missing = AFTER_STOP_SECONDS - self._awake.steady_seconds()
+        missing = AFTER_STOP_SECONDS - self._uptime.steady_seconds()
         if missing > 0 and not self._none_to_come:  # a scheduler may have been there while this process was suspended
             loop = asyncio.get_running_loop()
             self._waiting[open_request] = loop.call_later(missing, self._give_up, open_request)

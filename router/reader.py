@@ -31,7 +31,7 @@ from lorrery.service.settings.cluster import Settings
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.splitmix import hash64
+from lorrery.vocabulary.outputs import hash64
 
 
 class RequestReader:

@@ -10,7 +10,7 @@ from lorrery.router.keys import ApiKey
 from lorrery.router.sampling import SamplingParams
 from lorrery.service.telemetry.output_groups import OutputGroup
 from lorrery.tokenizer.base import EOS_ID
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

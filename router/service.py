@@ -16,8 +16,8 @@ from lorrery.router.handler import Handler
 from lorrery.router.http.server import make_server
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
+from lorrery.service.entry_point import NO_SCHEDULER_TO_COME, handled_by
 from lorrery.service.errors import RequestError
-from lorrery.service.interrupt import NO_SCHEDULER_TO_COME, handled_by
 from lorrery.service.network import status
 from lorrery.service.network.credentials import authorization, certificate_roles, warn_if_exposed
 from lorrery.service.settings.cluster import Settings

@@ -17,8 +17,8 @@ from lorrery.router.streams import Fanout
 from lorrery.service.errors import Internal, NeverFits, RequestError
 from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
+from lorrery.vocabulary.endings import CancelCause
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 LONGEST_WAIT_SECONDS = 24 * 3600.0

@@ -22,16 +22,15 @@ from lorrery.router.request import Finish
 from lorrery.router.session import RouteCall, Session
 from lorrery.router.streams import Fanout
 from lorrery.service.errors import Overloaded, Reason
-from lorrery.service.files.watched import Watched
 from lorrery.service.network.channel import Dialler, options_for
-from lorrery.service.network.credentials import ClusterToken, Metadata
+from lorrery.service.network.credentials import ClusterToken, Metadata, Watched
 from lorrery.service.network.tls import Pems
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends
 from lorrery.service.telemetry.log import BoundedLog, get_logger
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
+from lorrery.vocabulary.endings import CancelCause
 
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 2.0

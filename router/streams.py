@@ -28,8 +28,7 @@ from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish
 from lorrery.router.wire import TokensFrame
 from lorrery.service.clocks import DeviceClock
-from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.vocabulary.wire_time import from_wire
+from lorrery.vocabulary.units import PS_PER_SECOND, from_wire
 
 _LATE_STEPS = 0.25
 _GAP_PER_LAG = 8.0

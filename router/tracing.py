@@ -25,8 +25,7 @@ from lorrery.router.request import Finish, Request
 from lorrery.router.timing import Timing
 from lorrery.service.errors import RequestError
 from lorrery.service.network import status
-from lorrery.service.telemetry.span import Kind, Span, SpanEvent, Value
-from lorrery.service.telemetry.trace_context import TraceContext, read_headers
+from lorrery.service.telemetry.spans import Kind, Span, SpanEvent, TraceContext, Value, read_headers
 from lorrery.service.telemetry.tracing import Tracer
 
 MAX_ERROR_CHARACTERS = 1000

@@ -26,12 +26,11 @@ from lorrery.service.errors import (
     UnknownName,
 )
 from lorrery.service.telemetry.output_groups import OutputGroup
-from lorrery.service.telemetry.trace_context import TraceContext
+from lorrery.service.telemetry.spans import TraceContext
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
-from lorrery.vocabulary.cancel_cause import CancelCause
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
+from lorrery.vocabulary.endings import CancelCause, FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 _REFUSALS: dict[int, tuple[type[RequestError], Reason]] = {
@@ -59,7 +58,7 @@ class TokensFrame:
     """The output of one or more steps; `handles[i]` belongs to `token_ids[i]`.
 
     Attributes:
-        sent_ps: in wire encoding (`vocabulary.wire_time`).
+        sent_ps: in wire encoding (`vocabulary.units`).
     """
 
     sent_ps: int

@@ -1,8 +1,6 @@
 """`python -m lorrery.scheduler`."""
 
-from lorrery.service.interrupt import exit_on_signals
-from lorrery.service.network.grpc_core import set_up_grpc
-from lorrery.service.standard_streams import set_up_standard_streams
+from lorrery.service.entry_point import exit_on_signals, set_up_grpc, set_up_standard_streams
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take most of a second

@@ -21,7 +21,7 @@ from lorrery.service.clocks import DeviceClock
 from lorrery.service.errors import Reason, Unavailable
 from lorrery.service.names import quoted
 from lorrery.service.telemetry.log import get_logger
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog, WhenKnown
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog, WhenKnown
 
 MAX_LOGGED_CHANGES = 16
 """Changes to adapters in one call that are logged at INFO, a line each; the rest is logged at DEBUG."""

@@ -1,6 +1,6 @@
 """A scheduler's knowledge of run-time loads and unloads: the log, the clock that gives it versions, its file.
 
-`vocabulary.adapter_log` says how changes are ordered. A scheduler decides the changes that its operators request, and
+`vocabulary.adapters` says how changes are ordered. A scheduler decides the changes that its operators request, and
 merges those that routers bring from other schedulers, or from before its own restart. With a file it has them before
 any router connects (`adapters_file.py`). A thread writes the file. A call returns once the file has its change. A
 failing disk costs the file, not the call.
@@ -16,7 +16,7 @@ from lorrery.service.errors import Conflict, Overloaded, Reason
 from lorrery.service.names import quoted, why_no_name
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.log import get_logger
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog, WhenKnown
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog, WhenKnown
 
 MAX_AHEAD_US = 24 * 3600 * 1_000_000
 """How far ahead of the present time the version of a change decided elsewhere may be: after the highest version there

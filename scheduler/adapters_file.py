@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from lorrery.service.errors import FormatError, LorreryError
 from lorrery.service.files.writing import whole_file
 from lorrery.service.telemetry.log import get_logger
-from lorrery.vocabulary.adapter_log import AdapterChange
+from lorrery.vocabulary.adapters import AdapterChange
 
 FORMAT_VERSION = 2
 READ_VERSIONS = (1, 2)

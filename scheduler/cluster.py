@@ -34,7 +34,7 @@ from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.scheduler.subscribers.tracing import RequestTraces
 from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.workers import Dispatcher
-from lorrery.service.clocks import AwakeClock, DeviceClock
+from lorrery.service.clocks import DeviceClock, UptimeClock
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.names import quoted
 from lorrery.service.settings.cluster import Settings
@@ -42,7 +42,7 @@ from lorrery.service.tasks import Slices
 from lorrery.service.telemetry.log import get_logger
 from lorrery.service.telemetry.output_groups import OutputGroups
 from lorrery.service.telemetry.tracing import Tracer
-from lorrery.vocabulary.adapter_figures import AdapterFigures
+from lorrery.vocabulary.adapters import AdapterFigures
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 log = get_logger("scheduler.cluster")
@@ -60,7 +60,7 @@ class Cluster:
     def __init__(self, settings: Settings, registry: CollectorRegistry, tracer: Tracer | None = None) -> None:
         self.settings = settings
         self.clock = DeviceClock(settings.time_scale)
-        self.awake = AwakeClock()
+        self.uptime = UptimeClock()
         self.workers: dict[str, Dispatcher] = {}
         self.routers: dict[RouterLink, None] = {}  # in order of connecting
         self.slices = Slices()
@@ -104,7 +104,7 @@ class Cluster:
             self._factory,
             self.metrics,
             clock=self.clock,
-            awake=self.awake,
+            uptime=self.uptime,
             slices=self.slices,
             log_placement=own.log_placement,
         )
@@ -203,7 +203,7 @@ class Cluster:
         )
         self.facts.publish((Joined(member, hello),), at_ps, member)
         events = self.core.attach(member, at_ps)
-        watch = Watch(self.settings.scheduler.worker_timeout_seconds, self.awake.now())
+        watch = Watch(self.settings.scheduler.worker_timeout_seconds, self.uptime.now())
         kv_events = self.kv_events.attach(hello.worker_id, member.replica.prefix_cache, kv_source)
         engine = None if self._engines is None else self._engines.of(member)
         worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, watch, instance_id, kv_events, engine)

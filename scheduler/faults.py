@@ -15,7 +15,6 @@ from lorrery.scheduler.messages import ProtocolError
 from lorrery.scheduler.watch import Loss
 from lorrery.service.clocks import DeviceClock
 from lorrery.service.errors import InjectedFault
-from lorrery.service.faults.calls import check_number, further, read_rules
 from lorrery.service.faults.kinds import (
     FREEZE_WORKER,
     LOAD_KINDS,
@@ -23,7 +22,10 @@ from lorrery.service.faults.kinds import (
     WORKER_KINDS,
     WORKER_LOSS,
     Fault,
+    check_number,
+    further,
     parse_fault,
+    read_rules,
 )
 from lorrery.service.faults.rules import LoadRules, RuleBook
 from lorrery.service.names import quoted

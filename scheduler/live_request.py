@@ -8,7 +8,7 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.subscribers.tracing import RequestTrace
 from lorrery.service.telemetry.output_groups import OutputGroup
-from lorrery.service.telemetry.trace_context import TraceContext
+from lorrery.service.telemetry.spans import TraceContext
 
 
 class Counted(IntEnum):

@@ -12,7 +12,7 @@ from lorrery.scheduler.core.placements.forecast import Pace
 from lorrery.scheduler.core.plan import Ran
 from lorrery.scheduler.core.quotas import Quota
 from lorrery.service.telemetry.output_groups import OutputGroup
-from lorrery.service.telemetry.trace_context import TraceContext
+from lorrery.service.telemetry.spans import TraceContext
 
 
 class ProtocolError(ValueError):

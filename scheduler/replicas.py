@@ -33,7 +33,7 @@ from lorrery.scheduler.trie_file import read_corpus, read_trie
 from lorrery.service.errors import SettingsError
 from lorrery.service.faults.kinds import LOAD_FAILURE
 from lorrery.service.faults.rules import LoadRules
-from lorrery.service.files.toml import read_tables
+from lorrery.service.files.reading import read_tables
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.settings.sections import Section
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND

@@ -34,14 +34,13 @@ from lorrery.scheduler.messages import Submit
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
-from lorrery.service.clocks import AwakeClock, DeviceClock
-from lorrery.service.recent import Recent
+from lorrery.service.clocks import DeviceClock, UptimeClock
+from lorrery.service.names import Recent
 from lorrery.service.tasks import Slices
 from lorrery.service.telemetry.log import BoundedLog, get_logger
-from lorrery.service.telemetry.trace_context import TraceContext, log_fields
+from lorrery.service.telemetry.spans import TraceContext, log_fields
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.cancel_cause import CancelCause
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import CancelCause, FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MAX_REMEMBERED = 10_000
@@ -80,7 +79,7 @@ class Requests:
         factory: builds the adapters that resumed requests bring.
         metrics: count what is no request yet.
         clock: device clock.
-        awake: counts the seconds in which this process ran.
+        uptime: counts the seconds in which this process ran.
         slices: runs work that may concern ten thousand requests at once.
         log_placement: whether placements are logged.
 
@@ -98,7 +97,7 @@ class Requests:
         metrics: SchedulerMetrics,
         *,
         clock: DeviceClock,
-        awake: AwakeClock,
+        uptime: UptimeClock,
         slices: Slices,
         log_placement: bool,
     ) -> None:
@@ -110,7 +109,7 @@ class Requests:
         self._factory = factory
         self._metrics = metrics
         self._clock = clock
-        self._awake = awake
+        self._uptime = uptime
         self._slices = slices
         self._log_placement = log_placement
         self._num_handles = 0
@@ -432,7 +431,7 @@ class Requests:
             self._wait_timer = asyncio.get_running_loop().call_later(seconds, self._end_waits, until_ps)
 
     def _end_waits(self, until_ps: int) -> None:
-        missing = AFTER_STOP_SECONDS - self._awake.steady_seconds()
+        missing = AFTER_STOP_SECONDS - self._uptime.steady_seconds()
         if missing > 0:  # a worker's hello may wait in a socket
             self._wait_timer = asyncio.get_running_loop().call_later(missing, self._end_waits, until_ps)
             return

@@ -24,7 +24,7 @@ from lorrery.service.telemetry.log import get_logger
 from lorrery.service.telemetry.tracing import open_tracer
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
-from lorrery.vocabulary.adapter_log import AdapterChange, WhenKnown
+from lorrery.vocabulary.adapters import AdapterChange, WhenKnown
 
 log = get_logger("scheduler")
 
@@ -125,7 +125,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if (why := too_long(request.worker_id)) is not None:
             raise InvalidRequest(f"worker_id {why}", field="worker_id")
         seconds = self._settings.scheduler.router_timeout_seconds
-        writes: Writes[None] = Writes(self._cluster.awake, seconds)
+        writes: Writes[None] = Writes(self._cluster.uptime, seconds)
 
         async def until_stuck() -> None:
             await writes.stuck()

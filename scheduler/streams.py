@@ -14,7 +14,7 @@ from lorrery.scheduler.messages import Load, ProtocolError
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import INTERNAL, Dispatcher
-from lorrery.service.clocks import AwakeClock
+from lorrery.service.clocks import UptimeClock
 from lorrery.service.errors import Conflict, InvalidRequest, Reason, WorkerGivenUp, WrongWorker
 from lorrery.service.names import quoted, too_long, why_no_name
 from lorrery.service.network import status
@@ -23,7 +23,7 @@ from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends
 from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.vocabulary.wire_time import from_wire
+from lorrery.vocabulary.units import from_wire
 
 HELLO_SECONDS = 10.0
 """How long a stream may be open before its hello."""
@@ -33,7 +33,7 @@ _Response = TypeVar("_Response", pb.RouteResponse, pb.AttachResponse)
 
 
 async def first_message(
-    requests: AsyncIterator[_Request], context: grpc.aio.ServicerContext[_Request, _Response], awake: AwakeClock
+    requests: AsyncIterator[_Request], context: grpc.aio.ServicerContext[_Request, _Response], uptime: UptimeClock
 ) -> _Request:
     """Return a stream's first message, which must be a hello and come in time.
 
@@ -42,7 +42,7 @@ async def first_message(
         AbortError: it did not come; the stream has its status.
     """
     try:
-        first = await awake.within(HELLO_SECONDS, anext(requests, None))
+        first = await uptime.within(HELLO_SECONDS, anext(requests, None))
     except TimeoutError:
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_SECONDS:g} s")
     if first is None or first.WhichOneof("message") != "hello":
@@ -77,7 +77,7 @@ class RouteStreams:
         Raises:
             RequestError: alone or in a group: an invalid message.
         """
-        theirs = (await first_message(requests, context, self._cluster.awake)).hello
+        theirs = (await first_message(requests, context, self._cluster.uptime)).hello
         if (why := too_long(theirs.router_id)) is not None:
             raise InvalidRequest(f"router_id {why}", field="router_id")
         changes = theirs.adapter_changes
@@ -90,7 +90,7 @@ class RouteStreams:
             if self._cluster.core.draining:
                 router.send(wire_routers.draining())
             # Before anything that may cancel it: gRPC sends no status if the first write was interrupted.
-            await self._cluster.awake.within(self._settings.scheduler.router_timeout_seconds, context.write(hello))
+            await self._cluster.uptime.within(self._settings.scheduler.router_timeout_seconds, context.write(hello))
             await until_first_ends(
                 self._read_router(requests, router),
                 self._write_router(context.write, router),
@@ -103,7 +103,7 @@ class RouteStreams:
     async def _write_router(self, write: Callable[[pb.RouteResponse], Awaitable[None]], router: RouterLink) -> None:
         """Write pending messages for a router, until a write takes too long."""
         seconds = self._settings.scheduler.router_timeout_seconds
-        writes: Writes[RouterLink] = Writes(self._cluster.awake, seconds)
+        writes: Writes[RouterLink] = Writes(self._cluster.uptime, seconds)
 
         async def until_stuck() -> None:
             await writes.stuck()
@@ -173,7 +173,7 @@ class AttachStreams:
         Raises:
             RequestError: alone or in a group: an invalid message, or the worker was given up.
         """
-        hello = (await first_message(requests, context, self._cluster.awake)).hello
+        hello = (await first_message(requests, context, self._cluster.uptime)).hello
         name = hello.worker_id
         if (why := why_no_name(name)) is not None:
             await status.abort(context, InvalidRequest(f"worker_id {why}; see worker.name", field="worker_id"))
@@ -244,9 +244,9 @@ class AttachStreams:
 
     async def _watch(self, worker: Dispatcher) -> None:
         """Give up a worker that is silent, or makes no progress with its plan, for too long."""
-        awake, watch = self._cluster.awake, worker.watch
-        while (loss := watch.loss(awake.now())) is None:
-            await awake.sleep_until(watch.due)
+        uptime, watch = self._cluster.uptime, worker.watch
+        while (loss := watch.loss(uptime.now())) is None:
+            await uptime.sleep_until(watch.due)
         limit = f"for {self._timeout_seconds:g} s (worker_timeout_seconds)"
         said = "nothing was heard of the worker" if loss is Loss.SILENT else "the worker made no progress with its plan"
         worker.give_up(loss, f"{said} {limit}")

@@ -8,7 +8,7 @@ counts; a later one cannot postpone the end. Lost is
     a worker with a plan, neither step nor promise       for timeout_seconds since the plan or the step before
     a worker with a plan, whose promised end has passed  by timeout_seconds
 
-No clock here: `now` is in wall seconds of the scheduler's `AwakeClock`.
+No clock here: `now` is in wall seconds of the scheduler's `UptimeClock`.
 """
 
 from enum import StrEnum

@@ -7,7 +7,7 @@ from lorrery.scheduler.messages import ProtocolError
 from lorrery.service.names import too_long
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.adapter_figures import FIGURES, FiguresByAdapter
+from lorrery.vocabulary.adapters import FIGURES, FiguresByAdapter
 
 
 def numbers(field: str, data: bytes) -> "array[int]":

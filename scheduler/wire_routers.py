@@ -12,16 +12,14 @@ from lorrery.scheduler.core.refusals import Refusal, RefusalReason, Scope
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.messages import Load, ProtocolError, Submit
 from lorrery.service.names import quoted, too_long
-from lorrery.service.telemetry import trace_context
 from lorrery.service.telemetry.output_groups import OutputGroup
+from lorrery.service.telemetry.spans import read_trace_context
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
-from lorrery.vocabulary.cancel_cause import CancelCause
-from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
-from lorrery.vocabulary.wire_time import to_wire
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
+from lorrery.vocabulary.endings import CancelCause, FinishReason
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND, to_wire
 
 MAX_WEIGHT_CHARACTERS = 100
 _WEIGHT = re.compile(r"\d+(\.\d*)?|\d+/0*[1-9]\d*", re.ASCII)
@@ -89,7 +87,7 @@ def read_submit(message: pb.Submit) -> Submit:
         adapter_version=message.adapter.version,
         quota=_read_quota(message.quota) if message.HasField("quota") else None,
         time_left_ps=message.time_left_ps,
-        trace=trace_context.read(message.traceparent, message.tracestate) if message.traceparent else None,
+        trace=read_trace_context(message.traceparent, message.tracestate) if message.traceparent else None,
         ignore_eos=message.sampling.ignore_eos,
         priority=message.priority,
         skips_prefix_cache=message.skips_prefix_cache,

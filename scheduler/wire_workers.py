@@ -14,13 +14,12 @@ from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStore
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
 from lorrery.service.names import quoted
-from lorrery.service.telemetry.trace_context import TraceContext
+from lorrery.service.telemetry.spans import TraceContext
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.units import NEVER
-from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
+from lorrery.vocabulary.endings import FinishReason
+from lorrery.vocabulary.units import FAR_PS, NEVER, from_wire, to_wire
 
 MAX_DEVICE_SETTINGS = 16_384
 """Most characters of a worker's device settings, which go into the journal."""

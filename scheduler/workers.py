@@ -33,7 +33,7 @@ from lorrery.scheduler.subscribers.engine_counts import EngineTally
 from lorrery.scheduler.subscribers.kv_events import WorkerKvEvents
 from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.wire_workers import ToWorker
-from lorrery.service.clocks import AwakeClock, DeviceClock
+from lorrery.service.clocks import DeviceClock, UptimeClock
 from lorrery.vocabulary import u32
 
 INTERNAL = "internal error; the scheduler's log says more"
@@ -105,7 +105,7 @@ class Owner(Protocol):
     """What a dispatcher needs of the cluster it belongs to."""
 
     clock: DeviceClock
-    awake: AwakeClock
+    uptime: UptimeClock
     faults: ClusterFaults
 
     facts: Facts
@@ -362,14 +362,14 @@ class Dispatcher:
             self.hello.needs_prompts,
             None if self._engine is None else self._engine.take(now_ps),
         )
-        self.watch.has_plan(self._plan_id, self._cluster.awake.now())
+        self.watch.has_plan(self._plan_id, self._cluster.uptime.now())
         self.outbox.send(message)
 
     # --- reports of the worker --------------------------------------------------------------------------------------
 
     def heard(self) -> None:
         """Record a message of any kind."""
-        self.watch.heard(self._cluster.awake.now())
+        self.watch.heard(self._cluster.uptime.now())
 
     def answer(self, number: int, now_ps: int) -> None:
         """Answer a heartbeat."""
@@ -379,7 +379,7 @@ class Dispatcher:
     def promised(self, plan_id: int, end_ps: int) -> None:
         """Record when the current step ends by the worker's report."""
         in_seconds = self._clock.to_monotonic(end_ps) - time.monotonic()
-        self.watch.promised(plan_id, in_seconds, self._cluster.awake.now())
+        self.watch.promised(plan_id, in_seconds, self._cluster.uptime.now())
 
     def step_done(self, step: StepReport) -> None:
         """Commit one step, pass its tokens on, and plan again if the worker hands back."""
@@ -387,7 +387,7 @@ class Dispatcher:
         if running is None or step.plan_id != running.plan_id:
             return
         running.check(step, self._boundary_ps, self._clock.now_ps)
-        self.watch.progressed(self._cluster.awake.now())
+        self.watch.progressed(self._cluster.uptime.now())
         if step.ran.end_ps > step.start_ps:
             self._commit(running, step)
         if step.hand_back:

@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from lorrery.service.extras import EXTRAS, missing_extra
+from lorrery.service.installed import EXTRAS, missing_extra
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
 ROOT = Path(__file__).parents[1]

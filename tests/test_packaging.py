@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.service.files.shipped import CORPUS, DEFAULT_SETTINGS, TRACES, golden_excerpts
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
 from tests.test_architecture import PURE, ROOMS
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from lorrery.service.clocks import DeviceClock
 from lorrery.service.tasks import until_first_ends
 from lorrery.service.telemetry.log import get_logger
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.vocabulary.wire_time import from_wire
+from lorrery.vocabulary.units import from_wire
 from lorrery.worker import wire
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu

@@ -11,8 +11,7 @@ import numpy as np
 from lorrery.service.errors import SettingsError
 from lorrery.service.faults.kinds import FREEZE_WORKER, SLOW_WORKER
 from lorrery.service.faults.rules import RuleSet
-from lorrery.service.files.reading import open_csv
-from lorrery.service.files.toml import read_tables
+from lorrery.service.files.reading import open_csv, read_tables
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.settings.presets import shipped_catalogue
 from lorrery.vocabulary.units import NEVER

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}

@@ -23,8 +23,7 @@ from lorrery.service.tasks import until_first_ends
 from lorrery.service.telemetry.log import get_logger
 from lorrery.service.telemetry.tracing import Tracer
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.vocabulary.units import NEVER
-from lorrery.vocabulary.wire_time import from_wire
+from lorrery.vocabulary.units import NEVER, from_wire
 from lorrery.worker import wire
 from lorrery.worker.attachment import CLOSE_SECONDS, Attachment, Call, StreamBrokenError
 from lorrery.worker.device.answers import Answers

@@ -13,7 +13,7 @@ from uuid import uuid4
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from lorrery.service.extras import need_extra
+from lorrery.service.installed import need_extra
 from lorrery.service.names import gpu_names, quoted
 from lorrery.service.network.server import RECEIVE_BYTES
 from lorrery.service.settings.cluster import Settings

@@ -6,10 +6,9 @@ costs one dict look-up. The spans of a worker that is killed are lost; the sched
 
 from collections.abc import Iterable
 
-from lorrery.service.telemetry.span import Span, Value
-from lorrery.service.telemetry.trace_context import TraceContext
+from lorrery.service.telemetry.spans import Span, TraceContext, Value
 from lorrery.service.telemetry.tracing import NS_PER_SECOND, Tracer
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.pacer import Plan, StepReport

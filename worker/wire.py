@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lorrery.service.telemetry.trace_context import TraceContext, read
+from lorrery.service.telemetry.spans import TraceContext, read_trace_context
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.adapter_log import adapter_key
-from lorrery.vocabulary.wire_time import from_wire, to_wire
+from lorrery.vocabulary.adapters import adapter_key
+from lorrery.vocabulary.units import from_wire, to_wire
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.output import Sampling
 from lorrery.worker.device.pace import Pace
@@ -121,7 +121,7 @@ def parents(message: pb.Plan) -> list[tuple[int, TraceContext]]:
     return [
         (join.handle, context)
         for join in message.joins
-        if join.traceparent and (context := read(join.traceparent, join.tracestate)) is not None
+        if join.traceparent and (context := read_trace_context(join.traceparent, join.tracestate)) is not None
     ]
 
 

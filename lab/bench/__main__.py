@@ -3,7 +3,7 @@
 Exit code 1 if something broke; never because something was slow.
 """
 
-from lorrery.service.network.grpc_core import set_up_grpc
+from lorrery.service.entry_point import set_up_grpc
 
 if __name__ == "__main__":
     set_up_grpc()  # before the modules that import gRPC

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from lab.bench.cluster import BenchBrokenError
+from lorrery.service.entry_point import grpc_variables, grpcio_version
 from lorrery.service.local.processes import start_python
-from lorrery.service.network.grpc_core import installed_version, variables
 from lorrery.service.network.server import bind, new_server
 from lorrery.service.settings.sections import TlsSettings
 
@@ -63,7 +63,7 @@ async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     # start_python passes -P, which removes the current folder from sys.path; these modules are in `_ROOT`.
     paths = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH")) if path)
-    chosen = {**variables(installed_version()), **os.environ, "PYTHONPATH": paths}
+    chosen = {**grpc_variables(grpcio_version()), **os.environ, "PYTHONPATH": paths}
     return await start_python(["-m", module, *arguments], stdin=pipe, stdout=pipe, variables=chosen)
 
 

@@ -54,7 +54,7 @@ from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.prefix_cache.content import of_runs
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.service.version import core_is_compiled
+from lorrery.service.installed import core_is_compiled
 
 AIM_US, AIM_BYTES = 100.0, 1000
 BATCH, NUM_WAITING = 256, 100_000

@@ -34,9 +34,8 @@ from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.settings.cluster import load
 from lorrery.service.settings.sections import TlsSettings
 from lorrery.simulator.replay.journal import read_journal
-from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.parts import Replayed, parts_of
 from lorrery.simulator.replay.replay import replay
-from lorrery.simulator.replay.result import Replayed
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 
 SETTINGS = (

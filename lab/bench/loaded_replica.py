@@ -29,8 +29,8 @@ from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.service.files.toml import read_tables
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.service.files.reading import read_tables
+from lorrery.vocabulary.endings import FinishReason
 
 PRESSURES = ("seats", "memory")
 PROMPT_TOKENS = 256

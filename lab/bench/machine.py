@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
 
 _PACKAGES = ("grpcio", "protobuf", "uvloop", "numpy")
 

@@ -32,8 +32,8 @@ from lorrery.scheduler.core.adapters.loads import LoadTime, Tier
 from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.validation.figures import VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.padded_fifo import PaddedFifo
-from lorrery.validation.published import VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.vidur import BatchRules, read_requests
 from lorrery.worker.build import read_catalogue, read_steps_file
 from lorrery.worker.device.batch import Batch, PrefillChunk

@@ -39,10 +39,10 @@ from lab.bench.sim_peers import PeerRow, Peers
 from lab.bench.sim_scenarios import PROJECT, Scenario
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.service.version import core_is_compiled
+from lorrery.service.installed import core_is_compiled
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.garbage import collected_seldom
+from lorrery.simulator.interpreter import garbage_collected_seldom
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.pace import pace_of
 
@@ -222,7 +222,7 @@ class CompiledCore(Companion):
 
 def simulate(scenario: Scenario) -> Times:
     """Run a load through the engine: from its columns to the columns of its times."""
-    with collected_seldom():  # includes building the parts, as `SimulatedRun.run` does
+    with garbage_collected_seldom():  # includes building the parts, as `SimulatedRun.run` does
         return _simulate(scenario)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from lab.reference.pages import DO_NOT_EDIT, table
 from lab.reference.serve_page import flags_section, serve_section
 from lorrery.service.settings.presets import EnginePreset, presets
-from lorrery.validation.golden.against import RULES_OF
+from lorrery.validation.golden.replay import RULES_OF
 from lorrery.worker.build import read_catalogue
 
 INTRODUCTION = f"""# Engines
@@ -139,7 +139,7 @@ lorrery validate golden --against ~/vllm --seed 1 --cases 200 --out records.json
    `free`, is `prefix_cache` or `memory`; `preempted` is `memory` or, under priorities, `queues`; `waiting` and
    `deferred` are `queues` and adapters.
 3. Change the rule in that folder of `scheduler/core/`, until other seeds pass as well. Then set `RULES_OF` in
-   `validation/golden/against.py`, and put some of the new records into `tests/golden`.
+   `validation/golden/replay.py`, and put some of the new records into `tests/golden`.
 """
 
 

@@ -6,7 +6,7 @@ Eight H100-SXM serve Llama-3-8B with 200 adapters of rank 16 (power law, exponen
 evenly by two or four, with as many routers. Routers choose a scheduler, schedulers a worker (`least_loaded`). Lengths
 are those of Azure's 2023 conversation trace, arrivals are Poisson, and every cluster gets the same requests. A router
 knows what each scheduler said last, up to 0.1 s before, and what it has sent there since, which it takes the other
-routers to have sent too (`simulator.shard_choice`).
+routers to have sent too (`simulator.cluster.ShardChoice`).
 
 *Regret* is what a mean is above that of one router and one scheduler with the same workers and requests. Two rules: by
 the adapter alone, and with the bound of `router.max_shard_load`. Writes shards.csv and the figure. Takes about two

@@ -21,8 +21,8 @@ from lorrery.loadgen.http.connection import Connection, ConnectionLostError, Poo
 from lorrery.loadgen.http.routes import Route
 from lorrery.loadgen.reception import Ask, Reception, Send
 from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.installed import VERSION
 from lorrery.service.settings.sections import TlsSettings
-from lorrery.service.version import VERSION
 
 __all__ = ["CONNECTION_FAILED", "CONNECTION_LOST", "HttpClient", "ServerAddress", "server_address"]
 

@@ -22,7 +22,7 @@ from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.errors import RequestError
 from lorrery.service.tasks import Turns
 from lorrery.v1 import router_pb2, types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 _BEGUN_AT_ONCE = 16

@@ -23,9 +23,9 @@ from lorrery.router.handler import Handler
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import HTTP_STATUS, body, error_response, json_response, let_go
 from lorrery.service.errors import Internal, RequestError
+from lorrery.service.installed import VERSION
 from lorrery.service.names import cut, quoted
 from lorrery.service.telemetry.metrics import expose
-from lorrery.service.version import VERSION
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {}}}

@@ -6,7 +6,7 @@ connection is closed, as are connections over `http_max_connections`. The time o
 its connection starts when its turn comes. Up to `_MAX_AHEAD` such requests are read meanwhile, so that a disconnect is
 noticed. If such a request is refused, its error is sent after the responses before it. A client that stops reading its
 responses is cut (stuck_reader.py). A client that gets an error while it is sending may send on for a while, lest it
-lose the error (service/network/lingering.py).
+lose the error (service/web/server.py).
 """
 
 import asyncio
@@ -27,11 +27,10 @@ from lorrery.router.http.errors import body
 from lorrery.router.http.stuck_reader import ReaderWatch
 from lorrery.router.settings import RouterSettings
 from lorrery.service.network.credentials import roles_in
-from lorrery.service.network.handshakes import MAX_REFUSED, REFUSED_SECONDS
-from lorrery.service.network.hosts import Hosts, named_in
-from lorrery.service.network.http_upgrades import UpgradeBlindProtocol
-from lorrery.service.network.lingering import LingeringTransport
 from lorrery.service.telemetry.metrics import MAX_HEAD_BYTES
+from lorrery.service.web.handshakes import MAX_REFUSED, REFUSED_SECONDS, UpgradeBlindProtocol
+from lorrery.service.web.hosts import Hosts, named_in
+from lorrery.service.web.server import LingeringTransport
 
 _MAX_AHEAD = 8
 _FRAMING = 2

@@ -21,9 +21,9 @@ from lorrery.router.http.openai_details import Details, Piece
 from lorrery.router.http.pieces import array_of
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.errors import RequestError
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
 from lorrery.v1 import router_pb2, types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 _FINGERPRINT = f'"system_fingerprint": "lorrery-{VERSION}"'
 _AFTER_USAGE = '"kv_transfer_params": null, "ec_transfer_params": null, "metrics": null'

@@ -1,6 +1,6 @@
 """The HTTP listener, in the router's own event loop; enforces limits before a route sees a request.
 
-uvicorn handles the protocol (`service.network.web_server`), within the bounds of connection.py.
+uvicorn handles the protocol (`service.web.server`), within the bounds of connection.py.
 """
 
 import re
@@ -22,10 +22,10 @@ from lorrery.router.http.edge import REQUEST_ID
 from lorrery.router.http.errors import body, json_response
 from lorrery.router.http.requests_counted import RequestsCounted
 from lorrery.router.tracing import CallTrace, CallTraces
-from lorrery.service.network.hosts import Hosts
 from lorrery.service.network.tls import server_contexts
-from lorrery.service.network.web_server import WebServer
 from lorrery.service.telemetry.log import get_logger
+from lorrery.service.web.hosts import Hosts
+from lorrery.service.web.server import WebServer
 
 _log = get_logger("router.http")
 

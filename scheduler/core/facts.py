@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from lorrery.scheduler.core.refusals import DropReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)

@@ -23,7 +23,7 @@ from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.facts import Event
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 
 class Unseen:

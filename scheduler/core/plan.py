@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from lorrery.scheduler.core.facts import Event
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.work import PrefillWork
 
 

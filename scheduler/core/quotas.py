@@ -15,7 +15,7 @@ from fractions import Fraction
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.endings import CancelCause
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MINUTE_PS = 60 * PS_PER_SECOND

@@ -32,7 +32,7 @@ from lorrery.scheduler.core.queues.base import hears_of_steps
 from lorrery.scheduler.core.refusals import DropReason
 from lorrery.scheduler.core.replica_options import PLAIN, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 _NO_ENDS: dict[int, FinishReason] = {}
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from lorrery.vocabulary.adapter_log import adapter_key
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.adapters import adapter_key
 from lorrery.vocabulary.compiling import mypyc_attr
+from lorrery.vocabulary.endings import CancelCause
 
 
 @mypyc_attr(acyclic=True)

@@ -10,7 +10,7 @@ from lorrery.scheduler.frames.wire import FrameMessage, WorkerRuns, write_frame
 from lorrery.scheduler.subscribers.history import History
 from lorrery.scheduler.subscribers.watcher import Watcher
 from lorrery.service.clocks import DeviceClock
-from lorrery.service.telemetry.frame_rate import checked_hz
+from lorrery.view.frame import checked_hz
 
 
 class Feed:

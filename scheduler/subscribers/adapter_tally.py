@@ -9,7 +9,7 @@ from dataclasses import replace
 from lorrery.scheduler.core.adapters.log import AdapterLog
 from lorrery.scheduler.core.facts import AdapterEvent, AdapterLost, Evicted, Handler, LoadBegan, LoadEnded
 from lorrery.scheduler.subscribers.snapshot import MAX_NAMES, OTHERS
-from lorrery.vocabulary.adapter_figures import AdapterFigures
+from lorrery.vocabulary.adapters import AdapterFigures
 
 
 def count(figures: AdapterFigures, event: AdapterEvent) -> None:

@@ -28,8 +28,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.wire_workers import EngineCounts
 from lorrery.service.telemetry.output_groups import OutputGroup, OutputGroups
-from lorrery.vocabulary.cancel_cause import MEANINGS
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import MEANINGS, FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 NAMES_EVERY_PS = PS_PER_SECOND // 10

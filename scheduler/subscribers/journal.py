@@ -1,4 +1,4 @@
-"""The scheduler's journal: inputs and their results, in device time; `simulator.journal` replays it.
+"""The scheduler's journal: inputs and their results, in device time; `simulator.replay.journal` replays it.
 
 JSON Lines; the first is the header, each further one has a `type`. docs/simulator.md describes them. A line is made
 when its event happens, so lines are in the order in which the scheduler learnt of the events. Steps are gathered: those
@@ -28,9 +28,9 @@ from lorrery.scheduler.inputs import NOBODY
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.subscribers.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
 from lorrery.service.errors import LorreryError
+from lorrery.service.installed import VERSION
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.log import get_logger
-from lorrery.service.version import VERSION
 
 FLUSH_SECONDS = 1.0
 

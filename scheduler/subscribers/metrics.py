@@ -33,12 +33,10 @@ from lorrery.scheduler.subscribers.adapter_tally import AdapterTally, count
 from lorrery.scheduler.watch import Loss
 from lorrery.service.faults.kinds import LOAD_KINDS, WORKER_KINDS
 from lorrery.service.settings.sections import MetricsSettings
-from lorrery.service.telemetry.histogram import Histogram
-from lorrery.service.telemetry.series import Exporter, Sample, Series
+from lorrery.service.telemetry.series import Exporter, Histogram, Sample, Series
 from lorrery.service.telemetry.top_names import TopNames
-from lorrery.vocabulary.adapter_figures import AdapterFigures
-from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.adapters import AdapterFigures
+from lorrery.vocabulary.endings import MEANINGS, CancelCause, FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MINUTE_SECONDS = 60.0

@@ -21,10 +21,9 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.service.clocks import DeviceClock
-from lorrery.service.telemetry.span import Kind, Span, SpanEvent, Value
-from lorrery.service.telemetry.trace_context import TraceContext
+from lorrery.service.telemetry.spans import Kind, Span, SpanEvent, TraceContext, Value
 from lorrery.service.telemetry.tracing import Tracer
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MAX_EVENTS = 100

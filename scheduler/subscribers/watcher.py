@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.subscribers.history import Ended, Happened, History, TenantCounts, Totals
 from lorrery.scheduler.subscribers.snapshot import ClusterSnapshot, Tables, Use, snapshot
-from lorrery.vocabulary.adapter_figures import AdapterFigures
+from lorrery.vocabulary.adapters import AdapterFigures
 
 MAX_ROWS = 1_000
 """Most tenants and adapters in a frame: the busiest ones, if there are more."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from lorrery.loadgen.options import LoadOptions
     from lorrery.loadgen.workload.arrays import Requests
     from lorrery.service.errors import LorreryError, SettingsError
+    from lorrery.service.installed import VERSION as __version__  # noqa: N811  the name that Python has for it
     from lorrery.service.settings.cluster import Settings
-    from lorrery.service.version import VERSION as __version__  # noqa: N811  the name that Python has for it
     from lorrery.simulator.interface import simulate
     from lorrery.simulator.plan.plan import Claim, Plan, plan
     from lorrery.simulator.result import RequestColumns, SimulationResult
@@ -57,7 +57,7 @@ _HOMES = {
     "SettingsError": ("service.errors", "SettingsError"),
     "SimulationResult": ("simulator.result", "SimulationResult"),
     "VirtualCluster": ("simulator.virtual_cluster", "VirtualCluster"),
-    "__version__": ("service.version", "VERSION"),
+    "__version__": ("service.installed", "VERSION"),
     "plan": ("simulator.plan.plan", "plan"),
     "report": ("view.reports.report", "report"),
     "simulate": ("simulator.interface", "simulate"),

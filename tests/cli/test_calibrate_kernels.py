@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from lorrery.cli.calibrate import app
 from lorrery.cli.validate import app as validate
 from lorrery.service.errors import FormatError, SettingsError
-from lorrery.validation.published import MEASURED_KERNELS, MEASURED_SEGMENTED_LORA
+from lorrery.validation.figures import MEASURED_KERNELS, MEASURED_SEGMENTED_LORA
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.attention import Heads
 from lorrery.worker.device.basis import no_measurement

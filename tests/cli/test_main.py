@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from lorrery.cli import app as command
 from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.installed import VERSION, core_is_compiled
 from lorrery.service.local.processes import start_python
-from lorrery.service.version import VERSION, core_is_compiled
 
 
 async def run(*arguments: str) -> tuple[int | None, str, str]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from lorrery.cli.demo import app as demo
 from lorrery.cli.faults import app as faults
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.tokenizer.folder import read_folder
+from lorrery.tokenizer.file import read_folder
 from lorrery.view.record import Record
 
 

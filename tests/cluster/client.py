@@ -22,7 +22,7 @@ from lorrery.service.settings.cluster import Settings
 from lorrery.tokenizer.base import FIRST_WORD_ID, NUM_WORDS
 from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.output import LognormalLength, Sampling, ending, sequence_seed, tokens_between
 
 TIMEOUT_SECONDS = 100.0

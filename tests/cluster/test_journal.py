@@ -11,9 +11,8 @@ from rich.console import Console
 
 from lorrery.cli.simulate_journal import replay_journal
 from lorrery.simulator.replay.journal import Journal, read_journal
-from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.parts import Replayed, parts_of
 from lorrery.simulator.replay.replay import replay
-from lorrery.simulator.replay.result import Replayed
 from tests.cluster.client import Ask, Client, Stream, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster, wait_until

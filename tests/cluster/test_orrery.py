@@ -12,10 +12,10 @@ from playwright.async_api import async_playwright
 from lab.screenshots.browser import chromium
 from lorrery.service.errors import LorreryError
 from lorrery.service.local.cluster import LocalCluster
-from lorrery.service.network.web_server import WebServer
+from lorrery.service.web.server import WebServer
 from lorrery.view.app import make_app
 from lorrery.view.frame import Frame
-from lorrery.view.live import LiveFeed
+from lorrery.view.wire import LiveFeed
 from tests.browser import expect_async as expect
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.harness import running_cluster

@@ -21,7 +21,7 @@ MEMORY_BYTES = 2 * 2**30
 """Beyond what the process has as it is forked."""
 
 STARTED, AT_WORK, CAUGHT, TOO_LONG = 0, 77, 70, 78
-_WORK = ("/simulator/engine.py", "/validation/", "/simulator/sweep/processes.py")
+_WORK = ("/simulator/engine.py", "/validation/", "/simulator/sweep/backends.py")
 """Files whose functions run for as long as is asked for: a large number there is no fault."""
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from lorrery.service.network.grpc_core import set_up_grpc
+from lorrery.service.entry_point import set_up_grpc
 from tests.fuzz_flags.cases import Case, draw_case, leaves, make_files
 from tests.fuzz_flags.child import AT_WORK, WALL_SECONDS, run_case
 
@@ -30,7 +30,7 @@ LATER = (
     "lorrery.cli.simulate_journal",
     "lorrery.cli.up_cluster",
     "lorrery.loadgen.driver",
-    "lorrery.view.reports.page",
+    "lorrery.view.reports.report",
     "lorrery.simulator.sweep.run",
 )
 """Modules that commands import when they run: imported once, before the children are forked."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lorrery.service.local.service_process import ServiceProcess
+from lorrery.service.local.processes import ServiceProcess
 from tests.cluster.harness import PATIENCE_SECONDS
 
 _PROBE_SECONDS = 0.01

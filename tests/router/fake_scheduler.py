@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
 
 STEP_PS = 10**10
 """10 ms."""

@@ -5,7 +5,7 @@ import pytest
 from lorrery.router.engine_metrics import EdgeEngine
 from lorrery.router.request import Finish, Usage
 from lorrery.service.settings.cluster import Settings, load
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 
 @pytest.mark.parametrize("loading", ["blocking", "background"])

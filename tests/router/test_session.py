@@ -15,7 +15,7 @@ from lorrery.router.session import Session
 from lorrery.router.streams import Fanout
 from lorrery.service.errors import Internal, NeverFits, RequestError
 from lorrery.v1 import router_pb2, scheduler_pb2_grpc
-from lorrery.vocabulary.adapter_log import AdapterLog
+from lorrery.vocabulary.adapters import AdapterLog
 from tests.router.conftest import next_submit
 from tests.router.fake_scheduler import FakeScheduler
 

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
-from lorrery.vocabulary.adapter_log import AdapterChange
+from lorrery.vocabulary.adapters import AdapterChange
 from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, next_submit
 from tests.router.fake_scheduler import Route
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from lorrery.service.interrupt import NO_SCHEDULER_TO_COME
+from lorrery.service.entry_point import NO_SCHEDULER_TO_COME
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, everything, failure, next_submit
 from tests.router.fake_scheduler import from_u32

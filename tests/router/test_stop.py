@@ -9,7 +9,7 @@ from lorrery.router.output import Output, StopMatcher, stop_automaton, stop_toke
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams
 from lorrery.tokenizer.file import BuiltinTokenizer
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 TOKENIZER = BuiltinTokenizer()
 ABC, ABLE, ABOUT = 3, 4, 5

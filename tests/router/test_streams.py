@@ -14,7 +14,7 @@ from lorrery.router.streams import Fanout
 from lorrery.router.wire import TokensFrame
 from lorrery.service.errors import Internal, Unavailable
 from lorrery.v1 import router_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 REQUEST = Request("r", "", "", b"\1\0\0\0", SamplingParams(), (), 1)
 FINISH = Finish(FinishReason.LENGTH, Usage(1, 1))

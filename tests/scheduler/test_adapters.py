@@ -18,7 +18,7 @@ from lorrery.service.network.status import reason_of
 from lorrery.service.settings.cluster import load
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
+from lorrery.vocabulary.adapters import AdapterFigures, summed
 from tests.cluster.harness import wait_until
 from tests.scheduler.harness import OVERRIDES, Harness, Router, Worker, tokens_of
 

@@ -15,7 +15,7 @@ from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.adapters_file import AdaptersFile
 from lorrery.service.errors import FormatError, LorreryError
 from lorrery.service.settings.cluster import load
-from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.adapters import AdapterChange, AdapterLog
 
 CHANGES = st.lists(
     st.builds(AdapterChange, st.integers(1, 30), st.sampled_from("abcde"), st.sampled_from([0, 0, 8])), max_size=4

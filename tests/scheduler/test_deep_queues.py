@@ -13,7 +13,7 @@ from lorrery.scheduler.routers import RouterLink
 from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.endings import CancelCause
 
 MANY = 10 * SLICE
 

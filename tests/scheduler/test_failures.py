@@ -11,7 +11,7 @@ import pytest
 from lorrery.scheduler.core.facts import Event
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan
-from lorrery.service.faults.calls import MAX_RULES
+from lorrery.service.faults.kinds import MAX_RULES
 from lorrery.service.settings.cluster import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.harness import PATIENCE_SECONDS

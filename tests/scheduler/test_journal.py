@@ -23,7 +23,7 @@ from lorrery.scheduler.subscribers.journal import Journal
 from lorrery.service.errors import LorreryError
 from lorrery.service.settings.cluster import Settings, load
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 HELLO = WorkerHello("w", "A10G", "Llama-2-7B", 1, 6000, "roofline", needs_prompts=False)
 

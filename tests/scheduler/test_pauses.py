@@ -18,7 +18,7 @@ STOP_SECONDS = 1.5
 @pytest.fixture
 async def scheduler() -> AsyncIterator[Harness]:
     async with Harness(load(None, [*OVERRIDES, *TIMEOUTS])) as harness:
-        harness.service._cluster.awake.now()  # as after the first hello
+        harness.service._cluster.uptime.now()  # as after the first hello
         yield harness
 
 

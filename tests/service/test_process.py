@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
+from lorrery.service.entry_point import ECHO_SECONDS
 from lorrery.service.errors import LorreryError
-from lorrery.service.interrupt import ECHO_SECONDS
 from lorrery.service.local.processes import start_python
 from lorrery.service.network.channel import open_channel
 from lorrery.service.network.server import LIVENESS

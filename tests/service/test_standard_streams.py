@@ -107,7 +107,7 @@ FULL_THEN_ROOM = """
 import os, sys
 from lorrery.service.telemetry.log import configure, get_logger
 from lorrery.service.settings.sections import LogSettings
-from lorrery.service.standard_streams import set_up_standard_streams
+from lorrery.service.entry_point import set_up_standard_streams
 
 set_up_standard_streams()
 configure(LogSettings(format="json"), "test")
@@ -138,7 +138,7 @@ async def test_a_log_without_room_loses_lines_and_counts_them():
 
 CUT_IN_A_LINE = """
 import os, resource, sys
-from lorrery.service.standard_streams import set_up_standard_streams
+from lorrery.service.entry_point import set_up_standard_streams
 
 set_up_standard_streams()
 resource.setrlimit(resource.RLIMIT_FSIZE, (20, resource.RLIM_INFINITY))

@@ -12,7 +12,7 @@ from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.service.interrupt import ECHO_SECONDS
+from lorrery.service.entry_point import ECHO_SECONDS
 
 
 class Deadly(Fifo):

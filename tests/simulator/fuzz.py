@@ -31,13 +31,12 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.service.faults.kinds import LOAD_FAILURE
 from lorrery.service.faults.rules import LoadRules, RuleBook
-from lorrery.simulator.build import build_requests
+from lorrery.simulator.build import build_requests, ids_suffice
+from lorrery.simulator.cluster import schedule_faults
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.faults import schedule_faults
-from lorrery.simulator.prompt_ids import ids_suffice
+from lorrery.simulator.outcomes import GapRecorder
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.subscribers.gaps import GapRecorder
-from lorrery.simulator.subscribers.steps import COLUMNS, StepWriter
+from lorrery.simulator.subscribers.step_files import COLUMNS, StepWriter
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.worker.device.output import LlmMockLength
 from tests.seeds import check_all

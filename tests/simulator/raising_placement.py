@@ -6,7 +6,7 @@ import numpy as np
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.simulator.replay.placements import RecordedCandidate
+from lorrery.simulator.replay.parts import RecordedCandidate
 
 
 class RaisesNowAndThen:

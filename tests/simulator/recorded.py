@@ -7,11 +7,10 @@ from typing import Any
 
 from lorrery.service.settings.cluster import load
 from lorrery.simulator.replay.journal import read_journal
-from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.parts import Replayed, parts_of
 from lorrery.simulator.replay.replay import replay
-from lorrery.simulator.replay.result import Replayed
 from lorrery.tokenizer.file import SHIPPED
-from lorrery.vocabulary.adapter_figures import AdapterFigures
+from lorrery.vocabulary.adapters import AdapterFigures
 from tests.simulator.virtual_cluster import play
 from tests.virtual.clock import virtual_time
 

@@ -11,8 +11,8 @@ from rich.console import Console
 import lorrery
 from lorrery.loadgen.table import print_report
 from lorrery.simulator.result import SimulationResult
-from lorrery.vocabulary.adapter_figures import AdapterFigures
-from lorrery.vocabulary.run_files import ADAPTERS_FILE, SUMMARY_FILE
+from lorrery.vocabulary.adapters import AdapterFigures
+from lorrery.vocabulary.files import ADAPTERS_FILE, SUMMARY_FILE
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 CLUSTER = {

@@ -10,7 +10,7 @@ from lorrery.scheduler.core.placements.worker_table import FEW
 from lorrery.scheduler.core.policies import QUEUES, batching_name, batching_of
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
-from lorrery.service.version import core_is_compiled
+from lorrery.service.installed import core_is_compiled
 from tests.scheduler.core.oracle.blocks import BlockCache as Oracle
 from tests.scheduler.core.oracle.pool import Pool
 from tests.simulator import fuzz

@@ -13,7 +13,7 @@ import lorrery
 from lorrery.cli.simulate import app
 from lorrery.service.settings.cluster import Settings, load
 from lorrery.simulator.interface import Overrides, read_settings
-from lorrery.vocabulary.run_files import REQUESTS_FILE
+from lorrery.vocabulary.files import REQUESTS_FILE
 
 CLUSTER = {"model": "Llama-2-7B", "worker": {"gpu": "A10G"}, "adapters": {"registry": [{"id": "a", "rank": 8}]}}
 SHORT = {"rate": 4, "duration": 5, "input_range": "8:64", "output_range": (4, 32)}

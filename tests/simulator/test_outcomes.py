@@ -6,7 +6,7 @@ from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.output import Ending
 
 S = 10**12

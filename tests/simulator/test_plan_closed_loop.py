@@ -15,8 +15,8 @@ import lorrery
 from lorrery.scheduler.core.batching.table import BATCHINGS
 from lorrery.scheduler.core.facts import Handler
 from lorrery.simulator.plan.plan import plan_registry
-from lorrery.simulator.plan.replica import TURNS
-from lorrery.simulator.subscribers.step_span import StepSpan
+from lorrery.simulator.plan.sizing import TURNS
+from lorrery.simulator.worker import StepSpan
 from lorrery.worker.device.capacity import Point, Workload
 
 LENGTHS = [(100, 100), (1000, 100), (3000, 40)]

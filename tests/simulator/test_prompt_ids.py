@@ -14,10 +14,10 @@ from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator import build
+from lorrery.simulator.build import has_ids, ids_suffice
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.prompt_ids import has_ids, ids_suffice
-from lorrery.simulator.unread_prompt import UnreadPrompt
+from lorrery.simulator.lazy_prompt import LazyPrompt
 from tests.simulator.fuzz_cases import step_time_model
 
 ADAPTERS = {"a": Adapter("a", 8)}
@@ -135,7 +135,7 @@ def test_the_words_of_a_prompt_that_is_compared_by_ids_can_be_read(name: str) ->
         sent.append(builder.build(second, 0, said))
         prompts.append([one.sequence.prompt_token_ids for one in sent])
     for unread, tokens in zip(*prompts, strict=True):
-        assert isinstance(unread, UnreadPrompt) == has_ids(WORKLOADS[name][0])
+        assert isinstance(unread, LazyPrompt) == has_ids(WORKLOADS[name][0])
         assert len(unread) == len(tokens)
         assert (list(unread), unread[0], list(unread[2:5])) == (list(tokens), tokens[0], list(tokens[2:5]))
 

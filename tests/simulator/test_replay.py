@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.service.version import core_is_compiled
+from lorrery.service.installed import core_is_compiled
 from tests.simulator.recorded import WAYS, read_lines, replayed, run, run_live, run_settings, write_lines
 
 

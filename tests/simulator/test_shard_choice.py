@@ -9,7 +9,7 @@ import lorrery
 from lorrery.simulator.cluster import REPORT_SECONDS, ShardChoice
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary import rendezvous
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.output import Ending
 

@@ -16,9 +16,9 @@ from lorrery.scheduler.core.queues.base import ListedQueue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.simulator import signals_in
+from lorrery.simulator import interpreter
 from lorrery.simulator.build import build_requests, build_workers
-from lorrery.simulator.engine import TURNS, Simulation
+from lorrery.simulator.engine import ITERATIONS_PER_CHECK, Simulation
 from lorrery.worker.device.llm_mock import LlmMock
 
 
@@ -86,7 +86,7 @@ def test_a_signal_ends_a_run_in_which_nothing_ends() -> None:
     with interrupts_call(simulation.stop):
         ended = list(simulation.run(build_requests(WORKLOAD, "", {})))
     assert not ended
-    assert queue.num_asked <= TURNS
+    assert queue.num_asked <= ITERATIONS_PER_CHECK
     assert [request.outcome for request in simulation.close()] == ["interrupted"]
 
 
@@ -94,10 +94,10 @@ def test_a_run_ends_when_idle_workers_alone_are_asked_again_and_again() -> None:
     queue = NeverEmpty()
     ended = list(simulation_of(queue).run(build_requests(WORKLOAD, "", {})))
     assert {request.outcome for request in ended} == {"finished"}
-    assert queue.num_asked > TURNS
+    assert queue.num_asked > ITERATIONS_PER_CHECK
 
 
 def test_signals_find_interpreted_code_in_the_loop() -> None:
-    spec = find_spec(signals_in.__name__)
+    spec = find_spec(interpreter.__name__)
     assert spec is not None
     assert str(spec.origin).endswith(".py")

@@ -20,8 +20,8 @@ from lorrery.service.clocks import DeviceClock
 from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.cancel_cause import CancelCause
-from lorrery.vocabulary.wire_time import from_wire
+from lorrery.vocabulary.endings import CancelCause
+from lorrery.vocabulary.units import from_wire
 from lorrery.worker import wire as worker_wire
 from lorrery.worker.build import answers_of, device_of
 from lorrery.worker.device.gpu import MockGpu

@@ -8,8 +8,8 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.shipped_tokenizer import build
 from lorrery.tokenizer.base import BOS_ID, EOS_ID, FIRST_WORD_ID, NUM_WORDS
-from lorrery.tokenizer.build import build
 from lorrery.tokenizer.chat import ChatTemplate
 from lorrery.tokenizer.file import SHIPPED, BuiltinTokenizer
 from lorrery.tokenizer.file import WORDS as WORDS_FILE

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from lorrery.cli.validate import app
 from lorrery.service.errors import FormatError, SettingsError
-from lorrery.validation.published import MEASURED_KERNELS
+from lorrery.validation.figures import MEASURED_KERNELS
 
 HEADER = MEASURED_KERNELS.read_text().splitlines()[0]
 COLUMNS = HEADER.split(",")

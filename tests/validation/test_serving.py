@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from lorrery.cli.validate import app
 from lorrery.service.errors import FormatError, SettingsError
 from lorrery.validation import serving
-from lorrery.validation.published import MEASURED_SERVING
+from lorrery.validation.figures import MEASURED_SERVING
 from lorrery.validation.serving_rows import read_file
 from lorrery.validation.serving_run import Options, load_options, predict, settings_of
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from lorrery.cli.validate import app
 from lorrery.service.errors import FormatError
 from lorrery.validation import serving_lora
-from lorrery.validation.published import SERVED_LORA
+from lorrery.validation.figures import SERVED_LORA
 from lorrery.validation.serving_lora import LoraRow, read_file, requests_of, settings_of
 
 COLUMNS, ROWS = read_file(SERVED_LORA)

@@ -10,11 +10,18 @@ from typer.testing import CliRunner
 from lorrery.cli.validate import app
 from lorrery.service.errors import SettingsError
 from lorrery.validation import serving
-from lorrery.validation.changed_catalogue import tables_of, write_changed
-from lorrery.validation.published import MEASURED_SERVING
-from lorrery.validation.serving_causes import CAUSES, named, without
+from lorrery.validation.figures import MEASURED_SERVING
+from lorrery.validation.serving_ablation import CAUSES, named, without
 from lorrery.validation.serving_rows import ServingRow, read_file
-from lorrery.validation.serving_run import Options, Prediction, load_options, predict, settings_of
+from lorrery.validation.serving_run import (
+    Options,
+    Prediction,
+    load_options,
+    predict,
+    settings_of,
+    tables_of,
+    write_changed,
+)
 from lorrery.worker.build import deployment_of, read_catalogue
 from tests.validation.test_serving import SGLANG, row, written
 

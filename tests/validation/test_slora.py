@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from lorrery.cli.validate import app
 from lorrery.service.errors import FormatError, SettingsError
-from lorrery.validation.published import SLORA_RUNS
+from lorrery.validation.figures import SLORA_RUNS
 from lorrery.validation.slora import FIGURES, predict, read_rows
 from lorrery.worker.build import read_catalogue
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from lorrery.cli.validate import app
 from lorrery.service.errors import FormatError, SettingsError
-from lorrery.validation.published import MEASURED_STEPS
+from lorrery.validation.figures import MEASURED_STEPS
 from lorrery.validation.steptime import compare, read_file
 from lorrery.worker.build import read_catalogue
 

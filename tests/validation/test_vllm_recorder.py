@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.validation.golden.against import RULES_OF, changed, interpreter, read_cases, record
+from lorrery.validation.golden.replay import RULES_OF, changed, interpreter, read_cases, record
 from lorrery.validation.golden.vllm_cases import FAMILIES, cases
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorrery.service.errors import LorreryError
-from lorrery.service.network.web_server import WebServer
+from lorrery.service.web.server import WebServer
 from lorrery.view import frame as f
 from lorrery.view.app import make_app
 from lorrery.view.record import Record, Recorder

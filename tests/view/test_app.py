@@ -17,9 +17,9 @@ import pytest
 
 from lorrery.service.errors import FormatError, LorreryError
 from lorrery.view import frame as f
+from lorrery.view.app import view_of
 from lorrery.view.model import Model
 from lorrery.view.record import Record, Recorder, joined
-from lorrery.view.view import view_of
 from tests.cluster.harness import wait_until
 from tests.view.fake import HOSTILE, FakeCluster, FakeFeed, fake_record, serve
 from tests.view.test_notices import at

@@ -5,7 +5,7 @@ import json
 import msgspec
 
 from lorrery.view import frame as f
-from lorrery.view.view import View, Watch, view_of
+from lorrery.view.app import View, Watch, view_of
 from tests.view.test_model import HELLO, model_of
 from tests.view.test_notices import IDLE, RUNS, at
 

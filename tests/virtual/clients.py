@@ -11,7 +11,7 @@ import grpc.aio
 from lorrery.service.network.credentials import bearer
 from lorrery.service.settings.cluster import Settings
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from tests.cluster.client import Ask, text_of
 from tests.virtual.clock import Host
 from tests.virtual.network import Call, Channel, Network

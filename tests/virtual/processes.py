@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.router.service import Router
 from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices
 from lorrery.scheduler.service import SchedulerService
-from lorrery.service.files.toml import read_tables
+from lorrery.service.files.reading import read_tables
 from lorrery.service.network.server import Health
 from lorrery.service.process import STOP_GRACE_SECONDS, Service, _serve
 from lorrery.service.settings.cluster import Settings

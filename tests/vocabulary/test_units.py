@@ -1,4 +1,4 @@
-"""Seconds become picoseconds as `round` makes them."""
+"""Seconds in picoseconds, and device times on 64 bits that wrap."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.vocabulary.units import PS_PER_SECOND, picoseconds
+from lorrery.vocabulary.units import FAR_PS, PS_PER_SECOND, from_wire, picoseconds, to_wire
 
 HALVES = st.integers(-(2**52), 2**52).map(lambda halves: halves / 2 / PS_PER_SECOND)
 
@@ -28,3 +28,21 @@ def test_what_has_no_nearest_is_refused() -> None:
         picoseconds(math.inf)
     with pytest.raises(ValueError, match="NaN"):
         picoseconds(math.nan)
+
+
+LIMIT = 2**63
+TIMES = st.one_of(
+    st.integers(0, 2**70), st.integers(LIMIT - 10, LIMIT + 10), st.integers(2 * LIMIT - 10, 2 * LIMIT + 10)
+)
+
+
+@given(at_ps=TIMES, off_ps=st.integers(-FAR_PS, FAR_PS))
+def test_a_time_is_what_its_reader_takes_it_for(at_ps: int, off_ps: int) -> None:
+    wire_ps = to_wire(at_ps)
+    assert -LIMIT <= wire_ps < LIMIT
+    assert from_wire(wire_ps, at_ps + off_ps) == at_ps
+
+
+@given(at_ps=st.integers(0, LIMIT - 1))
+def test_before_the_first_wrap_a_time_is_itself(at_ps: int) -> None:
+    assert to_wire(at_ps) == at_ps

@@ -7,7 +7,7 @@ import pytest
 
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.metrics import new_registry
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.accounts import COUNT_AFTER, StepAccounts, StepRecord
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import Ending

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from tests.worker.fake_scheduler import (
     fake_scheduler,
     from_u32,

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.llm_mock import OVERHEAD_PS, LlmMock

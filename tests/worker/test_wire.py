@@ -5,7 +5,7 @@ import pytest
 
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker import wire
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.output import Ending, LognormalLength, sequence_seed

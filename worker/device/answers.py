@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from lorrery.vocabulary.synthetic_logits import context_of
+from lorrery.vocabulary.outputs import context_of
 from lorrery.worker.device.logits import SampledWords
 from lorrery.worker.device.output import (
     EOS_TOKEN_ID,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
-from lorrery.vocabulary.columns import repeated
+from lorrery.vocabulary.files import repeated
 from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.entries import (

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.machine_ints import product
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.adapters import DecodingAdapters

@@ -25,7 +25,7 @@ from functools import lru_cache
 from math import ceil, isfinite
 from zlib import crc32
 
-from lorrery.vocabulary.columns import repeated
+from lorrery.vocabulary.files import repeated
 from lorrery.worker.device.segmented_lora import SEGMENT_TOKENS
 
 __all__ = [

@@ -1,6 +1,6 @@
 """S-LoRA's sampler over synthetic logits: an output on which the sampling parameters have an effect.
 
-`vocabulary.synthetic_logits` has the model. The sampler, in S-LoRA's order
+`vocabulary.outputs` has the model. The sampler, in S-LoRA's order
 (slora/server/router/model_infer/post_process.py at c1ddf48):
 
 1. a word with n > 0 occurrences in the output loses n frequency_penalty + presence_penalty;
@@ -17,8 +17,7 @@ Cost: about 0.1 ms a token, 10 us if greedy.
 import numpy as np
 from numpy.typing import NDArray
 
-from lorrery.vocabulary.splitmix import hash64
-from lorrery.vocabulary.synthetic_logits import model_logits
+from lorrery.vocabulary.outputs import hash64, model_logits
 from lorrery.worker.device.output import FIRST_WORD_ID, NUM_WORDS, TokenIds
 from lorrery.worker.device.sampler import Sampler
 

@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lorrery.vocabulary.compiling import mypyc_attr
-from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.splitmix import STEP, hash64
-from lorrery.vocabulary.stops import START, StopAutomaton
+from lorrery.vocabulary.endings import FinishReason
+from lorrery.vocabulary.outputs import START, STEP, StopAutomaton, hash64
 from lorrery.worker.device.sampler import GREEDY, Sampled, Sampler
 
 UNKNOWN_TOKEN_ID, BOS_TOKEN_ID, EOS_TOKEN_ID, FIRST_WORD_ID = 0, 1, 2, 3
@@ -35,7 +34,7 @@ Seeds = NDArray[np.uint64]
 
 _U64 = (1 << 64) - 1
 TOKEN_STATE_STEP = STEP
-# Constants of splitmix64 as in `vocabulary.splitmix`, for arrays.
+# Constants of splitmix64 as in `vocabulary.outputs`, for arrays.
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32 = (np.uint64(shift) for shift in (27, 30, 31, 32))

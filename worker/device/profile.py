@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lorrery.vocabulary.columns import repeated
+from lorrery.vocabulary.files import repeated
 from lorrery.worker.device.batch import Batch, PrefillChunk
 
 PHASES = ("linear", "decode", "prefill", "mixed")

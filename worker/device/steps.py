@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lorrery.vocabulary.columns import repeated
+from lorrery.vocabulary.files import repeated
 
 LONGEST_SECONDS = 3600.0
 MOST_COUNTED = 2_147_483_647

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lorrery.vocabulary.compiling import mypyc_attr
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.batch import PrefillChunk
 from lorrery.worker.device.output import TokenIds
 

@@ -24,7 +24,7 @@ from lorrery.router.http.openai_shapes import created_cache_tokens
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.errors import RequestError
 from lorrery.v1 import router_pb2, types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 _EMPTY = {"type": "text", "text": ""}
 _STREAM_ERROR = "internal_error"

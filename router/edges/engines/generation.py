@@ -15,7 +15,7 @@ from lorrery.service.names import quoted
 from lorrery.service.network import status
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2, types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 _WORDS: dict[FinishReason | None, str] = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
 

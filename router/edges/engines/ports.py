@@ -10,10 +10,9 @@ from lorrery.router.edges.engines.engine import Engine
 from lorrery.router.handler import Handler
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.settings import EnginePort, Protocol
-from lorrery.service.extras import need_extra
+from lorrery.service.installed import need_extra
 from lorrery.service.network.calls import CallGuard
-from lorrery.service.network.reflection import enable_reflection
-from lorrery.service.network.server import Health, bind, new_server
+from lorrery.service.network.server import Health, bind, enable_reflection, new_server
 from lorrery.service.process import STOP_GRACE_SECONDS
 
 

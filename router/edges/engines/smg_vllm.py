@@ -13,8 +13,8 @@ from lorrery.router.edges.engines.field_names import SMG_VLLM
 from lorrery.router.edges.engines.generation import Output, matched_stop
 from lorrery.router.edges.engines.reading import generate_request, read_constraint, refuse
 from lorrery.router.field_names import named
+from lorrery.service.installed import VERSION
 from lorrery.service.network import status
-from lorrery.service.version import VERSION
 from lorrery.v1 import router_pb2, types_pb2
 
 NAME: str = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name

@@ -14,7 +14,7 @@ from lorrery.service.errors import InvalidRequest
 from lorrery.service.network import status
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vllm import control_pb2_grpc, inference_pb2, inference_pb2_grpc
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 

@@ -6,8 +6,8 @@ from typing import Any
 from lorrery.router.edges.engines.engine import Engine, not_offered
 from lorrery.router.edges.engines.field_names import VLLM_LORA
 from lorrery.router.field_names import named
+from lorrery.service.installed import VERSION
 from lorrery.service.network import status
-from lorrery.service.version import VERSION
 from lorrery.vllm import control_pb2, control_pb2_grpc
 
 NAME = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name

@@ -30,7 +30,7 @@ from lorrery.router.http.token_json import LogprobsJson, Run
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.errors import RequestError
 from lorrery.v1 import router_pb2, types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 
 class ResponseShape:

@@ -12,7 +12,7 @@ from lorrery.router.edges.structured_output.budget import MAX_ALL_STEPS, Budget,
 from lorrery.router.edges.structured_output.merging import Json
 from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import router_pb2
-from lorrery.vocabulary.splitmix import hash64
+from lorrery.vocabulary.outputs import hash64
 
 MAX_SCHEMA_BYTES = 1024 * 1024
 _POSITION = -3

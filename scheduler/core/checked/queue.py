@@ -23,7 +23,7 @@ from lorrery.scheduler.core.protocols.queue import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 WAKES_IN_THE_PAST: Final = f"`wakes_at_ps` answered a time that is not later than now; it must be, or None; {CHECK_IT}"
 HOLDS_FOR_NOTHING: Final = f"`holds_for` answered less than 1; it must be from 1 to its limit; {CHECK_IT}"

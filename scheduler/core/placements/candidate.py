@@ -107,7 +107,7 @@ class WatchedCandidate(Candidate):
     """A candidate that records which of its figures are read.
 
     A scheduler that keeps a journal records what a placement read, so that its choice can be derived again
-    (`simulator.placements`).
+    (`simulator.replay.parts`).
 
     Attributes:
         read: the figures, with the values last read.

@@ -14,7 +14,7 @@ import typer
 from lorrery.service.commands import command_app
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.files.writing import NO_ROOM
-from lorrery.service.version import VERSION, core_is_compiled
+from lorrery.service.installed import VERSION, core_is_compiled
 
 PARTS = {
     "init": "Write a settings file to edit.",
@@ -73,7 +73,7 @@ for _name, _help in PARTS.items():
 def run() -> None:
     """Run the command line. Exit codes: 1 for an error, 2 for wrong settings or flags, 128 + n after signal n.
 
-    The code is the same if the reader of standard output has gone: `service.standard_streams` lets writes continue.
+    The code is the same if the reader of standard output has gone: `service.entry_point` lets writes continue.
     """
     try:
         app(prog_name="lorrery")

@@ -10,7 +10,7 @@ import typer
 from lorrery.cli.version import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.extras import need_extra
+from lorrery.service.installed import need_extra
 from lorrery.service.network.credentials import ROLE_URI, Role
 
 need_extra("certs", "lorrery certs")

@@ -11,8 +11,8 @@ from lorrery.cli.deployment_flags import takes_deployment, with_deployment
 from lorrery.cli.version import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import SettingsError
+from lorrery.service.files.reading import dotted, parse_toml, to_value
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
-from lorrery.service.files.toml import dotted, parse_toml, to_value
 from lorrery.service.settings.cluster import Settings, load, origins
 from lorrery.service.settings.reading import Key, leaves
 

@@ -14,12 +14,11 @@ from lorrery.cli.config_option import ConfigOption
 from lorrery.cli.up_cluster import summary
 from lorrery.cli.version import VersionOption
 from lorrery.service.commands import Command, command_app
+from lorrery.service.entry_point import cancelled_by_signals
 from lorrery.service.errors import LorreryError
 from lorrery.service.files.shipped import DEFAULT_SETTINGS, TRACES
-from lorrery.service.interrupt import cancelled_by_signals
 from lorrery.service.local.cluster import LocalCluster
-from lorrery.service.local.processes import start_python
-from lorrery.service.local.service_process import describe_exit
+from lorrery.service.local.processes import describe_exit, start_python
 from lorrery.service.settings.cluster import load as read_settings
 
 _LOAD_STOP_SECONDS = 5.0

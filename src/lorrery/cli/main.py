@@ -2,9 +2,7 @@
 
 import gc
 
-from lorrery.service.interrupt import exit_on_signals
-from lorrery.service.network.grpc_core import set_up_grpc
-from lorrery.service.standard_streams import set_up_standard_streams
+from lorrery.service.entry_point import exit_on_signals, set_up_grpc, set_up_standard_streams
 
 
 def main() -> None:

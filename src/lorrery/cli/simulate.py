@@ -18,11 +18,11 @@ from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
 from lorrery.scheduler.core.facts import Subscriber
 from lorrery.service.commands import Command, command_app
+from lorrery.service.entry_point import stop_then_exit
 from lorrery.service.errors import FormatError, LorreryError, SettingsError, exit_in_words
 from lorrery.service.faults.kinds import parse_fault
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.files.writing import whole_file
-from lorrery.service.interrupt import stop_then_exit
 from lorrery.service.names import cut
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.settings.reading import key_of
@@ -30,7 +30,7 @@ from lorrery.simulator.interface import checked_record, prepare
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.simulator.sweep import flags as sweep_flags
 from lorrery.view.terminal import table_console
-from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE, STEPS_FILE
+from lorrery.vocabulary.files import MAX_FRAMES, RECORD_FILE, STEPS_FILE
 from lorrery.worker.device.basis import grounds, slow_kernels
 
 TRACE_FILE = "trace.json"
@@ -294,12 +294,12 @@ def _run(
     with ExitStack() as stack:
         subscribers: list[Subscriber] = []
         if out is not None and steps:
-            from lorrery.simulator.subscribers.steps import StepWriter
+            from lorrery.simulator.subscribers.step_files import StepWriter
 
             written.append(out / STEPS_FILE)
             subscribers.append(StepWriter(_text(written[-1], stack)))
         if out is not None and perfetto:
-            from lorrery.simulator.subscribers.trace import TraceWriter
+            from lorrery.simulator.subscribers.step_files import TraceWriter
 
             written.append(out / TRACE_FILE)
             trace = TraceWriter(_text(written[-1], stack))

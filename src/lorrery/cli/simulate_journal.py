@@ -4,12 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
 from lorrery.simulator.replay.journal import Journal, read_journal
-from lorrery.simulator.replay.parts import parts_of
+from lorrery.simulator.replay.parts import Replayed, parts_of
 from lorrery.simulator.replay.replay import replay
-from lorrery.simulator.replay.result import Replayed
-from lorrery.vocabulary.adapter_figures import AdapterFigures
+from lorrery.vocabulary.adapters import AdapterFigures
 
 EQUAL, DIFFERENT = 0, 1
 

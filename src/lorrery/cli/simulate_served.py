@@ -10,7 +10,7 @@ from lorrery.loadgen.report_files import check_folder
 from lorrery.loadgen.table import print_report
 from lorrery.service.errors import LorreryError, exit_in_words
 from lorrery.service.settings.sections import checked_address
-from lorrery.simulator.lockstep.service import serve
+from lorrery.simulator.lockstep import serve
 from lorrery.simulator.run import SimulatedRun
 from lorrery.simulator.virtual_cluster import VirtualCluster
 

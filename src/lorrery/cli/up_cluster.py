@@ -12,21 +12,19 @@ from pathlib import Path
 
 import typer
 
+from lorrery.service.entry_point import cancelled_by_signals, num_lost_writes, reader_has_gone, treat_as_log
 from lorrery.service.errors import LorreryError
 from lorrery.service.faults.kinds import check_faults
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
-from lorrery.service.interrupt import cancelled_by_signals
+from lorrery.service.files.writing import temporary_folder
 from lorrery.service.local.autoscaler import LocalAutoscaler
 from lorrery.service.local.cluster import PAGE, LocalCluster
 from lorrery.service.local.monitoring import Monitoring, Target
-from lorrery.service.local.processes import ForkServer
-from lorrery.service.local.service_process import describe_exit
+from lorrery.service.local.processes import ForkServer, describe_exit
 from lorrery.service.local.supervisor import Supervisor
-from lorrery.service.local.temporary_folder import temporary_folder
 from lorrery.service.settings.cluster import Settings, load
-from lorrery.service.standard_streams import num_lost_writes, reader_has_gone, treat_as_log
 from lorrery.simulator.fleet import check_scaled, num_processes, possible_names, start_up_seconds
-from lorrery.vocabulary.worker_kinds import count_kinds
+from lorrery.vocabulary.files import count_kinds
 from lorrery.worker.build import deployment_of
 from lorrery.worker.device.basis import no_measurement
 

@@ -23,15 +23,16 @@ from lorrery.cli.validate_serving import serving
 from lorrery.cli.version import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.toml import read_tables
+from lorrery.service.files.reading import read_tables
 from lorrery.service.files.writing import check_writable
 from lorrery.service.settings.cluster import load
-from lorrery.validation import overview, vidur_run
+from lorrery.validation import overview
 from lorrery.validation import slora as slora_runs
 from lorrery.validation import steptime as steptimes
+from lorrery.validation import vidur as vidur_run
+from lorrery.validation.figures import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.policy.check import check_policy, placements_of
 from lorrery.validation.policy.placement import check_placement
-from lorrery.validation.published import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.serving import default_jobs
 from lorrery.validation.vidur import BatchRules
 from lorrery.view.terminal import table_console

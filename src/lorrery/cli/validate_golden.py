@@ -17,8 +17,19 @@ from lorrery.cli.output import write
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.shipped import golden_excerpts
 from lorrery.service.files.writing import check_writable
-from lorrery.validation.golden.against import RULES_OF, Case, changed, interpreter, read_cases, record
-from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
+from lorrery.validation.golden.replay import (
+    RULES_OF,
+    Case,
+    Failure,
+    FileReport,
+    KindReport,
+    Report,
+    changed,
+    interpreter,
+    read_cases,
+    record,
+    replay_files,
+)
 from lorrery.validation.golden.vllm_cases import cases as vllm_cases
 
 MAX_FAILURES_SHOWN = 5

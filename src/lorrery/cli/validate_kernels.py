@@ -9,7 +9,6 @@ from lorrery.cli.output import write
 from lorrery.cli.validate_rows import JsonFile, group_names, say_left_out
 from lorrery.service.files.writing import check_writable
 from lorrery.validation import kernels as measured
-from lorrery.validation import kernels_plot
 from lorrery.view import plots
 from lorrery.view.terminal import table_console
 from lorrery.worker.build import read_catalogue
@@ -54,7 +53,7 @@ def kernels(
     """
     names = group_names(group, measured.GROUPED_BY)
     if plot is not None:
-        plots.check(kernels_plot.OPTION, plot)
+        plots.check(measured.PLOT_OPTION, plot)
     if json_file is not None:
         check_writable("--json", json_file)
     known = read_catalogue(catalogue or ())
@@ -65,6 +64,6 @@ def kernels(
     if json_file is not None:
         write(json_file, measured.to_json(comparison))
     if plot is not None and comparison.groups:
-        kernels_plot.draw(plot, comparison)
+        measured.draw(plot, comparison)
     if not comparison.groups:
         raise typer.Exit(1)

@@ -11,7 +11,7 @@ from lorrery.cli.validate_rows import JsonFile, say_left_out
 from lorrery.cli.validate_serving import Jobs, MoreCatalogues, Overrides, Plot, Runs, Seed
 from lorrery.service.files.writing import check_writable
 from lorrery.validation import serving_lora, serving_plot
-from lorrery.validation.published import SERVED_LORA
+from lorrery.validation.figures import SERVED_LORA
 from lorrery.validation.serving import default_jobs
 from lorrery.validation.serving_run import Options
 from lorrery.view import plots

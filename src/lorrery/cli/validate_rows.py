@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lorrery.service.errors import SettingsError
-from lorrery.validation.errors import NotPredicted
+from lorrery.validation.figures import NotPredicted
 
 JsonFile = Annotated[
     Path | None,

@@ -13,8 +13,8 @@ from lorrery.cli.validate_rows import JsonFile, group_names, say_left_out
 from lorrery.service.files.writing import check_writable
 from lorrery.validation import serving as measured
 from lorrery.validation import serving_ablation, serving_left_out, serving_plot
-from lorrery.validation.published import MEASURED_SERVING
-from lorrery.validation.serving_causes import ALL, CAUSES, named
+from lorrery.validation.figures import MEASURED_SERVING
+from lorrery.validation.serving_ablation import ALL, CAUSES, named
 from lorrery.validation.serving_rows import read_file
 from lorrery.validation.serving_run import Options, Prediction
 from lorrery.view import plots

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
 
 
 def _print(context: typer.Context, wanted: bool) -> None:

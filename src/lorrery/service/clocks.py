@@ -8,7 +8,7 @@ allows is the closest estimate (that with the least transit time). Monotonic clo
 stamp slowly loses weight. If one host's clock jumps against the others', as that of a paused virtual machine does, the
 answer to a request bounds the estimate from the other side too. The time of day is never used.
 
-Time-outs of peers go by `AwakeClock`, which counts only the time for which this process has run. A process that was
+Time-outs of peers go by `UptimeClock`, which counts only the time for which this process has run. A process that was
 suspended (SIGSTOP, a paused virtual machine, a laptop's lid) wakes up with every time-out overdue and all messages of
 its peers unread. On this clock it has not waited: time between two ticks counts as at most one tick, so data in sockets
 is read before any peer is timed out.
@@ -89,7 +89,7 @@ STOP_TICKS = 5
 _T = TypeVar("_T")
 
 
-class AwakeClock:
+class UptimeClock:
     """Counts the seconds in which the running event loop serves its timers.
 
     Args:

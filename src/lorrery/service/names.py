@@ -1,8 +1,10 @@
-"""Valid names of adapters and workers, and the names of a worker process's GPUs.
+"""Names and ids that others send: which are valid, how they are shown, and a dict of bounded size keyed by them.
 
 Names travel in every message about a request, are metric labels and appear in comma-separated lists, so they must be
 short and visible. The settings, the router and the scheduler all validate them here.
 """
+
+from typing import Generic, TypeVar
 
 MAX_NAME_CHARACTERS = 512
 """Upper bound on a name or id, which is in every message about a request and in the log."""
@@ -58,3 +60,36 @@ def why_no_name(text: str) -> str | None:
         f"is {quoted(text)}, with {wrong[0]!r} at character {text.index(wrong[0]) + 1}; blanks and control characters"
         f" are not allowed; {quoted(instead)} would do"
     )
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """The entries that were put last.
+
+    Args:
+        max_entries: upper bound on the entries; the oldest is dropped first.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._entries: dict[K, V] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def put(self, key: K, value: V) -> None:
+        """Add an entry, or make it the newest."""
+        self._entries.pop(key, None)
+        self._entries[key] = value
+        while len(self._entries) > self._max_entries:
+            del self._entries[next(iter(self._entries))]
+
+    def pop(self, key: K) -> V | None:
+        """Remove an entry and return its value; None: absent."""
+        return self._entries.pop(key, None)

@@ -9,11 +9,14 @@ once.
 import asyncio
 import contextlib
 import ctypes
+import errno
 import gc
 import json
 import os
+import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,19 +27,53 @@ import typer
 from prometheus_client import CollectorRegistry
 
 from lorrery.service.commands import Command, command_app
+from lorrery.service.entry_point import exit_on_signals, handled_by, stop_signals
 from lorrery.service.errors import LorreryError, SettingsError, exit_in_words
 from lorrery.service.files.writing import write_whole
-from lorrery.service.interrupt import exit_on_signals, handled_by, stop_signals
+from lorrery.service.installed import VERSION
 from lorrery.service.network.calls import CallGuard
-from lorrery.service.network.open_files import warn_when_none_is_left
-from lorrery.service.network.reflection import enable_reflection
-from lorrery.service.network.server import Health, at_port, bind, dialable, new_server
+from lorrery.service.network.server import Health, at_port, bind, dialable, enable_reflection, new_server
 from lorrery.service.settings.reading import ProcessSettings
 from lorrery.service.tasks import loop_factory
 from lorrery.service.telemetry.log import configure, get_logger
 from lorrery.service.telemetry.metrics import ServiceState, new_registry, serve_metrics
 from lorrery.service.telemetry.tracing import Tracer
-from lorrery.service.version import VERSION
+
+FILES_LOOK_SECONDS = 1.0
+FILES_WARN_SECONDS = 60.0
+
+_log = get_logger("service.network.open_files")
+
+
+def can_open_file() -> bool:
+    """Return whether this process can open another file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    return True
+
+
+async def warn_when_no_file_can_be_opened() -> None:
+    """Check every `FILES_LOOK_SECONDS` and warn at most every `FILES_WARN_SECONDS`, until cancelled.
+
+    Neither of a process's servers reports that it is out of file descriptors. Without a free one uvloop accepts a
+    connection with a reserved one and closes it unanswered; gRPC's core keeps the connection queued and retries.
+    Opening a file fails in both situations, so that is the test.
+    """
+    said_at = -FILES_WARN_SECONDS
+    while True:
+        if not can_open_file() and (now := time.monotonic()) >= said_at + FILES_WARN_SECONDS:
+            said_at = now
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            _log.warning(
+                "out_of_file_descriptors",
+                limit=limit,
+                effect="new connections are closed unanswered, or wait",
+                cure="raise ulimit -n, or lower router.http_max_connections",
+            )
+        await asyncio.sleep(FILES_LOOK_SECONDS)
+
 
 STOP_GRACE_SECONDS = 1.0
 """How long calls that are still open after the drain, such as a client's health watch, may take to end."""
@@ -131,7 +168,7 @@ async def run_service(
         guard = CallGuard()
         server, health = new_server(service.receive_bytes, guard), Health()
         started = False
-        watching = asyncio.create_task(warn_when_none_is_left(), name="open files")
+        watching = asyncio.create_task(warn_when_no_file_can_be_opened(), name="open files")
         try:
             names = service.register(server)
             await health.attach(server, names)

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lorrery.loadgen.workload.request import WorkloadRequest, sessions
-from lorrery.simulator.build import RequestBuilder
+from lorrery.simulator.build import RequestBuilder, Said
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.prompt_ids import Said
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary.units import LAST_SECONDS, NEVER, picoseconds
 

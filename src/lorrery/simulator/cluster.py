@@ -23,24 +23,28 @@ from lorrery.service.faults.kinds import Fault
 from lorrery.service.faults.rules import LoadRules, RuleBook
 from lorrery.service.names import gpu_names
 from lorrery.service.settings.cluster import Settings
-from lorrery.simulator.build import RequestBuilder
+from lorrery.simulator.build import RequestBuilder, ids_suffice
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.faults import num_named, schedule_faults
 from lorrery.simulator.fleet import most_processes, num_processes
-from lorrery.simulator.prompt_ids import ids_suffice
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.files import count_kinds
 from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
-from lorrery.vocabulary.worker_kinds import count_kinds
 from lorrery.worker.build import Device, device_of
 
 if TYPE_CHECKING:
     from lorrery.simulator.autoscaling import Scaled
     from lorrery.simulator.fleet import Fleet
     from lorrery.simulator.subscribers.frames import FrameRecorder
+from functools import partial
+
 from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.service.faults.kinds import FREEZE_WORKER, WORKER_KINDS, WORKER_LOSS, check_faults
+from lorrery.simulator.fleet import Fleet
 from lorrery.vocabulary import rendezvous
+from lorrery.vocabulary.units import NEVER
+from lorrery.worker.device.slow import Slowed
 
 REPORT_SECONDS = 0.1
 """Wall time between two reports of a scheduler."""
@@ -333,3 +337,59 @@ class SimulatedCluster:
             replica_settings.max_total_token_num,
             device.pace,
         )
+
+
+def num_named(faults: Iterable[Fault], most: int) -> int:
+    """Return how many worker processes must exist so that every `worker-N` named by a fault does.
+
+    Args:
+        faults: of the run.
+        most: most possible processes; names of others do not count.
+    """
+    names = [fault.worker.removeprefix("worker-").partition(".")[0] for fault in faults if fault.kind in WORKER_KINDS]
+    return max((int(name) + 1 for name in names if name.isdecimal() and int(name) < most), default=0)
+
+
+def schedule_faults(faults: Sequence[Fault], simulation: Simulation, fleets: Sequence[Fleet] = ()) -> None:
+    """Schedule the loss, slow-down and freezing of a simulation's workers; times count from now.
+
+    Args:
+        faults: in any order.
+        simulation: that has the workers.
+        fleets: scalable workers, which replace lost ones; empty: the number of workers is fixed.
+
+    Raises:
+        SettingsError: a fault names an unknown worker, or overlaps another of its kind and worker.
+    """
+    start_ps = simulation.now_ps
+    workers = [worker.name for worker in simulation.workers]
+    adapters = {fault.adapter for fault in faults}
+    check_faults(faults, workers=workers, adapters=adapters, replaced=bool(fleets))
+    happening = [fault for fault in faults if fault.kind in WORKER_KINDS]
+    for fault in sorted(happening, key=lambda fault: fault.at_ps):  # at one time, an end comes before a begin
+        if simulation.keeps_histories:
+            simulation.at(start_ps + fault.at_ps, partial(simulation.note_fault, fault.text))
+        for worker in simulation.workers:
+            if fault.concerns(worker.name):
+                fleet = next((one for one in fleets if worker.name in one.worker_names), None)
+                _schedule(fault, worker, simulation, start_ps, fleet)
+
+
+def _schedule(
+    fault: Fault, worker: SimulatedWorker, simulation: Simulation, start_ps: int, fleet: Fleet | None
+) -> None:
+    if fault.kind == FREEZE_WORKER:
+        until_ps = NEVER if fault.until_ps == NEVER else start_ps + fault.until_ps
+        simulation.at(start_ps + fault.at_ps, partial(simulation.freeze, worker, until_ps))
+        return
+    if fault.kind == WORKER_LOSS and fleet is not None:
+        simulation.at(start_ps + fault.at_ps, partial(fleet.lose, worker))
+        return
+    if fault.kind == WORKER_LOSS:
+        begin, end = partial(simulation.membership.lose, worker), partial(simulation.membership.attach, worker)
+    else:
+        begin = partial(simulation.change_pace, worker, Slowed(worker.step_time, fault.factor))
+        end = partial(simulation.change_pace, worker, worker.step_time)
+    simulation.at(start_ps + fault.at_ps, begin)
+    if fault.until_ps < NEVER:
+        simulation.at(start_ps + fault.until_ps, end)

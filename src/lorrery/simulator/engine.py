@@ -24,18 +24,15 @@ from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.subscribers.history import History
 from lorrery.service.faults.rules import NO_FAULTS
-from lorrery.simulator.boundaries import Boundaries
-from lorrery.simulator.clock import Clock
-from lorrery.simulator.membership import Membership
-from lorrery.simulator.open_requests import OpenRequests
+from lorrery.simulator.interpreter import run_signal_handlers
+from lorrery.simulator.membership import Boundaries, Membership
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import FaultyRequests, RequestFaultInjector
 from lorrery.simulator.scheduler import SimulatedScheduler
-from lorrery.simulator.signals_in import let_signals_in
-from lorrery.simulator.subscribers.step_span import RunBegan, StepSpan
-from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.adapter_figures import AdapterFigures
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.simulator.state import Clock, OpenRequests
+from lorrery.simulator.worker import RunBegan, SimulatedWorker, StepSpan
+from lorrery.vocabulary.adapters import AdapterFigures
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.steptime import StepTimeModel
@@ -46,7 +43,7 @@ Follow = Callable[[SimulatedRequest, int], tuple[int, SimulatedRequest] | None]
 PAUSE = SimulatedRequest(-1, 0, 0, 0, Ending(0, FinishReason.LENGTH))
 """Yielded by `Simulation.run` after a tick requested a pause; not a real request."""
 
-TURNS: Final = 1024
+ITERATIONS_PER_CHECK: Final = 1024
 """Loop iterations, some ten milliseconds, between two checks for a stop or for a run with no requests left."""
 
 
@@ -137,7 +134,7 @@ class Simulation:
 
     def _take_in(self, worker: SimulatedWorker) -> None:
         worker.facts = facts = self._schedulers[worker.shard].facts
-        worker.tells_steps, worker.runs_chunks = facts.wants(StepSpan), self._runs_chunks
+        worker.publishes_steps, worker.runs_chunks = facts.wants(StepSpan), self._runs_chunks
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
@@ -269,7 +266,7 @@ class Simulation:
 
         Kept outside the generator: a compiled generator would look up each of its variables.
         """
-        num_turns, in_vain = 0, False
+        num_iterations, in_vain = 0, False
         clock, boundaries = self._clock, self._boundaries
         coming, deadlines, ended = clock.coming, self._requests.deadlines, self._requests.ended
         arrival = self._arrival
@@ -277,13 +274,13 @@ class Simulation:
         if self._is_stopped:
             return False
         while True:
-            num_turns += 1
-            if num_turns == TURNS:
-                let_signals_in()
+            num_iterations += 1
+            if num_iterations == ITERATIONS_PER_CHECK:
+                run_signal_handlers()
                 nobody_comes = arrival is None and not coming and not self._requests.by_handle
                 if self._is_stopped or (in_vain and nobody_comes):
                     return False
-                num_turns, in_vain = 0, nobody_comes
+                num_iterations, in_vain = 0, nobody_comes
             boundary_ps = boundaries.next_ps
             coming_ps = coming[0][0] if coming else NEVER
             while deadlines and deadlines[0].outcome is not None:
@@ -382,15 +379,11 @@ class Simulation:
         worker.frozen_until_ps = until_ps
         self._nudge(worker, True)
 
-    def _nudge(self, worker: SimulatedWorker, heeded: bool) -> None:
+    def _nudge(self, worker: SimulatedWorker, matters: bool) -> None:
         if worker.plan is None:
-            self._schedule(worker, max(self.now_ps, worker.boundary_ps))
-        elif heeded and (boundary_ps := worker.interrupt(self.now_ps)) is not None:
-            self._schedule(worker, boundary_ps)
-
-    def _schedule(self, worker: SimulatedWorker, at_ps: int) -> None:
-        if worker.end_ps != at_ps:
-            self._boundaries.move(worker, at_ps)
+            self._boundaries.move(worker, max(self.now_ps, worker.boundary_ps))
+        elif matters and (boundary_ps := worker.interrupt(self.now_ps)) is not None:
+            self._boundaries.move(worker, boundary_ps)
 
     def _at_boundary(self, worker: SimulatedWorker, at_ps: int) -> None:
         scheduler, plan = self._schedulers[worker.shard], worker.plan
@@ -399,7 +392,7 @@ class Simulation:
             if events:
                 scheduler.handle(worker, events)
         if self._new_pace and (step_time := self._new_pace.pop(worker.order, None)) is not None:
-            worker.use(step_time)
+            worker.gpu.use(step_time)
         worker.boundary_ps = at_ps
         decision = worker.member.plan(at_ps)
         worker.totals.num_plans += 1
@@ -410,13 +403,15 @@ class Simulation:
             for sequence in decision.leaves:
                 worker.gpu.leave(sequence.handle)
         if not isinstance(decision, Idle):
-            self._schedule(worker, worker.start(decision, at_ps, self._requests.by_handle, one_step=self._one_step))
+            self._boundaries.move(
+                worker, worker.start(decision, at_ps, self._requests.by_handle, one_step=self._one_step)
+            )
             if worker.frozen_until_ps > at_ps:
                 self.membership.watch(worker, decision)
         else:
-            self._schedule(worker, NEVER if decision.until_ps is None else max(at_ps, decision.until_ps))
+            self._boundaries.move(worker, NEVER if decision.until_ps is None else max(at_ps, decision.until_ps))
         if worker.replica.adapters.log is not None:
-            scheduler.tell_of_adapters(worker)
+            scheduler.publish_adapter_changes(worker)
         # Only now: a sequence that has left may come back to this worker, and would change the decision just made.
         if decision.events:
             scheduler.handle(worker, decision.events)

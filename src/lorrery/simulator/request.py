@@ -7,7 +7,7 @@ from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.service.faults.rules import NO_FAULTS, RequestFaults
 from lorrery.vocabulary.compiling import mypyc_attr
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
 

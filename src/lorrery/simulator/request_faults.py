@@ -14,10 +14,9 @@ from lorrery.scheduler.core.facts import Cancelled, Failed, Handler, Preempted
 from lorrery.scheduler.core.member import Member
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.faults.rules import NO_FAULTS, FaultRules, RequestFaults, together
-from lorrery.simulator.clock import Clock
-from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.subscribers.step_span import StepSpan
+from lorrery.simulator.state import Clock, OpenRequests
+from lorrery.simulator.worker import StepSpan
 from lorrery.worker.device.output import Ending
 
 
@@ -195,7 +194,7 @@ class FaultyRequests:
                 request.outcome, request.detail, request.output_tokens = "faulted", cut.text, cut.after
                 request.finished_ps = request.last_token_ps
             else:
-                request.output_tokens = _tokens_let_go(request, holds, request.finished_ps)
+                request.output_tokens = _tokens_released(request, holds, request.finished_ps)
             return
         assert request.finished_ps is not None
         if cut is not None and request.output_tokens >= cut.after:
@@ -212,10 +211,10 @@ class FaultyRequests:
         if requests.timeout_ps is not None and request.finished_ps > request.sent_ps + requests.timeout_ps:
             request.finished_ps, request.reason = request.sent_ps + requests.timeout_ps, None
             request.outcome, request.detail = "timed out", "deadline exceeded"
-            request.output_tokens = _tokens_let_go(request, holds, request.finished_ps)
+            request.output_tokens = _tokens_released(request, holds, request.finished_ps)
         self._clock.at(request.finished_ps, partial(requests.ended.append, request))
 
 
-def _tokens_let_go(request: SimulatedRequest, holds: Iterable[Hold], at_ps: int) -> int:
+def _tokens_released(request: SimulatedRequest, holds: Iterable[Hold], at_ps: int) -> int:
     """Return how many of a request's tokens no stall held back at this time."""
     return min([request.output_tokens, *(hold.after for hold in holds if hold.until_ps > at_ps)])

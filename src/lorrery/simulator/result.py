@@ -16,7 +16,7 @@ from lorrery.loadgen.workload.outcome import OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.summary import Summary
 from lorrery.simulator.arguments import read_path
-from lorrery.vocabulary.adapter_figures import FiguresByAdapter
+from lorrery.vocabulary.adapters import FiguresByAdapter
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,15 +20,13 @@ from lorrery.service.faults.kinds import Fault
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.cluster import SimulatedCluster, SimulationOptions
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.faults import never_began
 from lorrery.simulator.fleet import check_scaled
-from lorrery.simulator.garbage import collected_seldom
-from lorrery.simulator.outcomes import OutcomeRecorder
+from lorrery.simulator.interpreter import garbage_collected_seldom
+from lorrery.simulator.outcomes import GapRecorder, OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
-from lorrery.simulator.subscribers.gaps import GapRecorder
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
+from lorrery.vocabulary.adapters import AdapterFigures, summed
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.build import Device
 
@@ -100,7 +98,7 @@ class SimulatedRun:
         Raises:
             LorreryError: invalid settings or options, or an unreadable trace.
         """
-        with collected_seldom():
+        with garbage_collected_seldom():
             playing = self.begin()
             interrupted = self._play(playing)
         return playing.report(interrupted=interrupted)
@@ -247,7 +245,7 @@ class Playing:
             settings=run.settings.model_dump(mode="json", include=_SHOWN_SETTINGS),
             notices=(
                 *run.notices,
-                *never_began(run.simulation_options.faults, cost.simulated_seconds),
+                *_never_began(run.simulation_options.faults, cost.simulated_seconds),
                 *cluster.notices,
                 *_extrapolated(cluster.devices),
             ),
@@ -266,3 +264,18 @@ def _count(workers: Iterable[SimulatedWorker]) -> tuple[int, int]:
     """Return the numbers of steps and plans so far."""
     totals = [worker.totals for worker in workers]
     return sum(one.num_steps for one in totals), sum(one.num_plans for one in totals)
+
+
+def _never_began(faults: Iterable[Fault], end_seconds: float) -> tuple[str, ...]:
+    """Return a notice for each fault without effect because the run ended before it began.
+
+    Args:
+        faults: of the run.
+        end_seconds: when its last request ended, from the start of the run.
+    """
+    return tuple(
+        f"the fault {fault.text} had no effect: the run ended at {end_seconds:.1f} s; let it begin earlier, or send for"
+        " longer (--duration, --num-requests)"
+        for fault in faults
+        if fault.at_ps >= end_seconds * PS_PER_SECOND
+    )

@@ -28,19 +28,18 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
 from lorrery.scheduler.subscribers.history import History
 from lorrery.service.faults.rules import NO_FAULTS
-from lorrery.simulator.clock import Clock
-from lorrery.simulator.open_requests import OpenRequests
+from lorrery.simulator.interpreter import WeakTarget, weak_call
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.weakly import Answers, weakly
+from lorrery.simulator.state import Clock, OpenRequests
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.adapter_figures import AdapterFigures
+from lorrery.vocabulary.adapters import AdapterFigures
 
 Nudge = Callable[[SimulatedWorker, bool], None]
 """Notify a worker of new input; the flag says whether that may change its running plan."""
 
 
 class SimulatedScheduler:
-    """See the module.
+    """Carries out the decisions of one scheduler's core.
 
     Args:
         placement: chooses the worker of a request.
@@ -67,9 +66,9 @@ class SimulatedScheduler:
         nudge: Nudge,
         finish: Callable[[SimulatedRequest], None],
     ) -> None:
-        self._shows = Answers(self._show)
-        self.core = ClusterCore(placement, rules, bring_up_to_date=weakly(self._shows), catch_up=self._catch_up)
-        self._tells_ends = self.core.keeps_backlog
+        self._weak_show = WeakTarget(self._show)
+        self.core = ClusterCore(placement, rules, bring_up_to_date=weak_call(self._weak_show), catch_up=self._catch_up)
+        self._reports_ends = self.core.keeps_backlog
         self._workers: dict[Member, SimulatedWorker] = {}
         self._clock = clock
         self._requests = requests
@@ -103,7 +102,7 @@ class SimulatedScheduler:
         self.tally = AdapterTally()
         self.subscribe(self.tally)
 
-    def tell_of_adapters(self, worker: SimulatedWorker) -> None:
+    def publish_adapter_changes(self, worker: SimulatedWorker) -> None:
         """Publish the changes of a worker's adapters since the last call."""
         log = worker.replica.adapters.log
         if log is not None and not log.is_empty:
@@ -114,7 +113,7 @@ class SimulatedScheduler:
         if self.tally is None:
             return {}
         for worker in self._workers.values():
-            self.tell_of_adapters(worker)
+            self.publish_adapter_changes(worker)
         return self.tally.read([member.replica.adapters.log for member in self._workers], at_ps)
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -129,7 +128,7 @@ class SimulatedScheduler:
             self.facts.publish((Arrived(request.sequence),), self._clock.now_ps)
         events = self.core.submit(request.sequence, self._clock.now_ps)
         self._carry_out(events)
-        if not events or self._tells_ends:
+        if not events or self._reports_ends:
             self._wait_for_worker()
 
     def cancel(self, request: SimulatedRequest) -> None:
@@ -157,18 +156,18 @@ class SimulatedScheduler:
                 if event.refusal is not None:
                     self._requests.by_handle[event.sequence.handle].refusal = event.refusal
                 worker = self._workers[event.member]
-                self._let_client_go(event.sequence, worker)
+                self._end_for_client(event.sequence, worker)
                 self._nudge(worker, True)
             else:
                 self._ended(event.sequence, 0)
-                self._let_client_go(event.sequence, None)
+                self._end_for_client(event.sequence, None)
                 self.withdraw(self._requests.by_handle[event.sequence.handle])
 
     def _ended(self, sequence: Sequence, output_tokens: int) -> None:
-        if self._tells_ends:
+        if self._reports_ends:
             self.core.ended(sequence, output_tokens, self._clock.now_ps)
 
-    def _let_client_go(self, sequence: Sequence, worker: SimulatedWorker | None) -> None:
+    def _end_for_client(self, sequence: Sequence, worker: SimulatedWorker | None) -> None:
         """End a request for its client; the core releases it at the next boundary."""
         request, now_ps = self._requests.by_handle[sequence.handle], self._clock.now_ps
         if request.finished_ps is None:
@@ -245,7 +244,7 @@ class SimulatedScheduler:
         """Queue the requests of a lost worker again elsewhere."""
         member = worker.member
         gave_back, events = self.core.lose(member, self._clock.now_ps, worker.boundary_ps)
-        self.tell_of_adapters(worker)
+        self.publish_adapter_changes(worker)
         del self._workers[member]
         self.facts.publish((gave_back,), self._clock.now_ps, member)
         worker.gpu.clear()
@@ -258,7 +257,7 @@ class SimulatedScheduler:
         self.facts.publish(events, self._clock.now_ps, worker.member)
         for event in events:  # first tokens and admissions are read from the sequence
             if isinstance(event, Finished):
-                if self._tells_ends:
+                if self._reports_ends:
                     self._ended(event.sequence, event.output_tokens)
                 request = requests.by_handle[event.sequence.handle]
                 if request.finished_ps is not None:

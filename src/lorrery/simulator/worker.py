@@ -1,25 +1,67 @@
-"""One worker under the virtual clock: its replica, its GPU, and the running plan.
+"""One worker under the virtual clock: its replica, its GPU, the running plan, and the spans of steps that it publishes.
 
 A plan runs in one jump to its last step, or to the first boundary at or after an event that can change it. When the
 plan starts, the end times of its steps and the sequences that finish are known; they are committed when the clock
-reaches them.
+reaches them, and published as a `StepSpan`.
+
+A subscriber with an attribute `reads_prompts` that is false uses neither the prefills nor the waiting count of spans;
+if that goes for all, several chunks of one long prompt may run in one jump, each still told as its own span.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.facts import Event, Facts
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.replica import Replica
-from lorrery.simulator.clock import Clock
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.subscribers.step_span import StepSpan
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.simulator.state import Clock
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.pace import Pace
 from lorrery.worker.device.steptime import StepTimeModel
+
+
+@dataclass(slots=True)
+class StepSpan:
+    """Consecutive steps of one plan; only the first has the plan's prefills.
+
+    Attributes:
+        worker: that ran them.
+        plan: of these steps.
+        start_ps: when the first began, after any wait for adapters.
+        num_steps: number of steps.
+        first_ps: duration of the first.
+        slope_ps: increase of the duration from each step to the next.
+        end_ps: when the last ended.
+        num_decodes: sequences that get a token in each step, without the first step's newcomers.
+        kv_tokens: in the cache before the first, of all sequences.
+        num_waiting: sequences in the worker's queue.
+        newcomers: sequences whose prompt ended with the first step and that go on to decode.
+        silent: sequences that end with the last step and get no token from it.
+        gone: sequences whose clients left during the last step.
+    """
+
+    worker: str
+    plan: Plan
+    start_ps: int
+    num_steps: int
+    first_ps: int
+    slope_ps: int
+    end_ps: int
+    num_decodes: int
+    kv_tokens: int
+    num_waiting: int
+    newcomers: Sequence[int] = ()
+    silent: Collection[int] = ()
+    gone: Collection[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunBegan:
+    """The part of a run that counts begins; the warm-up is over."""
 
 
 @dataclass(slots=True)
@@ -33,7 +75,7 @@ class Totals:
 
 
 class SimulatedWorker:
-    """See the module.
+    """A worker of a simulation.
 
     Args:
         name: its id.
@@ -52,7 +94,7 @@ class SimulatedWorker:
         boundary_ps: the last boundary at which it planned.
         frozen_until_ps: no step begins before this time.
         facts: takes the steps that it runs.
-        tells_steps: whether anybody wants them.
+        publishes_steps: whether anybody wants them.
         runs_chunks: whether consecutive chunks of one prompt run in one jump; False if a subscriber reads each of them.
         end_ps: its next boundary, or the current one; `NEVER`: it has none.
         life: number of times its process has ended; a delayed return applies only within the same life.
@@ -76,13 +118,13 @@ class SimulatedWorker:
         "pace",
         "plan",
         "pool_tokens",
+        "publishes_steps",
         "replica",
         "runs_chunks",
         "shard",
         "start_ps",
         "step_time",
         "steps",
-        "tells_steps",
         "totals",
     )
 
@@ -112,7 +154,7 @@ class SimulatedWorker:
         self.life = 0
         self.totals = Totals()
         self.facts = Facts()
-        self.tells_steps = False
+        self.publishes_steps = False
         self.runs_chunks = True
         self._make_replica = make_replica
         self._may_be_silent = False
@@ -120,10 +162,6 @@ class SimulatedWorker:
         self.attached = False
         self.replica = make_replica()
         self.member = Member(name, self.replica, pool_tokens, pace)
-
-    def use(self, step_time: StepTimeModel) -> None:
-        """Use another step-time model from now on; call it at a boundary only."""
-        self.gpu.use(step_time)
 
     def renew(self, at_ps: int) -> None:
         """Return after a loss, with an empty replica."""
@@ -168,7 +206,7 @@ class SimulatedWorker:
     def finish(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest]) -> list[Event]:
         """End the plan at this boundary: run and commit its remaining steps."""
         steps = self.steps
-        span = self._span(plan, steps, at_ps) if self.tells_steps else None
+        span = self._span(plan, steps, at_ps) if self.publishes_steps else None
         before_ps = self._last_boundary_before(plan, at_ps) if self._may_be_silent else 0
         finished = self.gpu.jump(steps)
         totals = self.totals
@@ -240,7 +278,7 @@ class SimulatedWorker:
         if plan is None or not (done := self._steps_ended(at_ps)):
             return
         end_ps = self.start_ps + self.gpu.total_ps(done)
-        if self.tells_steps:
+        if self.publishes_steps:
             self.facts.publish((self._span(plan, done, end_ps),), end_ps, self.member)
         finished = self.gpu.jump(done)
         assert not finished
@@ -313,5 +351,5 @@ class SimulatedWorker:
 
     def client_left(self, handle: int) -> None:
         """Note for spans of steps that nobody waits any more for a sequence of this worker."""
-        if self.tells_steps:
+        if self.publishes_steps:
             self._gone.add(handle)

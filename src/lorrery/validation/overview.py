@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from lorrery.service.files.shipped import golden_excerpts
-from lorrery.validation import kernels, serving, serving_lora, slora, steptime, vidur_run
-from lorrery.validation.errors import Errors
-from lorrery.validation.golden.replay import replay_files
-from lorrery.validation.published import (
+from lorrery.validation import kernels, serving, serving_lora, slora, steptime, vidur
+from lorrery.validation.figures import (
     MEASURED_SERVING,
     MEASURED_STEPS,
     SERVED_LORA,
     SLORA_RUNS,
     VIDUR_REQUESTS,
     VIDUR_STEPS,
+    Errors,
 )
+from lorrery.validation.golden.replay import replay_files
 from lorrery.validation.serving_rows import OK
 from lorrery.validation.serving_rows import read_file as read_served
 from lorrery.validation.vidur import BatchRules
@@ -83,7 +83,7 @@ def _slora(catalogue: Catalogue) -> Iterator[Line]:
 
 
 def _vidur() -> Iterator[Line]:
-    compared = vidur_run.compare(VIDUR_REQUESTS, VIDUR_STEPS, BatchRules())
+    compared = vidur.compare(VIDUR_REQUESTS, VIDUR_STEPS, BatchRules())
     worst = max(abs(one.error) for one in compared.quantiles)
     what = "a run of Vidur: queue, TTFT, TPOT, E2E at p50, p90, p99"
     yield Line("vidur", what, compared.num_requests, f"{worst:.1%} at most", compared.within)

@@ -16,7 +16,7 @@ from os import sched_getaffinity
 from typing import TypeVar
 
 from lorrery.service.errors import SettingsError
-from lorrery.validation.errors import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
+from lorrery.validation.figures import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
 from lorrery.validation.serving_rows import OK, ServingFile, ServingRow, as_json
 from lorrery.validation.serving_run import AS_IT_IS, Options, Prediction, predict
 from lorrery.view.terminal import FigureTable

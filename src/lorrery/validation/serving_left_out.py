@@ -16,11 +16,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from lorrery.validation.changed_catalogue import Tables, write_changed
-from lorrery.validation.errors import percent
+from lorrery.validation.figures import percent
 from lorrery.validation.serving import Members, ServingComparison, ServingGroup, Watch, grouped, predict_all
 from lorrery.validation.serving_rows import OK, ServingRow
-from lorrery.validation.serving_run import Options, Prediction, settings_of
+from lorrery.validation.serving_run import Options, Prediction, Tables, settings_of, write_changed
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.engine import Engine

@@ -28,13 +28,13 @@ from lorrery.service.files.reading import open_csv
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.presets import nearest
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.validation.errors import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
+from lorrery.validation.figures import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
 from lorrery.validation.serving import in_processes
 from lorrery.validation.serving_plot import Points, draw_panels
 from lorrery.validation.serving_rows import ADAPTER_PROJECTIONS, Cells
 from lorrery.validation.serving_run import ADAPTER, AS_IT_IS, OTHER, PS_PER_MS, Options, played, reason
 from lorrery.view.terminal import FigureTable
-from lorrery.vocabulary.columns import repeated
+from lorrery.vocabulary.files import repeated
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 Watch = Callable[[Iterable["LoraPrediction"], int], Iterable["LoraPrediction"]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lorrery.service.errors import SettingsError
-from lorrery.validation.errors import Errors
+from lorrery.validation.figures import Errors
 from lorrery.validation.serving import ServingComparison, grouped
 from lorrery.validation.serving_rows import DOUBTFUL, OK
 from lorrery.view import plots

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lorrery.service.errors import FormatError
 from lorrery.service.files.reading import open_csv
-from lorrery.vocabulary.columns import repeated
+from lorrery.vocabulary.files import repeated
 
 OK = "ok"
 """`quality` of a row that counts."""

@@ -3,9 +3,13 @@
 `SOURCES` has what is known of each source beyond its rows. TTFT and TPOT are computed as there: means over requests,
 TPOT = (E2E - TTFT) / (n - 1). An engine that streams k tokens in a message shows its first token k - 1 steps late, and
 its TPOT covers n - k tokens.
+
+For ablations and refits the catalogue differs in places from the shipped one. The changed entries are written to a file
+so that simulating processes can read them, with the same effect as a user's own catalogue.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +19,14 @@ import numpy as np
 from lorrery.loadgen.options import GIVEN, LoadOptions
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.files.reading import read_tables, to_toml
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.presets import nearest
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.validation.serving_rows import ServingRow
 from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.worker.device.catalogue import FORMAT, PACKAGE
 
 PS_PER_MS = PS_PER_SECOND // 1000
 _TIMEOUT_SECONDS = 1e6
@@ -278,3 +284,42 @@ def engine_of(row: ServingRow) -> str:
         SettingsError: unknown engine.
     """
     return nearest(row.backend, row.version or source_of(row).version_of.get(row.backend, "")).name
+
+
+Tables = dict[str, dict[str, dict[str, Any]]]
+"""Kind of entry -> name -> the entry as in its file."""
+Change = Callable[[Tables], None]
+_BY_NAME, _LISTED = ("fits", "links", "engines"), ("gpu", "model")
+
+
+def tables_of(catalogue: Iterable[Path] = ()) -> Tables:
+    """Return all entries: the shipped ones, overridden by those of further files."""
+    found: Tables = {kind: {} for kind in (*_BY_NAME, *_LISTED)}
+    for _, table in read_tables(PACKAGE, catalogue):
+        for kind in _BY_NAME:
+            found[kind] |= table.get(kind, {})
+        for kind in _LISTED:
+            found[kind] |= {entry["name"]: entry for entry in table.get(kind, ())}
+    return deepcopy(found)
+
+
+def write_changed(path: Path, catalogue: Iterable[Path], change: Change) -> tuple[Path, ...]:
+    """Apply a change to a catalogue's entries and write the changed ones; return the catalogue's files and the new one.
+
+    Args:
+        path: of the new file, which gets the changed entries.
+        catalogue: files in addition to the shipped ones.
+        change: changes entries.
+    """
+    catalogue = tuple(catalogue)
+    before, after = tables_of(catalogue), tables_of(catalogue)
+    change(after)
+    new = {
+        kind: {name: entry for name, entry in entries.items() if entry != before[kind].get(name)}
+        for kind, entries in after.items()
+    }
+    content: dict[str, Any] = {"format": FORMAT}
+    content |= {kind: list(new[kind].values()) for kind in _LISTED if new[kind]}
+    content |= {kind: new[kind] for kind in _BY_NAME if new[kind]}
+    path.write_text(to_toml(content), encoding="utf-8")
+    return (*catalogue, path)

@@ -10,23 +10,23 @@ from typing import Annotated
 import typer
 
 from lorrery.service.commands import ApiKey, Command, command_app
+from lorrery.service.entry_point import handled_by
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.interrupt import handled_by
+from lorrery.service.installed import VERSION
 from lorrery.service.network.channel import check_target
 from lorrery.service.network.credentials import warn_if_exposed
-from lorrery.service.network.hosts import Hosts
 from lorrery.service.network.server import dialable
-from lorrery.service.network.web_server import WebServer, guarded
 from lorrery.service.process import write_announcement
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.settings.cluster import load as load_settings
 from lorrery.service.settings.sections import MAX_PORT, TlsSettings
-from lorrery.service.telemetry.frame_rate import MAX_HZ, MIN_HZ, USUAL_HZ
 from lorrery.service.telemetry.log import configure
-from lorrery.service.version import VERSION
+from lorrery.service.web.hosts import Hosts
+from lorrery.service.web.server import WebServer, guarded
 from lorrery.view.app import make_app
-from lorrery.view.live import LiveFeed
+from lorrery.view.frame import MAX_HZ, MIN_HZ, USUAL_HZ
 from lorrery.view.record import Record
+from lorrery.view.wire import LiveFeed
 
 __all__ = ["app", "web"]
 

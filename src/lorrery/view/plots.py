@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.extras import need_extra
 from lorrery.service.files.writing import check_writable
+from lorrery.service.installed import need_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

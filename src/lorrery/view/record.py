@@ -14,7 +14,7 @@ import msgspec
 from lorrery.service.errors import FormatError, LorreryError
 from lorrery.service.files.writing import whole_file
 from lorrery.view.frame import MAX_ENDED, MAX_EVENTS, Frame, Hello, decode_frame, decode_hello, encode
-from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE
+from lorrery.vocabulary.files import MAX_FRAMES, RECORD_FILE
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _FRAME_LEVEL = 1

@@ -7,7 +7,7 @@ import pytest
 from lab.bench import live_vs_sim
 from lab.bench.cluster import CONFIG
 from lorrery.service.settings.cluster import load
-from lorrery.simulator.replay.result import Replayed
+from lorrery.simulator.replay.parts import Replayed
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 
 

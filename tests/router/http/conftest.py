@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from lorrery.router.handler import Handler
 from lorrery.router.http.server import make_server
 from lorrery.router.metrics import RouterMetrics
-from lorrery.service.network.web_server import WebServer
 from lorrery.service.settings.cluster import Settings
+from lorrery.service.web.server import WebServer
 from lorrery.v1 import types_pb2
 
 TIMEOUT_SECONDS = 60.0

@@ -15,7 +15,7 @@ from lorrery.router.http.token_json import LogprobsJson, TokenTexts
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.tasks import Turns
 from lorrery.v1 import router_pb2, types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 NUM_CHOICES, NUM_TOKENS = 3, 12
 

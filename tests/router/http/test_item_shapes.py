@@ -14,7 +14,7 @@ from lorrery.router.http.forms import Form, json_schema
 from lorrery.router.http.token_json import LogprobsJson, TokenTexts
 from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.v1 import router_pb2, types_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 CALLS = json_schema({}, "tools")._replace(calls_tools=True)
 TEXTS = TokenTexts(BuiltinTokenizer())

@@ -19,7 +19,7 @@ from lorrery.router.sampling import SamplingParams
 from lorrery.tokenizer.base import EOS_ID
 from lorrery.tokenizer.file import SHIPPED, BuiltinTokenizer, FileTokenizer
 from lorrery.v1 import router_pb2
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 TOKENIZER = BuiltinTokenizer()
 VOCABULARY = FileTokenizer(SHIPPED).vocab_size

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from lorrery.cli.certs import app
 from lorrery.router.http import connection
 from lorrery.service.errors import SettingsError
-from lorrery.service.network import handshakes
+from lorrery.service.web import handshakes
 from tests.cluster.harness import wait_until
 from tests.hostile.handshakes import hello
 from tests.router.http.conftest import HttpRouter, StartHttp, rest_of

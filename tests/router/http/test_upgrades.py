@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lorrery.service.network.http_upgrades import head_without_upgrade
+from lorrery.service.web.handshakes import head_without_upgrade
 from tests.router.http.conftest import HttpRouter, StartHttp, one_answer, rest_of
 
 OFFERS = {

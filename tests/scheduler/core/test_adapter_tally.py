@@ -9,7 +9,7 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
 from lorrery.scheduler.subscribers.snapshot import MAX_NAMES, OTHERS
-from lorrery.vocabulary.adapter_figures import AdapterFigures, summed
+from lorrery.vocabulary.adapters import AdapterFigures, summed
 from tests.scheduler.core.test_adapters import A, B, residency
 
 

@@ -17,7 +17,7 @@ from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from tests.scheduler.core.clusters import had
 
 TWO_SEATS = ReplicaSettings("fcfs", 10_000, 200, max_num_seqs=2, max_num_batched_tokens=1000)

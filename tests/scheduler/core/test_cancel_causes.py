@@ -11,8 +11,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.subscribers.record import describe_events
-from lorrery.vocabulary.cancel_cause import MEANINGS, CancelCause
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import MEANINGS, CancelCause, FinishReason
 from tests.scheduler.core.clusters import S, cluster, only
 
 UNFINISHED = [cause for cause in MEANINGS if cause.finish is None]

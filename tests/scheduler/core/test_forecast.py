@@ -9,7 +9,7 @@ from lorrery.scheduler.core.placements.forecast import ONE, WINDOW_ENDS, WINDOW_
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.pace import Pace
 
 PACE = Pace(1_000_000, 10_000, 10, 1_000)

@@ -14,7 +14,7 @@ from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.simulator.replay.placements import RecordedCandidate
+from lorrery.simulator.replay.parts import RecordedCandidate
 from lorrery.worker.device.pace import Pace
 
 SETTINGS = ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100)

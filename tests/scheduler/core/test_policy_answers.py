@@ -22,7 +22,7 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.llm_mock import LlmMock
 from tests.scheduler.core.wrong_batchings import (

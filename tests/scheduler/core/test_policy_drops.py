@@ -7,8 +7,8 @@ from lorrery.scheduler.core.facts import Dropped, Raised
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.service.version import core_is_compiled
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.service.installed import core_is_compiled
+from lorrery.vocabulary.endings import FinishReason
 from tests.scheduler.core.faulty_queue import Faulty, failed, member, submit
 
 

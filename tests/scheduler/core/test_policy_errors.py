@@ -19,7 +19,7 @@ from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import NEVER
 from tests.scheduler.core.faulty_queue import Faulty, failed, joins, member, submit
 

@@ -17,7 +17,7 @@ from lorrery.scheduler.core.quotas import MAX_IDLE_KEYS, MINUTE_PS, Quota, Quota
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.policy.drive import Device
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.endings import CancelCause
 from tests.scheduler.core.clusters import had
 from tests.scheduler.core.test_cluster import S, replica
 

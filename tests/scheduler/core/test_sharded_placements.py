@@ -22,7 +22,7 @@ from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.placements.weighted import Weighted
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.simulator.replay.placements import RecordedCandidate
+from lorrery.simulator.replay.parts import RecordedCandidate
 from lorrery.worker.device.pace import Pace
 
 SEATS = 24

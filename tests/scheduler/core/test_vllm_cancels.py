@@ -6,7 +6,7 @@ from lorrery.scheduler.core.facts import Cancelled, Finished
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from tests.scheduler.core.test_vllm_step import STEP_PS, replica
 
 both = pytest.mark.parametrize("ahead", [False, True], ids=["", "async"])

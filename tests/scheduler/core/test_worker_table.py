@@ -19,7 +19,7 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.constant import ConstantSteps, StepConstants
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.pace import pace_of

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.toml import dotted, parse_toml, read_toml, to_toml, to_value
+from lorrery.service.files.reading import dotted, parse_toml, read_toml, to_toml, to_value
 from lorrery.service.settings.reading import leaves
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)

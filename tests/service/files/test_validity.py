@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from structlog.testing import capture_logs
 
-from lorrery.service.files import watched
+from lorrery.service.network import credentials
 from lorrery.service.network.tls import Validity, holds, watched_pems
 from lorrery.service.settings.sections import TlsSettings
 
@@ -54,7 +54,7 @@ def x509_pem(der: bytes) -> bytes:
 
 
 def test_who_shows_a_certificate_that_does_not_hold_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watched, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(credentials, "LOOK_SECONDS", 0.0)
     cert, key = tmp_path / "server.pem", tmp_path / "server.key"
     cert.write_bytes(certificate(NOW - DAY, NOW + DAY))
     key.write_bytes(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lorrery.service.errors import LorreryError
-from lorrery.service.local import scrape
+from lorrery.service.local import autoscaler
 from lorrery.service.local.autoscaler import LocalAutoscaler
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.settings.cluster import changed
@@ -18,7 +18,7 @@ SETTINGS = changed({"autoscaler": {"enabled": True, "min_replicas": 2, "scale_do
 
 
 async def test_a_worker_that_has_ended_is_not_ready_and_goes_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(scrape, "_get", lambda _address: {"vllm:num_requests_waiting": 0.0})
+    monkeypatch.setattr(autoscaler, "_get", lambda _address: {"vllm:num_requests_waiting": 0.0})
     drained: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     processes = {
         name: SimpleNamespace(metrics=NOBODY, exit_code=1 if name == "worker-1" else None)

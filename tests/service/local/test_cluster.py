@@ -9,7 +9,7 @@ import pytest
 
 from lorrery.service.errors import LorreryError
 from lorrery.service.local.cluster import LocalCluster
-from lorrery.service.local.service_process import ServiceProcess
+from lorrery.service.local.processes import ServiceProcess
 
 
 async def test_who_waits_for_a_process_that_is_killed_while_it_starts_hears_of_its_end(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from lorrery.service.local import scrape
-from lorrery.service.local.scrape import ClusterScraper, Series, read_series
+from lorrery.scheduler.core.autoscaling.figures import Sample
+from lorrery.service.local import autoscaler
+from lorrery.service.local.autoscaler import ClusterScraper, Series, read_series
 
 TEXT = """# TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
@@ -47,10 +48,10 @@ def shown(tokens: float, ttft: tuple[float, float] = (0, 0), waiting: float = 0)
 
 def test_counters_grow_over_workers_that_come_go_and_begin_anew(monkeypatch: pytest.MonkeyPatch):
     processes: dict[str, Series] = {}
-    monkeypatch.setattr(scrape, "_get", lambda address: processes.get(address, {}))
+    monkeypatch.setattr(autoscaler, "_get", lambda address: processes.get(address, {}))
     scraper = ClusterScraper()
 
-    def look(serving: Mapping[str, Series], leaving: Mapping[str, Series], unplaced: float = 0.0) -> scrape.Sample:
+    def look(serving: Mapping[str, Series], leaving: Mapping[str, Series], unplaced: float = 0.0) -> Sample:
         processes.clear()
         processes.update({**serving, **leaving, "scheduler": {"lorrery_scheduler_unplaced_requests": unplaced}})
         names = {name: name for name in serving}, {name: name for name in leaving}

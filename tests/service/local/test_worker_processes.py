@@ -1,6 +1,6 @@
 """Names and ports of the worker processes of one machine."""
 
-from lorrery.service.local.worker_processes import WorkerProcesses
+from lorrery.service.local.overrides import WorkerProcesses
 from lorrery.service.settings.cluster import load
 
 

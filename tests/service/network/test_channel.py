@@ -30,7 +30,7 @@ from lorrery.service.network.channel import (
 from lorrery.service.network.server import bind, new_server
 from lorrery.service.network.tls import watched_pems
 from lorrery.service.settings.sections import TlsSettings
-from lorrery.view.live import LiveFeed
+from lorrery.view.wire import LiveFeed
 from tests.cluster.harness import wait_until
 from tests.cluster.name_server import name_server
 from tests.service.services import ECHO, EchoService
@@ -239,7 +239,7 @@ async def test_a_load_at_an_http_server_names_its_protocol():
 
 
 async def test_a_feed_of_an_http_server_asks_for_the_grpc_address(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lorrery.view.live.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("lorrery.view.wire.ANSWER_SECONDS", 0.3)
     async with http_server() as target, LiveFeed(target) as feed:
         with pytest.raises(LorreryError, match=r"within 0.3 s: something listens there.*give the router's gRPC"):
             await feed.hello()

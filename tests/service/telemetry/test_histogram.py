@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.service.telemetry.histogram import Histogram
+from lorrery.service.telemetry.series import Histogram
 
 BOUNDS = (0.5, 1.0, 2.0, 4.0)
 VALUES = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, 2.0, 3.0, 4.0, 5.0, 1e9])

@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 
 from lorrery.service.errors import SettingsError
 from lorrery.service.settings.sections import TracingSettings
-from lorrery.service.telemetry.span import Span, SpanEvent
-from lorrery.service.telemetry.trace_context import TraceContext
+from lorrery.service.telemetry.spans import Span, SpanEvent, TraceContext
 from lorrery.service.telemetry.tracing import Tracer, open_tracer
 from tests.cluster.harness import wait_until
 from tests.collector import Collector

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.cli.simulate import app
-from lorrery.vocabulary.run_files import CPU_SECONDS
+from lorrery.vocabulary.files import CPU_SECONDS
 
 SHORT = {"duration": 2, "rate": 8, "workers": 1}
 """Options of every run, unless they are swept."""

@@ -8,8 +8,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from lorrery.simulator.sweep import plugin_code
-from lorrery.simulator.sweep.plugin_code import plugin_files
+from lorrery.simulator.sweep import inputs
+from lorrery.simulator.sweep.inputs import plugin_files
 
 
 class EditableFinder:
@@ -62,8 +62,8 @@ import_module(name)
 
 def test_all_of_an_installed_plug_ins_own_package_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    installed = (tmp_path, *plugin_code._installed())
-    monkeypatch.setattr(plugin_code, "_installed", lambda: installed)
+    installed = (tmp_path, *inputs._installed())
+    monkeypatch.setattr(inputs, "_installed", lambda: installed)
     own = tmp_path / "installed_plugin"
     own.mkdir()
     (tmp_path / "other_installed.py").touch()

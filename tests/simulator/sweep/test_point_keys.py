@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import lorrery
 from lorrery.cli.simulate import app
+from lorrery.simulator.sweep.backends import run_in_processes
+from lorrery.simulator.sweep.inputs import plugin_files
 from lorrery.simulator.sweep.outcome import Outcome, run_point
-from lorrery.simulator.sweep.plugin_code import plugin_files
 from lorrery.simulator.sweep.points import ROOMS_OF_A_SIMULATION, Point
-from lorrery.simulator.sweep.processes import run_in_processes
 from tests.simulator.sweep.sweeping import sweep, table
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.simulator.sweep.axes import parse_axes
+from lorrery.simulator.sweep.claims import PointStore
 from lorrery.simulator.sweep.outcome import FIGURES, SCALING, Outcome
 from lorrery.simulator.sweep.points import Point
-from lorrery.simulator.sweep.store import PointStore
 from lorrery.view.reports.sweep import read_sweep
-from lorrery.vocabulary.run_files import CPU_SECONDS
+from lorrery.vocabulary.files import CPU_SECONDS
 from tests.simulator.sweep.sweeping import simulate, sweep, table, without_cpu
 
 EXITS, INTERRUPTS = "tests.simulator.faulty_queues:Exits", "tests.simulator.faulty_queues:Interrupts"

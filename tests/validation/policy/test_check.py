@@ -14,7 +14,7 @@ from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.validation.policy import returns
+from lorrery.validation.policy import drive
 from tests.simulator.faulty_queues import Exits, GeneratorExits
 
 NEEDS = {
@@ -254,7 +254,7 @@ class IsSlow(ShortestFirst):
 
 @pytest.mark.parametrize(("queue", "method"), [(Loops, "admit"), (LoopsInCancel, "cancel")])
 def test_a_call_that_does_not_return_is_named(queue: type, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returns, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(drive, "TICK_SECONDS", 0.02)
     before = signal.getsignal(signal.SIGALRM)
     output = own(queue)
     assert f": `{method}` did not return within 0.2 s, and was in test_check.py, line " in output
@@ -263,7 +263,7 @@ def test_a_call_that_does_not_return_is_named(queue: type, method: str, monkeypa
 
 
 def test_a_slow_queue_is_no_stuck_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(returns, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(drive, "TICK_SECONDS", 0.01)
     assert "1 cases, no fault" in check(f"{__name__}:IsSlow", seconds=0.0, exit_code=0)
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from lorrery.cli.validate import app
 from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.validation.policy import returns
+from lorrery.validation.policy import drive
 from lorrery.validation.policy.placement import Worker, check_placement
 
 Place = Callable[[Any, Sequence[Candidate]], Any]
@@ -34,7 +34,7 @@ def test_our_placements_keep_the_contract(name: str):
 
 
 def test_a_placement_that_does_not_return_is_told(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(returns, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(drive, "TICK_SECONDS", 0.02)
 
     def loop(_sequence: Any, _candidates: Sequence[Candidate]) -> Choice:
         while True:

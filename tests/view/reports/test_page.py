@@ -12,11 +12,11 @@ import lorrery
 from lorrery.cli.report import app
 from lorrery.loadgen.requests_csv import CSV_COLUMNS, PRIORITY
 from lorrery.service.errors import FormatError, SettingsError
-from lorrery.simulator.subscribers.steps import COLUMNS as STEP_COLUMNS
-from lorrery.view.reports.facts import differing
+from lorrery.simulator.subscribers.step_files import COLUMNS as STEP_COLUMNS
 from lorrery.view.reports.read import read_folders
 from lorrery.view.reports.report import report
-from lorrery.vocabulary.adapter_figures import FIGURES
+from lorrery.view.reports.tables import differing
+from lorrery.vocabulary.adapters import FIGURES
 from tests.view.reports.runs import failed, poisson, row, write
 
 EMPTY_ELEMENTS = {"meta", "br", "line", "path", "rect", "circle"}

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from lorrery.view import frame as f
-from lorrery.view.top.keyboard import keys_of, press
+from lorrery.view.top.run import keys_of, press
 from lorrery.view.top.screen import VIEWS, Look, compose, whole
 from lorrery.view.top.tables import plain
 from tests.view.test_model import frames, model_of

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.answers import Answers, Mode, Words
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.llm_mock import LlmMock

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lorrery.service.files.toml import read_tables
+from lorrery.service.files.reading import read_tables
 from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.catalogue import FORMAT, PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.fitted import MOST_KNOTS, Fitted

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.llm_mock import LlmMock

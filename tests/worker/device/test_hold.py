@@ -1,6 +1,6 @@
 """Static batching on the device: what has ended keeps its place until it is told to leave."""
 
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.batch import NO_LORA, LoraWork
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.llm_mock import LlmMock

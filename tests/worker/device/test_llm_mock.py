@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.llm_mock import LlmMock
 from lorrery.worker.device.output import LlmMockLength

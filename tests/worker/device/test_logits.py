@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.synthetic_logits import context_of, model_logits
+from lorrery.vocabulary.endings import FinishReason
+from lorrery.vocabulary.outputs import context_of, model_logits
 from lorrery.worker.device.answers import Answers, Words
 from lorrery.worker.device.logits import (
     SampledWords,

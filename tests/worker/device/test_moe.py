@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.service.files.toml import read_tables
+from lorrery.service.files.reading import read_tables
 from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.basis import grounds
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk

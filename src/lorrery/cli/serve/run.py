@@ -12,9 +12,9 @@ from lorrery.cli.serve.toml import settings_file
 from lorrery.cli.up_cluster import Printer, in_words, run_until_stopped
 from lorrery.router.keys import digest
 from lorrery.service.faults.kinds import check_faults
+from lorrery.service.files.writing import temporary_folder
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.local.processes import ForkServer
-from lorrery.service.local.temporary_folder import temporary_folder
 from lorrery.service.settings.reading import setting_variables
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lorrery.cli.serve.settings import Engine
-from lorrery.service.files.toml import to_toml
+from lorrery.service.files.reading import to_toml
 from lorrery.service.settings.cluster import FORMAT, changed
 from lorrery.service.settings.reading import merge, nested
 

@@ -1,20 +1,29 @@
-"""Writes files atomically: a reader sees the old file or the new one, never a part.
+"""Writes files atomically, and makes temporary folders that are cleaned up even if their process is killed.
 
-The content goes to a new file beside the old one, which is then replaced. Exceptions: a symbolic link stays, and its
-target is replaced; anything but a regular file (a device, a named pipe) is written to directly. So is a file that the
-process has open (`/dev/stdout`, `/dev/fd/3`), at its current position.
+A reader sees the old file or the new one, never a part. The content goes to a new file beside the old one, which is
+then replaced. Exceptions: a symbolic link stays, and its target is replaced; anything but a regular file (a device, a
+named pipe) is written to directly. So is a file that the process has open (`/dev/stdout`, `/dev/fd/3`), at its current
+position.
+
+Each temporary folder holds a file that its process has locked. The system releases the lock however the process ends,
+so the next caller removes folders whose lock is free. Process ids would not do, since they are reused. A folder without
+the file belongs to another program, or is being created, and is left alone.
 """
 
+import contextlib
 import errno
+import fcntl
 import os
 import re
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from lorrery.service.errors import SettingsError
+from lorrery.service.errors import LorreryError, SettingsError
 
 _DESCRIPTORS = re.compile(r"(/proc/[^/]+(/task/[^/]+)?|/dev)/fd")
 """Folders of a process's open descriptors; /proc/self is a link."""
@@ -118,3 +127,55 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     with whole_file(path) as file:
         file.write(content)
+
+
+_PREFIX = "lorrery-"
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """Create a folder, and remove it at the end; first remove the folders left by killed processes.
+
+    Args:
+        purpose: part of its name.
+
+    Raises:
+        LorreryError: it cannot be created.
+    """
+    try:
+        _clean(Path(tempfile.gettempdir()))
+        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-"))
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        cure = "let TMPDIR name a folder that can be written to"
+        raise LorreryError(f"no folder for temporary files: {where}{error.strerror}; {cure}") from None
+    try:
+        new = folder / f"{_LOCK}.new"
+        with new.open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            new.rename(folder / _LOCK)  # so the final name never exists without the lock
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clean(parent: Path) -> None:
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(parent)):
+            if not entry.name.startswith(_PREFIX):
+                continue
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    _remove_if_left(Path(entry.path))
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a folder whose process is gone.
+
+    Raises:
+        OSError: it has no lock file, or its process holds the lock.
+    """
+    with (folder / _LOCK).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,14 +18,15 @@ from typing import Self
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
+from lorrery.service.entry_point import NO_SCHEDULER_TO_COME
 from lorrery.service.errors import LorreryError
-from lorrery.service.local import addresses, decommission
-from lorrery.service.local.processes import ForkServer
-from lorrery.service.local.service_process import ServiceProcess, Show, last_words
-from lorrery.service.local.temporary_folder import temporary_folder
-from lorrery.service.local.worker_processes import WorkerProcesses
+from lorrery.service.files.writing import temporary_folder
+from lorrery.service.local.overrides import WorkerProcesses, on_free_ports, taken_again
+from lorrery.service.local.processes import ForkServer, ServiceProcess, Show, last_words
 from lorrery.service.network.channel import open_channel
+from lorrery.service.network.credentials import ClusterToken
 from lorrery.service.settings.cluster import Settings, load
+from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 START_SECONDS = 60.0
 """How long a process may take to listen; a loaded machine imports slowly."""
@@ -73,7 +74,7 @@ class LocalCluster:
     ) -> None:
         self.settings: Settings = load(config, overrides)
         if free_ports:
-            overrides = [*addresses.free_ports(self.settings), *overrides]
+            overrides = [*on_free_ports(self.settings), *overrides]
             self.settings = load(config, overrides)
         count = self.settings.num_worker_processes(num_workers, 1)
         self._workers = WorkerProcesses(self.settings, count)
@@ -98,16 +99,16 @@ class LocalCluster:
         self._announcements = self._resources.enter_context(temporary_folder("processes"))
         try:
             await self._start("scheduler", "scheduler", [])
-            await self._listening("scheduler")
+            await self.listening("scheduler")
             address = self.processes["scheduler"].grpc
             for name in self.worker_processes:
                 await self._start(name, "worker", self._workers.overrides(name, address))
             await self._start("router", "router", [f"router.schedulers={json.dumps([address])}"])
             for name in self.processes:
-                await self._listening(name)
+                await self.listening(name)
             if self._page:
                 await self._start(PAGE, "view", [], [*self._page_port, "--target", self.router_address])
-                await self._listening(PAGE)
+                await self.listening(PAGE)
             for name in [*self.worker_processes, "router"]:
                 await self.serving(name)
         except BaseException:
@@ -193,10 +194,10 @@ class LocalCluster:
             arguments = ["--port", old.http.rpartition(":")[2], "--target", self.router_address]
             await self._start(name, old.service, [], arguments)
         else:
-            await self._start(name, old.service, [*old.overrides, *addresses.taken_again(self.settings, old)])
+            await self._start(name, old.service, [*old.overrides, *taken_again(self.settings, old)])
         # Set at once: its addresses are passed on while it starts, and it may end before it announces them.
         self.processes[name].take_addresses(old)
-        await self._listening(name)
+        await self.listening(name)
         if wait and name != PAGE:
             await self.serving(name)
 
@@ -206,7 +207,7 @@ class LocalCluster:
         It is stopped together with the others of its service.
         """
         await self._start(name, service, list(overrides))
-        await self._listening(name)
+        await self.listening(name)
 
     async def start_worker(self, start_up_seconds: float, group: int | None = None, name: str | None = None) -> str:
         """Start an additional worker process; return its name.
@@ -220,14 +221,6 @@ class LocalCluster:
         overrides = self._workers.overrides(name, self.scheduler_address)
         await self._start(name, "worker", [*overrides, f"worker.startup_seconds={start_up_seconds}"])
         return name
-
-    async def listening(self, name: str) -> None:
-        """Wait until a started process listens.
-
-        Raises:
-            LorreryError: it ended, or took too long.
-        """
-        await self._listening(name)
 
     def drain(self, name: str) -> None:
         """Make a process drain and end: SIGTERM."""
@@ -313,8 +306,12 @@ class LocalCluster:
         if not entry.exit_expected:
             self._ended.put_nowait(entry)
 
-    async def _listening(self, name: str) -> None:
-        """Wait for the announcement of a process, and store its addresses."""
+    async def listening(self, name: str) -> None:
+        """Wait until a started process listens, and store the addresses that it announces.
+
+        Raises:
+            LorreryError: it ended, or took too long.
+        """
         process = self.processes[name]
         async with self._bounded(process, "listen", START_SECONDS):
             while not process.announce.exists():
@@ -344,9 +341,9 @@ class LocalCluster:
         schedulers, workers, routers = map(self._of_service, ("scheduler", "worker", "router"))
         telling = [
             asyncio.create_task(
-                decommission.tell_of_workers(workers, self.scheduler_address, self.settings), name="tell of workers"
+                _tell_of_workers(workers, self.scheduler_address, self.settings), name="tell of workers"
             ),
-            asyncio.create_task(decommission.tell_of_schedulers(schedulers, routers), name="tell of schedulers"),
+            asyncio.create_task(_tell_of_schedulers(schedulers, routers), name="tell of schedulers"),
         ]
         try:
             await self._stop("view", 0.0)
@@ -388,3 +385,39 @@ class LocalCluster:
         watchers = [entry.watcher for entry in entries if entry.watcher is not None]
         if watchers:
             await asyncio.wait(watchers, timeout=seconds)
+
+
+_TIMEOUT_SECONDS = 5.0
+
+
+async def _tell_of_workers(workers: Collection[ServiceProcess], scheduler: str, settings: Settings) -> None:
+    """Wait for the end of all worker processes, and tell the scheduler.
+
+    If that fails, requests wait as usual.
+
+    Args:
+        workers: all that were started, including those that have ended.
+        scheduler: HOST:PORT.
+        settings: of the cluster.
+    """
+    await _all_ended(workers)
+    channel = open_channel(scheduler, settings.client_tls)
+    try:
+        stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        metadata = ClusterToken(settings.cluster_token).metadata()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            request = scheduler_pb2.ExpectNoWorkerRequest()
+            await stub.ExpectNoWorker(request, timeout=_TIMEOUT_SECONDS, metadata=metadata)
+    finally:
+        await channel.close()
+
+
+async def _tell_of_schedulers(schedulers: Collection[ServiceProcess], routers: Collection[ServiceProcess]) -> None:
+    """Wait for the end of all scheduler processes, and tell the running routers."""
+    await _all_ended(schedulers)
+    for router in routers:
+        router.signal(NO_SCHEDULER_TO_COME)
+
+
+async def _all_ended(processes: Collection[ServiceProcess]) -> None:
+    await asyncio.gather(*[one.process.wait() for one in processes])

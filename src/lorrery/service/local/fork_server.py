@@ -23,10 +23,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from lorrery.service.extras import has_extra
-from lorrery.service.interrupt import exit_on_signals
+from lorrery.service.entry_point import exit_on_signals, set_up_grpc
+from lorrery.service.installed import has_extra
 from lorrery.service.local.child import die_with
-from lorrery.service.network.grpc_core import set_up_grpc
 
 # Without it, `ps` shows this process's command line for each of its children.
 setproctitle = import_module("setproctitle") if has_extra("titles") else None

@@ -13,7 +13,7 @@ from lorrery.service.errors import LorreryError
 from lorrery.service.faults.kinds import WORKER_LOSS, Fault, parse_fault
 from lorrery.service.local.autoscaler import LocalAutoscaler
 from lorrery.service.local.cluster import LocalCluster
-from lorrery.service.local.service_process import ServiceProcess, describe_exit
+from lorrery.service.local.processes import ServiceProcess, describe_exit
 from lorrery.service.tasks import until_first_ends
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 

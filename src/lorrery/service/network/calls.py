@@ -12,7 +12,7 @@ servicers including health and reflection:
 So a servicer may raise at any point of its streams.
 
 gRPC's `write` returns once the reader's flow-control window has room for the message, so a reader that stops blocks the
-write for as long as its connection lives; `Writes` finds it. Time is counted in ticks of the `AwakeClock`, so that a
+write for as long as its connection lives; `Writes` finds it. Time is counted in ticks of the `UptimeClock`, so that a
 suspended process blames no reader, and a write does not read a clock.
 """
 
@@ -27,7 +27,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from lorrery.service.clocks import AwakeClock
+from lorrery.service.clocks import UptimeClock
 from lorrery.service.errors import Internal, InvalidRequest, RequestError
 from lorrery.service.network import status
 from lorrery.service.network.floods import Floods
@@ -210,12 +210,12 @@ class Writes(Generic[_K]):
     """The writes under way, at most one per key.
 
     Args:
-        awake: measures the time.
+        uptime: measures the time.
         timeout_seconds: how long a write may take.
     """
 
-    def __init__(self, awake: AwakeClock, timeout_seconds: float) -> None:
-        self._awake = awake
+    def __init__(self, uptime: UptimeClock, timeout_seconds: float) -> None:
+        self._uptime = uptime
         self._tick_seconds = timeout_seconds / TICKS
         self._tick = 0
         self._begun: dict[_K, int] = {}  # in order of start
@@ -231,7 +231,7 @@ class Writes(Generic[_K]):
     async def stuck(self) -> list[_K]:
         """Wait until some writes exceed the time-out; return their keys, once for each write."""
         while True:
-            await self._awake.sleep_until(self._awake.now() + self._tick_seconds)
+            await self._uptime.sleep_until(self._uptime.now() + self._tick_seconds)
             self._tick += 1
             keys = [key for key, _ in takewhile(lambda begun: begun[1] < self._tick - TICKS, self._begun.items())]
             for key in keys:

@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.watched import Watched
+from lorrery.service.network.credentials import Watched
 from lorrery.service.network.tls import Pems, read_pems
 from lorrery.service.settings.sections import MAX_PORT, TlsSettings
 

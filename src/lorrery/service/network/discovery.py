@@ -12,7 +12,7 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from lorrery.service.extras import need_extra
+from lorrery.service.installed import need_extra
 from lorrery.service.names import quoted
 from lorrery.service.network.targets import DnsName, parse_name
 from lorrery.service.telemetry.log import get_logger

@@ -26,7 +26,7 @@ from contextlib import suppress
 from operator import itemgetter
 from urllib.parse import unquote
 
-from lorrery.service.recent import Recent
+from lorrery.service.names import Recent
 from lorrery.service.telemetry.log import BoundedLog, get_logger
 
 LOOK_SECONDS = 0.25

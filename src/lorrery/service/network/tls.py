@@ -18,7 +18,7 @@ from typing import TypeVar
 import grpc
 
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.watched import Watched
+from lorrery.service.network.credentials import Watched
 from lorrery.service.settings.sections import TlsSettings
 from lorrery.service.telemetry.log import get_logger
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.toml import read_tables
+from lorrery.service.files.reading import read_tables
 from lorrery.service.settings.reading import merge, nested
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError

@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.toml import parse_toml, read_toml
+from lorrery.service.files.reading import parse_toml, read_toml
 from lorrery.service.names import cut, quoted
 from lorrery.service.settings.sections import LogSettings, Section, TlsSettings
 

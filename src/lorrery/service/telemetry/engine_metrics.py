@@ -18,8 +18,7 @@ from lorrery.service.telemetry.engine_series import (
     sglang_series,
     vllm_series,
 )
-from lorrery.service.telemetry.histogram import Histogram
-from lorrery.service.telemetry.series import Exporter, Number, Sample, Series, Throughput
+from lorrery.service.telemetry.series import Exporter, Histogram, Number, Sample, Series, Throughput
 
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 MAX_STALE = 1000
@@ -97,7 +96,7 @@ class EndedRequest(NamedTuple):
 
 
 class EngineMetrics:
-    """See the module.
+    """Counts of one engine, shown under the names of others.
 
     Args:
         registry: where the metrics are registered.

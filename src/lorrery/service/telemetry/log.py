@@ -23,8 +23,8 @@ from typing import TextIO, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+from lorrery.service.entry_point import num_lost_writes
 from lorrery.service.settings.sections import LogSettings
-from lorrery.service.standard_streams import num_lost_writes
 
 BURST = 100
 MAX_CHARACTERS = 1_000

@@ -35,9 +35,9 @@ from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.registry import Collector
 
 from lorrery.service.errors import LorreryError
-from lorrery.service.network.hosts import Hosts
+from lorrery.service.installed import VERSION
 from lorrery.service.telemetry.series import Exporter, Registry, Series, table
-from lorrery.service.version import VERSION
+from lorrery.service.web.hosts import Hosts
 
 BUILD_INFO = Series("lorrery_build_info", "1", "Version of the running process; always 1.", ("service", "version"))
 SERVICE_STATE = Series(

@@ -20,11 +20,10 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from lorrery.service.errors import SettingsError
+from lorrery.service.installed import VERSION
 from lorrery.service.settings.sections import TracingSettings
 from lorrery.service.telemetry.log import get_logger
-from lorrery.service.telemetry.span import Kind, Span
-from lorrery.service.telemetry.trace_context import TraceContext
-from lorrery.service.version import VERSION
+from lorrery.service.telemetry.spans import Kind, Span, TraceContext
 
 _HTTP_PORT = 4318
 _BATCH_SPANS = 512
@@ -36,7 +35,7 @@ _KINDS = {kind: trace.SpanKind[kind.value] for kind in Kind}
 
 
 class OtlpExporter:
-    """See `service.telemetry.span.SpanExporter`.
+    """See `service.telemetry.spans.SpanExporter`.
 
     Args:
         settings: of tracing.

@@ -7,7 +7,7 @@ counts every output in its series, except in two of request parameters, `request
 
 from typing import NamedTuple
 
-from lorrery.service.recent import Recent
+from lorrery.service.names import Recent
 
 MAX_GROUPS = 10_000
 """Unfinished ones that are remembered: of a request that was cancelled or refused, no output may come any more."""

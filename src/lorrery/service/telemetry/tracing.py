@@ -18,13 +18,12 @@ import time
 from prometheus_client import CollectorRegistry
 
 from lorrery.service.errors import SettingsError
-from lorrery.service.extras import has_extra, missing_extra, need_extra
+from lorrery.service.installed import has_extra, missing_extra, need_extra
 from lorrery.service.names import quoted
 from lorrery.service.settings.sections import TracingSettings
 from lorrery.service.telemetry.log import get_logger
 from lorrery.service.telemetry.series import Exporter, Sample, Series
-from lorrery.service.telemetry.span import Span, SpanExporter
-from lorrery.service.telemetry.trace_context import TraceContext, new_span_id
+from lorrery.service.telemetry.spans import Span, SpanExporter, TraceContext, new_span_id
 
 NS_PER_SECOND = 1_000_000_000
 CLOSE_SECONDS = 2.0

@@ -20,8 +20,16 @@ from lorrery.service.settings.sections import MAX_ADAPTERS
 from lorrery.simulator.arguments import read_number, read_overrides, read_positive, read_whole, read_wholes, shown
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
 from lorrery.simulator.plan.limits import bound_of, notes_on, only_kind, why_too_long
-from lorrery.simulator.plan.replica import adapter_loads, room_of, turns_of
-from lorrery.simulator.plan.sizing import Trial, Watch, busy_rate, fewest, try_replicas
+from lorrery.simulator.plan.sizing import (
+    Trial,
+    Watch,
+    adapter_loads,
+    busy_rate,
+    fewest,
+    room_of,
+    try_replicas,
+    turns_of,
+)
 from lorrery.simulator.result import data_frame
 from lorrery.worker.build import beyond_profile, deployment_of, step_time_of
 from lorrery.worker.device.capacity import Capacity, Point, Workload, bytes_of_adapters, replicas_for

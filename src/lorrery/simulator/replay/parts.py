@@ -1,8 +1,13 @@
-"""Builds the parts of a replay from the settings in a journal."""
+"""Builds the parts of a replay from the settings in a journal, and derives placements again.
+
+A scheduler's view of its workers depends on which messages have arrived, so the figures that a live placement read are
+inputs, as noted in the journal. Its choice is derived: it follows from them, from the placement's earlier choices, and
+from its seed.
+"""
 
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,24 +15,84 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.placements.candidate import Figures
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence, Withdrawal
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
 from lorrery.scheduler.subscribers.record import Record
 from lorrery.service.errors import FormatError, SettingsError
 from lorrery.service.faults.rules import LoadRules, RuleBook
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.replay.journal import Journal
-from lorrery.vocabulary.cancel_cause import CancelCause
+from lorrery.vocabulary.endings import CancelCause
 from lorrery.worker.build import answers_of, device_of, spells_of
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import Sampling
+from lorrery.worker.device.pace import Pace
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.sampler import GREEDY, Sampler
 from lorrery.worker.device.slow import Spells
+
+
+@dataclass(slots=True)
+class Replayed:
+    """Counts of what a replay compared, and its differences.
+
+    Attributes:
+        tally: figures of adapters, without the stays on workers that had not left.
+        differences: (line of the journal, description); empty if the runs are equal.
+        num_placed: times that a request went to a worker.
+        num_derived: placements derived from the recorded figures, and placement errors derived from them.
+        num_late: inputs that took effect late, at boundaries from the journal.
+        num_gaps: gaps between steps of a worker, taken from the journal.
+    """
+
+    tally: AdapterTally = field(default_factory=AdapterTally)
+    num_requests: int = 0
+    num_workers: int = 0
+    num_lost: int = 0
+    num_cancels: int = 0
+    num_placed: int = 0
+    num_derived: int = 0
+    num_plans: int = 0
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_late: int = 0
+    num_gaps: int = 0
+    differences: list[tuple[int, str]] = field(default_factory=list)
+
+
+class DifferenceError(Exception):
+    """The simulation differs from the journal.
+
+    Args:
+        line: of the journal.
+        whats: descriptions of the differences.
+    """
+
+    def __init__(self, line: int, *whats: str) -> None:
+        super().__init__(line, *whats)
+        self.line = line
+        self.whats = whats
+
+
+def compare(line: int, what: str, simulated: Record, live: Record) -> None:
+    """Compare simulated values with those of a line of the journal.
+
+    Raises:
+        DifferenceError: they differ.
+    """
+    keys = [key for key in {**simulated, **live} if simulated.get(key) != live.get(key)]
+    if keys:
+        raise DifferenceError(
+            line, *(f"{what}: {key} is {simulated.get(key)} simulated, {live.get(key)} live" for key in keys)
+        )
+
 
 _ENGINES_BEFORE_7 = {"present-day": "present-day-2025", "present-day-unified": "present-day-unified-2025"}
 
@@ -207,3 +272,105 @@ class ReplayedRequest:
         return answers.sequence(
             sequence.handle, sequence.prompt_tokens, prompt, produced, self.sampling, name, key, rank
         )
+
+
+class NotReadError(Exception):
+    """A placement reads a figure that it did not read live."""
+
+
+class RecordedCandidate(Candidate):
+    """A worker's figures as recorded in a journal."""
+
+    def __init__(self, name: str, figures: Figures) -> None:
+        super().__init__(name)
+        self._figures = figures
+
+    @property
+    def num_waiting(self) -> int:
+        """See `Candidate`."""
+        return self._figure("num_waiting")
+
+    @property
+    def num_running(self) -> int:
+        """See `Candidate`."""
+        return self._figure("num_running")
+
+    @property
+    def load(self) -> int:
+        """See `Candidate`."""
+        return self._figure("load")
+
+    @property
+    def kv_tokens(self) -> int:
+        """See `Candidate`."""
+        return self._figure("kv_tokens")
+
+    def has_adapter(self, adapter: Adapter) -> bool:
+        """See `Candidate`."""
+        return bool(self._figure(f"has_adapter {adapter.key}"))
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """See `Candidate`."""
+        del sequence
+        return self._figure("cached_tokens")
+
+    @property
+    def is_blocked(self) -> bool:
+        """See `Candidate`."""
+        return bool(self._figure("is_blocked"))
+
+    def load_ps(self, adapter: Adapter) -> int:
+        """See `Candidate`."""
+        del adapter
+        return self._figure("load_ps")
+
+    @property
+    def pace(self) -> Pace:
+        """See `Candidate`."""
+        return Pace(*(self._figure(name) for name in Pace._fields))
+
+    @property
+    def slowdown(self) -> int:
+        """See `Candidate`."""
+        return self._figure("slowdown")
+
+    @property
+    def usual_slowdown(self) -> int:
+        """See `Candidate`."""
+        return self._figure("usual_slowdown")
+
+    @property
+    def prompt_share(self) -> int:
+        """See `Candidate`."""
+        return self._figure("prompt_share")
+
+    @property
+    def waiting_tokens(self) -> int:
+        """See `Candidate`."""
+        return self._figure("waiting_tokens")
+
+    @property
+    def output_ratio(self) -> int:
+        """See `Candidate`."""
+        return self._figure("output_ratio")
+
+    def _figure(self, name: str) -> int:
+        if name not in self._figures:
+            raise NotReadError(f"reads {name} of {self.name} simulated, did not live")
+        return self._figures[name]
+
+
+def derive(placement: Placement, sequence: Sequence, figures: Mapping[str, Figures]) -> str:
+    """Return the name of the worker that the placement chooses.
+
+    Args:
+        placement: in its state after the previous choice.
+        sequence: to be placed.
+        figures: of each candidate, by name in order of attaching.
+
+    Raises:
+        NotReadError: it reads a figure that it did not read live.
+        Exception: whatever the placement raises.
+    """
+    candidates: list[Candidate] = [RecordedCandidate(name, read) for name, read in figures.items()]
+    return candidates[candidates.index(placement.place(sequence, candidates).candidate)].name

@@ -1,8 +1,8 @@
 """Runs a journal's inputs through the same core and mock GPU under a virtual clock, and compares the results.
 
-The simulation takes the inputs named in `simulator.journal`, and applies each at the first boundary at or after its
-stamp. It computes every plan and step itself and compares each at once, to the picosecond, with the journal of the live
-cluster. It stops at the first difference, since later ones would follow from it.
+The simulation takes the inputs named in `simulator.replay.journal`, and applies each at the first boundary at or after
+its stamp. It computes every plan and step itself and compares each at once, to the picosecond, with the journal of the
+live cluster. It stops at the first difference, since later ones would follow from it.
 
 Workers interact only where a request moves from one to another, so each is run up to the time of its next input.
 """
@@ -12,9 +12,15 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.subscribers.record import Record
 from lorrery.service.faults.kinds import parse_fault
 from lorrery.simulator.replay.journal import Journal, Line
-from lorrery.simulator.replay.parts import ReplayedRequest, ReplayParts
-from lorrery.simulator.replay.placements import NotReadError, derive
-from lorrery.simulator.replay.result import DifferenceError, Replayed, compare
+from lorrery.simulator.replay.parts import (
+    DifferenceError,
+    NotReadError,
+    Replayed,
+    ReplayedRequest,
+    ReplayParts,
+    compare,
+    derive,
+)
 from lorrery.simulator.replay.worker import ReplayWorker
 
 

@@ -13,8 +13,7 @@ from lorrery.scheduler.subscribers.record import Decisions, Record, describe_eve
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.faults.rules import RuleBook
 from lorrery.simulator.replay.journal import ExpectedPlan, ExpectedStep, Late, Line, WorkerLines
-from lorrery.simulator.replay.parts import ReplayedRequest, ReplayParts
-from lorrery.simulator.replay.result import DifferenceError, Replayed, compare
+from lorrery.simulator.replay.parts import DifferenceError, Replayed, ReplayedRequest, ReplayParts, compare
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu

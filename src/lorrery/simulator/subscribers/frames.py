@@ -13,9 +13,9 @@ from lorrery.scheduler.core.facts import Handler
 from lorrery.scheduler.subscribers.snapshot import Tables, WorkerSnapshot
 from lorrery.scheduler.subscribers.watcher import CoreFrame, Watcher
 from lorrery.scheduler.subscribers.watcher import EndedRow as CoreEnded
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.subscribers.step_span import RunBegan, StepSpan
+from lorrery.simulator.worker import RunBegan, StepSpan
 from lorrery.view.frame import (
     NO_WORKER,
     AdapterRow,

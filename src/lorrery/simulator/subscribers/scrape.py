@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from lorrery.scheduler.core.autoscaling.figures import HISTOGRAMS, Sample
 from lorrery.scheduler.core.facts import Handler
 from lorrery.service.telemetry.engine_series import vllm_series
-from lorrery.service.telemetry.histogram import Histogram
+from lorrery.service.telemetry.series import Histogram
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import Fleet
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.subscribers.step_span import StepSpan
-from lorrery.simulator.worker import SimulatedWorker
+from lorrery.simulator.worker import SimulatedWorker, StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 __all__ = ["Scraper"]

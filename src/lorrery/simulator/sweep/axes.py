@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lorrery.service.errors import SettingsError
-from lorrery.service.files.toml import parse_toml
+from lorrery.service.files.reading import parse_toml
 from lorrery.service.names import cut, quoted
 
 __all__ = ["MOST_POINTS", "Axis", "Value", "combinations", "parse_axes"]

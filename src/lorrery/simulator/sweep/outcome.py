@@ -10,7 +10,7 @@ from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.service.errors import LorreryError, exit_in_words
 from lorrery.simulator.run import SimulatedRun
 from lorrery.simulator.sweep.points import Point, code_digest
-from lorrery.vocabulary.run_files import CPU_SECONDS
+from lorrery.vocabulary.files import CPU_SECONDS
 
 __all__ = ["COUNTS", "FIGURES", "SCALING", "Figure", "Outcome", "run_point", "run_remotely"]
 

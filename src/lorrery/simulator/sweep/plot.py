@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lorrery.service.extras import has_extra
+from lorrery.service.installed import has_extra
 from lorrery.simulator.sweep.axes import Axis, Value
 from lorrery.simulator.sweep.table import Row, short_names
 from lorrery.view import plots
-from lorrery.vocabulary.worker_kinds import count_kinds
+from lorrery.vocabulary.files import count_kinds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

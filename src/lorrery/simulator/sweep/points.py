@@ -19,16 +19,15 @@ from lorrery.loadgen import option_rules
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.plugins import search_here
 from lorrery.service.errors import LorreryError, SettingsError
+from lorrery.service.installed import VERSION
 from lorrery.service.names import cut
 from lorrery.service.settings.cluster import Settings, load
 from lorrery.service.settings.reading import key_of, known_settings, nearest_setting
-from lorrery.service.version import VERSION
 from lorrery.simulator.cluster import check_routers
 from lorrery.simulator.run import SimulationOptions
 from lorrery.simulator.sweep.axes import Axis, Value, combinations
 from lorrery.simulator.sweep.flags import CONFIG, SweptFlags
-from lorrery.simulator.sweep.inputs import Inputs, named_files
-from lorrery.simulator.sweep.plugin_code import plugin_files
+from lorrery.simulator.sweep.inputs import Inputs, named_files, plugin_files
 from lorrery.worker.build import deployment_of
 
 __all__ = ["Asked", "Point", "code_digest", "make_points"]

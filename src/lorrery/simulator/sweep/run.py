@@ -24,20 +24,19 @@ from rich.text import Text
 
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder
-from lorrery.service.extras import missing_extra
-from lorrery.service.interrupt import SIGNALS
+from lorrery.service.entry_point import SIGNALS
+from lorrery.service.installed import missing_extra
 from lorrery.simulator.sweep.axes import Axis, parse_axes
 from lorrery.simulator.sweep.backends import Run, count, open_backend
-from lorrery.simulator.sweep.claims import Claims, open_claims
+from lorrery.simulator.sweep.claims import Claims, PointStore, open_claims
 from lorrery.simulator.sweep.flags import SweptFlags, Where
 from lorrery.simulator.sweep.outcome import Outcome
 from lorrery.simulator.sweep.plot import draw
 from lorrery.simulator.sweep.points import Asked, Point, make_points
-from lorrery.simulator.sweep.store import PointStore
 from lorrery.simulator.sweep.table import FAILED, NOT_RUN, OK, Row, print_table, write_csv, write_parquet
 from lorrery.view.reports.report import report
 from lorrery.view.reports.sweep import unmoved, warned
-from lorrery.vocabulary.run_files import POINTS_FOLDER, SWEEP_FILE
+from lorrery.vocabulary.files import POINTS_FOLDER, SWEEP_FILE
 
 
 class Share:

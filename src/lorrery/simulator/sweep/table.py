@@ -13,11 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.text import Text
 
-from lorrery.service.extras import has_extra
+from lorrery.service.installed import has_extra
 from lorrery.simulator.sweep.axes import Axis, Value
+from lorrery.simulator.sweep.claims import replace_file
 from lorrery.simulator.sweep.outcome import COUNTS, FIGURES, SCALING, Figure
 from lorrery.simulator.sweep.points import Point
-from lorrery.simulator.sweep.store import replace_file
 from lorrery.view.terminal import FigureTable
 
 __all__ = ["FAILED", "NOT_RUN", "OK", "Row", "print_table", "short_names", "write_csv", "write_parquet"]

@@ -30,7 +30,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.golden.kind import Mismatch, Record, compare
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.worker.device.output import Ending, LlmMockLength, Sampling, ending
 
 STEP_PS = 30_000_000_000

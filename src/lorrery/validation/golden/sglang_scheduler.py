@@ -26,7 +26,7 @@ from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.sglang_rules import SglangRules
 from lorrery.validation.golden.kind import Mismatch, Record, Skip, compare
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 STEP_PS: Final = PS_PER_SECOND

@@ -29,7 +29,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.golden.kind import Mismatch, Record, compare
-from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.endings import FinishReason
 
 STEP_PS = 1_000_000
 """Step time of the scripted device: any value will do, since the record counts steps."""

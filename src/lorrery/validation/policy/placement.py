@@ -20,9 +20,9 @@ from lorrery.scheduler.core.placements.candidate import PREDICTED, Figures, not_
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.plugins import in_words
-from lorrery.simulator.replay.placements import RecordedCandidate
-from lorrery.validation.policy.fault import PolicyFault
-from lorrery.validation.policy.returns import NeverReturnedError, until_stuck
+from lorrery.simulator.replay.parts import RecordedCandidate
+from lorrery.validation.policy.contract import PolicyFault
+from lorrery.validation.policy.drive import NeverReturnedError, until_stuck
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.pace import Pace
 

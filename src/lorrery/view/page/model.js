@@ -1,7 +1,7 @@
 // What the page draws: the cluster as of the newest frame, its notices and figures as of the newest view, and both of
 // the last two minutes.
 //
-// Notices and figures come with the frames (view/view.py): nothing is computed here that would say something of the
+// Notices and figures come with the frames (view/app.py): nothing is computed here that would say something of the
 // cluster. Frames name adapters and tenants by number, in order of appearance; a new connection numbers anew. So
 // everything here is kept by name, and numbers only lead to names. All times are device seconds.
 

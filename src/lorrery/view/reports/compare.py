@@ -1,6 +1,6 @@
 """Whether two runs differ by more than chance: a 95 % interval for each metric of their steady parts.
 
-Ramp-up and drain are left out (`steady.py`); the random variation of a figure over the rest is estimated from the run
+Ramp-up and drain are left out (`spread.py`); the random variation of a figure over the rest is estimated from the run
 itself (`spread.py`).
 
 Runs with the same requests, by position in the workload, are compared in pairs, even if they were sent at other times,
@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from lorrery.view.reports.figures import quantiles
 from lorrery.view.reports.requests import Requests
-from lorrery.view.reports.spread import difference, drifts, estimate, estimate_mean
-from lorrery.view.reports.steady import Steady, steadily_served, steady
+from lorrery.view.reports.spread import Steady, difference, drifts, estimate, estimate_mean, steadily_served, steady
 from lorrery.view.reports.timeline import tokens_between
 
 __all__ = ["Comparison", "Difference", "Short", "compare"]

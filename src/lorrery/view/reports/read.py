@@ -12,7 +12,7 @@ from typing import Any
 from lorrery.service.errors import FormatError, SettingsError
 from lorrery.view.reports.requests import Requests, read_requests
 from lorrery.view.reports.sweep import Sweep, read_sweep
-from lorrery.vocabulary.run_files import (
+from lorrery.vocabulary.files import (
     FORMAT_VERSION,
     KINDS,
     POINTS_FOLDER,

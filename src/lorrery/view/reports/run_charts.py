@@ -21,7 +21,7 @@ from lorrery.view.reports.read import Run
 from lorrery.view.reports.requests import Requests
 from lorrery.view.reports.tables import cut
 from lorrery.view.reports.timeline import Bins, StepBins, read_steps, timeline
-from lorrery.vocabulary.run_files import SCALING_FILE
+from lorrery.vocabulary.files import SCALING_FILE
 
 __all__ = ["PhaseBlock", "latency_charts", "length_charts", "phase_blocks", "scaling_charts", "timeline_charts"]
 

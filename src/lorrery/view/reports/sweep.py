@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.service.errors import FormatError
-from lorrery.vocabulary.run_files import CPU_SECONDS, POINTS_FOLDER, SWEEP_FILE
+from lorrery.vocabulary.files import CPU_SECONDS, POINTS_FOLDER, SWEEP_FILE
 
 __all__ = ["Axis", "Point", "Sweep", "read_sweep", "unmoved", "warned"]
 

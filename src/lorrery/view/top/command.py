@@ -12,8 +12,8 @@ from rich.console import Console
 
 from lorrery.service.commands import ApiKey, Command, command_app
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.telemetry.frame_rate import MAX_HZ, MIN_HZ
-from lorrery.service.version import VERSION
+from lorrery.service.installed import VERSION
+from lorrery.view.frame import MAX_HZ, MIN_HZ
 from lorrery.view.record import Record
 from lorrery.view.terminal import table_console
 from lorrery.view.top.run import print_json, print_once, show
@@ -22,7 +22,7 @@ from lorrery.view.top.sources import Playing, Tape, Watching, first_hello
 from lorrery.view.top.tables import TABLES
 
 if TYPE_CHECKING:
-    from lorrery.view.live import LiveFeed
+    from lorrery.view.wire import LiveFeed
 
 __all__ = ["app", "top"]
 
@@ -142,7 +142,7 @@ def _feed(target: str | None, config: Path | None, api_key: str) -> "LiveFeed":
     """
     from lorrery.service.network.channel import check_target
     from lorrery.service.settings.cluster import load
-    from lorrery.view.live import LiveFeed
+    from lorrery.view.wire import LiveFeed
 
     if target is not None:
         check_target("--target", target)

@@ -1,1 +1,0 @@
-"""A simulation in lock step with a caller over gRPC: `lorrery.VirtualCluster` as `SimulationService`."""
