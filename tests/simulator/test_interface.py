@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 import lorrery
 from lorrery.cli.simulate import app
 from lorrery.service.settings.cluster import Settings, load
-from lorrery.simulator.interface import Overrides, read_settings
+from lorrery.simulator.interface import read_settings
+from lorrery.simulator.options import Overrides
 from lorrery.vocabulary.run_files import REQUESTS_FILE
 
 CLUSTER = {"model": "Llama-2-7B", "worker": {"gpu": "A10G"}, "adapters": {"registry": [{"id": "a", "rank": 8}]}}

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from lorrery.simulator.run import Progress as RunProgress
+from lorrery.simulator.options import Progress as RunProgress
 
 
 class ProgressBar:

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -17,20 +18,21 @@ from lorrery.loadgen.options import load_options
 from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
 from lorrery.scheduler.core.facts import Subscriber
-from lorrery.service.commands import Command, command_app
+from lorrery.service.commands import Command, command_app, command_options, takes
 from lorrery.service.errors import FormatError, LorreryError, SettingsError, exit_in_words
-from lorrery.service.faults.kinds import parse_fault
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.files.writing import whole_file
 from lorrery.service.interrupt import stop_then_exit
 from lorrery.service.names import cut
+from lorrery.service.options import given_to
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.settings.reading import key_of
-from lorrery.simulator.interface import checked_record, prepare
-from lorrery.simulator.run import SimulatedRun, SimulationOptions
-from lorrery.simulator.sweep import flags as sweep_flags
+from lorrery.simulator.interface import checked_observers, prepare
+from lorrery.simulator.options import Observers, Scenario, SimulationOptions
+from lorrery.simulator.run import SimulatedRun
+from lorrery.simulator.sweep.flags import Sweeps, Where
 from lorrery.view.terminal import table_console
-from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE, STEPS_FILE
+from lorrery.vocabulary.run_files import RECORD_FILE, STEPS_FILE
 from lorrery.worker.device.basis import grounds, slow_kernels
 
 TRACE_FILE = "trace.json"
@@ -61,8 +63,11 @@ app = command_app()
 
 
 @app.command(cls=_Command)
-@takes_deployment(before="workers")
+@takes_deployment(before="autoscale")
+@takes(command_options(SimulationOptions), before="autoscale")
 @takes_load_options(before="sweeps", live=False)
+@takes(command_options(Where), before="out")
+@takes(command_options(Observers), before="version")
 def simulate(
     context: typer.Context,
     config: Annotated[
@@ -85,52 +90,11 @@ def simulate(
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            show_default=False,
-            help="Number of worker processes, over all schedulers. Unset: as in [\\[workers]], else 2, or 1 if an"
-            " engine is named or a process hosts several GPUs.",
-            rich_help_panel=_SIMULATION,
-        ),
-    ] = None,
-    shards: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of schedulers; unset: as many as in router.schedulers.", rich_help_panel=_SIMULATION
-        ),
-    ] = None,
     autoscale: Annotated[
         bool,
         typer.Option(
             "--autoscale",
             help="Scale workers by the rule of \\[autoscaler]; --workers is the initial number.",
-            rich_help_panel=_SIMULATION,
-        ),
-    ] = False,
-    routers: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Number of routers, each choosing among several schedulers by its own view of them.",
-            rich_help_panel=_SIMULATION,
-        ),
-    ] = 1,
-    faults: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fault",
-            metavar="FAULT",
-            help="Fault to inject, and when; repeatable. See below.",
-            rich_help_panel=_SIMULATION,
-        ),
-    ] = None,
-    one_step: Annotated[
-        bool,
-        typer.Option(
-            "--one-step",
-            help="Decide before every step instead of skipping ahead: slower, same result.",
             rich_help_panel=_SIMULATION,
         ),
     ] = False,
@@ -152,10 +116,7 @@ def simulate(
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
-    sweeps: sweep_flags.Sweeps = None,
-    jobs: sweep_flags.Jobs = None,
-    backend: sweep_flags.Backend = sweep_flags.DEFAULT_BACKEND,
-    backend_address: sweep_flags.BackendAddress = None,
+    sweeps: Sweeps = None,
     out: Out = None,
     report: Report = True,
     steps: Annotated[
@@ -170,23 +131,6 @@ def simulate(
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
-    record: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[FILE]",
-            help=f"Record the frames that lorrery web shows; without FILE to DIR/{RECORD_FILE}.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    record_every: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="Device seconds between two frames of the record, at least 0.001. Unset: at most"
-            f" {MAX_FRAMES:,} frames in all.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
     version: VersionOption = False,
     **given: Any,  # noqa: ANN401  the table's options
 ) -> None:
@@ -223,6 +167,10 @@ def simulate(
         except FormatError as error:  # exit code 1 says that the replay differs
             raise SettingsError(str(error)) from None
     options = load_options(given, live=False)
+    simulation = SimulationOptions(**given_to(SimulationOptions, given))
+    observers = Observers(**given_to(Observers, given))
+    where = Where(**given_to(Where, given))
+    record = observers.record
     check_report(out, report=report)
     overrides = with_deployment(given, overrides)
     if autoscale:
@@ -234,22 +182,11 @@ def simulate(
             raise SettingsError("--serve is for a single run; leave out --sweep")
         from lorrery.simulator.sweep.run import sweep
 
-        simulation = SimulationOptions(workers, shards, routers, tuple(map(parse_fault, faults or [])), one_step)
         asked = config, tuple(overrides), options, simulation
-        where = sweep_flags.Where(backend, backend_address, jobs)
         raise typer.Exit(sweep(context, sweeps, asked, out, where, with_page=report))
-    if jobs is not None or backend_address is not None or backend != sweep_flags.DEFAULT_BACKEND:
+    if where != Where():
         raise SettingsError("--jobs, --backend and --backend-address are for sweeps; add --sweep KEY=VALUES")
-    run = prepare(
-        config,
-        options,
-        overrides=overrides,
-        workers=workers,
-        shards=shards,
-        routers=routers,
-        faults=faults or (),
-        one_step=one_step,
-    )
+    run = prepare(Scenario(config, options, overrides=overrides, **vars(simulation)))
     rule = next((key for key in map(key_of, overrides) if f"{key}.".startswith("autoscaler.")), "autoscaler.enabled")
     if rule != "autoscaler.enabled" and not run.settings.is_autoscaled:
         raise SettingsError(f"--set {cut(rule)} needs an autoscaler: add --autoscale")
@@ -259,25 +196,27 @@ def simulate(
         from lorrery.cli.simulate_served import serve_run
 
         raise typer.Exit(serve_run(run, serve, out, table_console(), with_page=report))
-    if record_every is not None and record is None:
+    if observers.record_every is not None and record is None:
         raise SettingsError("--record-every needs --record")
     if record == "":
         raise SettingsError("--record: the path is empty; name one, or give --record alone for the usual file in DIR")
-    if record == _USUAL and out is None:
-        raise SettingsError("--record without a FILE needs --out DIR")
-    raise typer.Exit(_run(run, out, (record, record_every), steps=steps, perfetto=perfetto, with_page=report))
+    if record == _USUAL:
+        if out is None:
+            raise SettingsError("--record without a FILE needs --out DIR")
+        observers = replace(observers, record=out / RECORD_FILE)
+    raise typer.Exit(_run(run, out, observers, steps=steps, perfetto=perfetto, with_page=report))
 
 
 def _run(
     run: SimulatedRun,
     out: Path | None,
-    recorded: tuple[str | None, float | None],
+    observers: Observers,
     *,
     steps: bool,
     perfetto: bool,
     with_page: bool,
 ) -> int:
-    """Run the simulation and write the requested files; `recorded`: `--record` and `--record-every`."""
+    """Run the simulation and write the requested files."""
     if out is not None:
         check_folder(out)
         try:
@@ -286,9 +225,7 @@ def _run(
             raise SettingsError(f"--out {out}: {error.strerror}") from None
     elif steps or perfetto:
         raise SettingsError("--steps and --perfetto need --out DIR")
-    record, every = recorded
-    path = out / RECORD_FILE if out is not None and record == _USUAL else record
-    run.record, run.record_every = checked_record(path, every)
+    observers = checked_observers(observers)
     console = table_console()
     written: list[Path] = []
     with ExitStack() as stack:
@@ -305,14 +242,14 @@ def _run(
             trace = TraceWriter(_text(written[-1], stack))
             stack.callback(trace.close)
             subscribers.append(trace)
-            run.on_end = trace.ended
-        run.subscribers = subscribers
+            observers = replace(observers, on_end=trace.ended)
         stop_then_exit(run.stop)
         if sys.stderr.isatty():
             from lorrery.cli.progress_bar import ProgressBar
 
             show = stack.enter_context(ProgressBar())
-            run.watch = show.look
+            observers = replace(observers, watch=show.look)
+        run.observers = replace(observers, subscribers=subscribers)
         try:
             report = run.run()
         except Exception as error:
@@ -331,8 +268,8 @@ def _run(
             written.append(make_page(out))
         for path in written:
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
-    if run.record is not None:
-        shown = f"record    {run.record} (lorrery web {run.record})"
+    if observers.record is not None:
+        shown = f"record    {observers.record} (lorrery web {observers.record})"
         console.print(shown, style="dim", highlight=False, soft_wrap=True)
     return report.exit_code
 

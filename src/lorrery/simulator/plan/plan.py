@@ -18,7 +18,8 @@ from lorrery.service.errors import SettingsError
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.sections import MAX_ADAPTERS
 from lorrery.simulator.arguments import read_number, read_overrides, read_positive, read_whole, read_wholes, shown
-from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
+from lorrery.simulator.interface import read_settings
+from lorrery.simulator.options import Overrides, SettingsLike
 from lorrery.simulator.plan.limits import bound_of, notes_on, only_kind, why_too_long
 from lorrery.simulator.plan.replica import adapter_loads, room_of, turns_of
 from lorrery.simulator.plan.sizing import Trial, Watch, busy_rate, fewest, try_replicas

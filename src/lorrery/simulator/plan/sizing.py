@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from lorrery.loadgen.options import LoadOptions
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.sections import LONGEST_SECONDS
-from lorrery.simulator.run import SimulatedRun, SimulationOptions
+from lorrery.simulator.options import SimulationOptions
+from lorrery.simulator.run import SimulatedRun
 from lorrery.vocabulary.units import LAST_SECONDS
 
 __all__ = ["Trial", "Watch", "busy_rate", "fewest", "search", "try_replicas"]
@@ -80,7 +81,7 @@ def busy_rate(settings: Settings, options: LoadOptions, streams: int) -> tuple[f
     closed = replace(
         options, rate=LoadOptions().rate, concurrency=streams, num_requests=num_requests, timeout=LAST_SECONDS
     )
-    summary = SimulatedRun(settings, closed, SimulationOptions(least)).run().summary
+    summary = SimulatedRun(settings, closed, SimulationOptions(workers=least)).run().summary
     return summary.requests_per_second / least, summary.tpot_ms.p99 / 1e3
 
 
@@ -110,7 +111,7 @@ def try_replicas(
 
     def run(num_replicas: int) -> Trial:
         watch(num_replicas)
-        report = SimulatedRun(settings, options, SimulationOptions(num_replicas)).run()
+        report = SimulatedRun(settings, options, SimulationOptions(workers=num_replicas)).run()
         summary = report.summary
         failure, *_ = *report.failures, ""
         if not summary.num_completed:
