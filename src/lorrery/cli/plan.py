@@ -7,7 +7,7 @@ given on the command line are read from the settings, so that the plan is of the
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -22,24 +22,24 @@ from lorrery.cli.deployment_flags import takes_deployment, with_deployment
 from lorrery.cli.output import write
 from lorrery.cli.plan_sizing import Cluster, command_of
 from lorrery.cli.version import VersionOption
-from lorrery.loadgen.workload.request import MOST_TOKENS
-from lorrery.service.commands import Command, command_app
+from lorrery.service.commands import Command, command_app, command_options, takes
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.files.writing import check_writable
+from lorrery.service.options import given_to
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.plan.limits import all_alike, by_name, each_alike
-from lorrery.simulator.plan.plan import FEWEST_REQUESTS, Claim, Level, Plan, make_plan, registry_override
+from lorrery.simulator.plan.options import PlanOptions
+from lorrery.simulator.plan.plan import Plan, make_plan, registry_override
 from lorrery.view import plots
 from lorrery.view.terminal import table_console
-from lorrery.vocabulary.units import LAST_SECONDS
-from lorrery.worker.device.capacity import Workload
 
 app = command_app()
 
 
 @app.command(cls=Command)
 @takes_deployment("engine", "weight_dtype", "kv_dtype", before="models")
+@takes(command_options(PlanOptions), before="plot")
 def plan(
     version: VersionOption = False,
     models: Annotated[
@@ -50,48 +50,6 @@ def plan(
     ] = None,
     degrees: Annotated[
         list[int] | None, typer.Option("--tp", "--tensor-parallel", min=1, help="GPUs per replica; repeatable.")
-    ] = None,
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 1750,
-    output: Annotated[int, typer.Option(min=2, help="Tokens per output.")] = 500,
-    adapters: Annotated[int, typer.Option(min=0, help="Number of adapters, each requested equally often.")] = 0,
-    ranks: Annotated[
-        str | None, typer.Option("--rank", metavar="R,R,...", help="Ranks of the adapters, in turn; default: 16.")
-    ] = None,
-    ttft: Annotated[
-        float | None,
-        typer.Option(min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: TTFT."),
-    ] = 1.0,
-    tpot: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: time per further token, including stalls."
-        ),
-    ] = 0.05,
-    rate: Annotated[
-        float | None,
-        typer.Option(min=0.001, metavar="REQ/S", help="Find how many GPUs this request rate needs, by simulation."),
-    ] = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            min=FEWEST_REQUESTS,
-            metavar="N",
-            help="Requests per simulated run; default: 10 x rate x E2E, from 1,000 to 60,000.",
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,...", help="Concurrent streams; default: powers of two, and as many as fit."),
-    ] = None,
-    max_concurrency: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Maximum streams per replica; default: running_max_req_size or max_num_seqs."
-        ),
-    ] = None,
-    claim: Annotated[
-        str | None,
-        typer.Option(metavar="TOKENS,SECONDS,TOKENS/S", help="Claimed performance to judge, such as 3500,1,300."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Plot latency against throughput; .svg, .png or .pdf.")
@@ -135,35 +93,30 @@ def plan(
         plots.check("--plot", plot)
     if json_file is not None:
         check_writable("--json", json_file)
-    work = Workload(prompt, output, adapters, _numbers("16" if ranks is None else ranks, "--rank"))
-    asked_of = (*with_deployment(given, overrides), registry_override(work))
-    cluster = Cluster(config, asked_of)
-    if max_concurrency is not None:
-        cluster = cluster.but(scheduler__running_max_req_size=max_concurrency, scheduler__max_num_seqs=max_concurrency)
-    if ranks is not None and not adapters:
+    options = PlanOptions(config, **given_to(PlanOptions, given))
+    cluster = Cluster(config, (*with_deployment(given, overrides), registry_override(options.work)))
+    cluster = cluster.changed(options.limits)
+    if (ranks := given["ranks"]) is not None and not options.adapters:
         raise SettingsError(f"--rank {ranks}: goes with --adapters only")
-    if requests is not None and rate is None:
-        raise SettingsError(f"--requests {requests}: goes with --rate only")
-    level = Level(ttft, tpot, rate, requests, max_concurrency)
-    asked = _claim(claim)
-    streams = _numbers(concurrency, "--concurrency") if concurrency else None
-    plans = [_plan(one, work, level, asked, streams) for one in _clusters(cluster, models, gpus, degrees)]
+    if options.num_requests is not None and options.rate is None:
+        raise SettingsError(f"--requests {options.num_requests}: goes with --rate only")
+    plans = [_plan(one, options) for one in _clusters(cluster, models, gpus, degrees)]
     console = table_console()
     if len(plans) == 1:
-        plan_text.show_one(console, plans[0], work, level, asked)
+        plan_text.show_one(console, plans[0], options)
     else:
-        plan_text.show_many(console, plans, work, level, asked)
+        plan_text.show_many(console, plans, options)
     if json_file is not None:
         rows = [_to_json(p) for p in plans]
-        write(json_file, json.dumps({"workload": asdict(work), "plans": rows}, indent=1) + "\n")
+        write(json_file, json.dumps({"workload": asdict(options.work), "plans": rows}, indent=1) + "\n")
     drawn = [p for p in plans if p.points]
     if plot is not None and drawn:
         from lorrery.cli import plan_plot
 
-        plan_plot.draw(plot, drawn, work, level)
+        plan_plot.draw(plot, drawn, options)
         typer.echo(f"plot: {plot}")
     answered = [p for p in plans if p.refused is None]
-    if rate is not None:
+    if options.rate is not None:
         answered = [p for p in answered if p.sizing is not None and p.sizing.num_replicas]
     if not answered:
         raise typer.Exit(1)
@@ -185,7 +138,7 @@ def _clusters(
             yield found
 
 
-def _plan(cluster: Cluster, work: Workload, level: Level, claim: Claim | None, streams: Sequence[int] | None) -> Plan:
+def _plan(cluster: Cluster, options: PlanOptions) -> Plan:
     """Make the plan, show on a terminal which run is in progress, and add the command that repeats the decisive run."""
     console = Console(stderr=True)
     with console.status("planning") as status:
@@ -195,36 +148,13 @@ def _plan(cluster: Cluster, work: Workload, level: Level, claim: Claim | None, s
             if sys.stderr.isatty():
                 status.start()
             return lambda num_replicas: status.update(
-                f"simulating {level.rate:g} requests/s on {num_replicas} replicas of {name}"
+                f"simulating {options.rate:g} requests/s on {num_replicas} replicas of {name}"
             )
 
-        result = make_plan(cluster.settings(), work, level, claim, streams, watch)
-    if result.sizing is not None and level.rate is not None:
-        result.sizing = replace(result.sizing, command=command_of(cluster, work, level.rate, result.sizing))
+        result = make_plan(cluster.settings(), options, watch)
+    if result.sizing is not None and options.rate is not None:
+        result.sizing = replace(result.sizing, command=command_of(cluster, options.work, options.rate, result.sizing))
     return result
-
-
-def _numbers(text: str, option: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise SettingsError(f"{option} {text}: expected whole numbers, as in 8,16,32") from None
-    if min(numbers) < 1:
-        raise SettingsError(f"{option} {text}: every number must be at least 1")
-    return numbers
-
-
-def _claim(text: str | None) -> Claim | None:
-    if not text:
-        return None
-    try:
-        prompt_tokens, ttft, tokens_per_second = text.split(",")
-        claim = Claim(int(prompt_tokens), float(ttft), float(tokens_per_second))
-    except ValueError:
-        raise SettingsError(f"--claim {text}: expected TOKENS,SECONDS,TOKENS/S, as in 3500,1,300") from None
-    if not all(0 < number <= MOST_TOKENS for number in (claim.prompt_tokens, claim.ttft, claim.tokens_per_second)):
-        raise SettingsError(f"--claim {text}: every number must be more than 0 and at most {MOST_TOKENS:,}")
-    return claim
 
 
 def _to_json(one: Plan) -> dict[str, object]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lorrery.simulator.plan.plan import Level, Plan
+from lorrery.simulator.plan.options import PlanOptions
+from lorrery.simulator.plan.plan import Plan
 from lorrery.view import plots
 from lorrery.worker.device.capacity import Workload
 
@@ -18,7 +19,7 @@ _MOST_LABELS = 4
 """Most deployments in one plot for which every mark is labelled."""
 
 
-def draw(path: Path, plans: Sequence[Plan], work: Workload, level: Level) -> None:
+def draw(path: Path, plans: Sequence[Plan], options: PlanOptions) -> None:
     """Write the plot in the format given by the file name's extension.
 
     With several deployments, throughput is per GPU, to compare replicas of different sizes, and both axes are
@@ -32,12 +33,12 @@ def draw(path: Path, plans: Sequence[Plan], work: Workload, level: Level) -> Non
         for index, plan in enumerate(plans):
             _draw_line(axes, plan, index, num_plans=len(plans))
         _draw_axes(axes, per_gpu=len(plans) > 1)
-        if level.tpot is not None:
-            tpot_ms = level.tpot * 1e3
+        if options.tpot is not None:
+            tpot_ms = options.tpot * 1e3
             label = f"service level: {tpot_ms:g} ms"
             axes.axhline(tpot_ms, color=plots.GREY, linewidth=1.2, linestyle="--", label=label)
         plots.legend_above(figure, axes, columns=2)
-        plots.save(figure, path, _caption(plans, work))
+        plots.save(figure, path, _caption(plans, options.work))
 
 
 def _draw_line(axes: "Axes", plan: Plan, index: int, num_plans: int) -> None:

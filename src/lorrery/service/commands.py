@@ -145,7 +145,7 @@ def _table_option(name: str, option: Option, hint: Any, default: object) -> Para
         help=option.help,
         metavar=option.metavar,
         rich_help_panel=option.panel,
-        min=option.least if option.least_typed is None else option.least_typed,
+        min=None if as_text else option.least if option.least_typed is None else option.least_typed,
         max=option.most_typed,
     )
 

@@ -188,7 +188,7 @@ def _read_option(name: str, value: object, option: Option, kinds: Sequence[Any])
         return read_whole(name, value, int(least))
     if float in kinds:
         return read_number(name, value, least) if option.above is None else read_positive(name, value)
-    assert tuple[int, ...] in kinds, name
+    assert Sequence[int] in kinds, name
     return read_wholes(name, value, int(least))
 
 
