@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from lorrery.cli.basis_text import in_one_line, with_sources
 from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.plan.options import Claim, PlanOptions
 from lorrery.simulator.plan.plan import ClaimAnswer, Plan, Sizing
 from lorrery.simulator.plan.replica import adapter_costs
 from lorrery.view.terminal import FigureTable
+from lorrery.worker.device.basis import in_one_line, with_sources
 from lorrery.worker.device.capacity import Point, Workload
 from lorrery.worker.device.memory import weight_bytes
 

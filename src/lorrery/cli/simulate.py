@@ -1,20 +1,21 @@
 """`lorrery simulate`: runs the cluster of a settings file under a virtual clock."""
 
+import asyncio
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from rich.console import Console
 
-from lorrery.cli.basis_text import in_one_line
-from lorrery.cli.config_option import CONFIG_HELP
-from lorrery.cli.deployment_flags import takes_deployment, with_deployment
-from lorrery.cli.version import VersionOption
+from lorrery.cli.flags import CONFIG_HELP, VersionOption, takes_deployment, with_deployment
 from lorrery.loadgen.flags import Out, Report, check_report, takes_load_options
 from lorrery.loadgen.options import load_options
+from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
 from lorrery.scheduler.core.facts import Subscriber
@@ -27,13 +28,20 @@ from lorrery.service.names import cut
 from lorrery.service.options import given_to
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.settings.reading import key_of
+from lorrery.service.version import VERSION
 from lorrery.simulator.interface import checked_observers, prepare
-from lorrery.simulator.options import Observers, Scenario, SimulationOptions
+from lorrery.simulator.options import Observers, Scenario, SimulationOptions, Watch
+from lorrery.simulator.options import Progress as RunProgress
 from lorrery.simulator.run import SimulatedRun
 from lorrery.simulator.sweep.flags import Sweeps, Where
 from lorrery.view.terminal import table_console
+from lorrery.vocabulary.adapter_figures import AdapterFigures
 from lorrery.vocabulary.run_files import RECORD_FILE, STEPS_FILE
-from lorrery.worker.device.basis import grounds, slow_kernels
+from lorrery.worker.device.basis import grounds, in_one_line, slow_kernels
+
+if TYPE_CHECKING:
+    from lorrery.simulator.replay.journal import Journal
+    from lorrery.simulator.replay.result import Replayed
 
 TRACE_FILE = "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
@@ -160,8 +168,6 @@ def simulate(
     del version
     if journal is not None:
         _refuse_beside_journal(context)
-        from lorrery.cli.simulate_journal import replay_journal  # half as much again to import as a run
-
         try:
             raise typer.Exit(replay_journal(journal, table_console()))
         except FormatError as error:  # exit code 1 says that the replay differs
@@ -193,9 +199,7 @@ def simulate(
     if serve is not None:
         if steps or perfetto or record is not None:
             raise SettingsError("--steps, --perfetto and --record do not go with --serve")
-        from lorrery.cli.simulate_served import serve_run
-
-        raise typer.Exit(serve_run(run, serve, out, table_console(), with_page=report))
+        raise typer.Exit(_serve(run, serve, out, table_console(), with_page=report))
     if observers.record_every is not None and record is None:
         raise SettingsError("--record-every needs --record")
     if record == "":
@@ -245,10 +249,7 @@ def _run(
             observers = replace(observers, on_end=trace.ended)
         stop_then_exit(run.stop)
         if sys.stderr.isatty():
-            from lorrery.cli.progress_bar import ProgressBar
-
-            show = stack.enter_context(ProgressBar())
-            observers = replace(observers, watch=show.look)
+            observers = replace(observers, watch=stack.enter_context(_progress_bar()))
         run.observers = replace(observers, subscribers=subscribers)
         try:
             report = run.run()
@@ -272,6 +273,37 @@ def _run(
         shown = f"record    {observers.record} (lorrery web {observers.record})"
         console.print(shown, style="dim", highlight=False, soft_wrap=True)
     return report.exit_code
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Watch]:
+    """Show a run's progress on standard error: requests, simulated time, and its speed."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # slow to import
+
+    with Progress(
+        TextColumn("[bold]simulate"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,
+    ) as progress:
+        bar = progress.add_task("", total=None, figures="")
+
+        def look(run: RunProgress) -> None:
+            elapsed = progress.tasks[0].elapsed or 0.0
+            rate = run.simulated_seconds / elapsed if elapsed else 0.0
+            progress.update(
+                bar,
+                completed=run.num_ended,
+                total=run.num_requests or None,
+                figures=f"{run.simulated_seconds:,.0f} s simulated, x {rate:,.0f}",
+                refresh=True,
+            )
+
+        yield look
 
 
 def _plug_ins(settings: Settings) -> list[str]:
@@ -314,3 +346,97 @@ def _refuse_beside_journal(context: typer.Context) -> None:
     if given:
         why = "--journal replays a run under the settings and with the requests that it was recorded with"
         raise SettingsError(f"{why}; leave out {', '.join(given)}")
+
+
+def _serve(run: SimulatedRun, listen: str, out: Path | None, console: Console, *, with_page: bool) -> int:
+    """Serve a run, print its report once its caller has finished, and return the exit code.
+
+    A caller may finish before the workload has ended: this is no interruption, though open requests are cut off.
+
+    Args:
+        run: a run that has not started.
+        listen: HOST:PORT.
+        out: folder for the report; None: it is only printed.
+        console: where to print.
+        with_page: write report.html too.
+    """
+    from lorrery.service.settings.sections import checked_address
+    from lorrery.simulator.lockstep.service import serve
+    from lorrery.simulator.virtual_cluster import VirtualCluster
+
+    listen = checked_address("--serve", listen)
+    if out is not None:
+        check_folder(out)
+    cluster = VirtualCluster(run=run)
+
+    def listening(address: str) -> None:
+        console.print(f"serving lorrery.v1.SimulationService at {address}", highlight=False, soft_wrap=True)
+
+    try:
+        result = asyncio.run(serve(cluster, listen, run.settings.server_tls, listening))
+    except SystemExit as error:  # of a plug-in
+        raise LorreryError(exit_in_words(error)) from None
+    if result is None:
+        return EXIT_INTERRUPTED
+    print_report(result.report, console)
+    if out is not None:
+        written = list(result.write(out))
+        if with_page:
+            # Imported after the run: it would only slow the start.
+            from lorrery.view.reports.report import report as make_page
+
+            written.append(make_page(out))
+        for path in written:
+            console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
+    return EXIT_FAILURES if result.report.summary.num_failed else EXIT_OK
+
+
+def replay_journal(path: Path, console: Console) -> int:
+    """Replay a journal and print what was compared; return the exit code: 0 if all is equal, 1 if not.
+
+    Raises:
+        FormatError: the file cannot be read, or is no journal.
+        SettingsError: its settings do not work here, such as a missing file that they name.
+    """
+    from lorrery.simulator.replay.journal import read_journal  # half as much again to import as a run
+    from lorrery.simulator.replay.parts import parts_of
+    from lorrery.simulator.replay.replay import replay
+
+    journal = read_journal(path)
+    result = replay(journal, parts_of(journal, path))
+    _print_replay(path, journal, result, console)
+    return 1 if result.differences else 0
+
+
+def _print_replay(path: Path, journal: "Journal", result: "Replayed", console: Console) -> None:
+    if journal.version != VERSION:
+        console.print(f"{path} was written by lorrery {journal.version}; this is {VERSION}", highlight=False)
+    if journal.cut_line is not None:
+        console.print(f"{path}:{journal.cut_line}: the line is cut off and is left out", highlight=False)
+    if not journal.complete:
+        console.print(
+            f"{path} has no end: the scheduler runs, or was killed; compared is what it had flushed", highlight=False
+        )
+    console.print(
+        f"compared {result.num_requests} requests, {result.num_plans} plans, {result.num_steps} steps and"
+        f" {result.num_tokens} tokens on {result.num_workers} workers",
+        highlight=False,
+    )
+    console.print(
+        f"derived: where {result.num_derived} of {result.num_placed} requests went; the others had no choice"
+        ", or it is given",
+        highlight=False,
+    )
+    console.print(
+        f"given: {result.num_requests} arrivals, {result.num_cancels} cancels, {result.num_late} of them late;"
+        f" {result.num_gaps} gaps; {result.num_lost} workers that left",
+        highlight=False,
+    )
+    if result.tally.by_adapter:
+        console.print(f"adapters: {AdapterFigures.total(result.tally.by_adapter.values())}", highlight=False)
+    if not result.num_steps and not result.differences:
+        console.print("nothing to compare: no step is in it", highlight=False)
+    elif not result.differences:
+        console.print("equal: every batch, every time and every token", highlight=False)
+    for line, what in result.differences:
+        console.print(f"{path}:{line}: {what}", style="red", highlight=False, markup=False)

@@ -13,10 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from lorrery.cli.output import write
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.shipped import golden_excerpts
-from lorrery.service.files.writing import check_writable
+from lorrery.service.files.writing import check_writable, write_output
 from lorrery.validation.golden.against import RULES_OF, Case, changed, interpreter, read_cases, record
 from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
 from lorrery.validation.golden.vllm_cases import cases as vllm_cases
@@ -93,7 +92,7 @@ def golden(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "records.jsonl"
         for file in filter(None, (out, path)):
-            write(file, "".join(recorded))
+            write_output(file, "".join(recorded))
         _report(replay_files([out if out is not None and out.is_file() else path]))  # a pipe is not read back
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from lorrery.service.errors import SettingsError
+from lorrery.service.errors import LorreryError, SettingsError
 
 _DESCRIPTORS = re.compile(r"(/proc/[^/]+(/task/[^/]+)?|/dev)/fd")
 """Folders of a process's open descriptors; /proc/self is a link."""
@@ -118,3 +118,15 @@ def write_whole(path: Path, content: bytes) -> None:
     """
     with whole_file(path) as file:
         file.write(content)
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a text file that a command was asked for, as `whole_file` does.
+
+    Raises:
+        LorreryError: the file cannot be written; the message says why.
+    """
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise LorreryError(f"{path}: {error.strerror}") from None
