@@ -1,6 +1,5 @@
 """`lorrery simulate`: runs the cluster of a settings file under a virtual clock."""
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -360,6 +359,8 @@ def _serve(run: SimulatedRun, listen: str, out: Path | None, console: Console, *
         console: where to print.
         with_page: write report.html too.
     """
+    import asyncio  # slow to import, as are these
+
     from lorrery.service.settings.sections import checked_address
     from lorrery.simulator.lockstep.service import serve
     from lorrery.simulator.virtual_cluster import VirtualCluster
