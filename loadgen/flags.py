@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from lorrery.loadgen.options import DEFAULTS, OPTIONS, LoadOptions
-from lorrery.service.commands import command_option, takes
+from lorrery.loadgen.options import OPTIONS, LoadOptions
+from lorrery.service.commands import command_options, takes
 from lorrery.service.errors import SettingsError
 
 __all__ = ["Out", "Report", "check_report", "takes_load_options"]
@@ -50,22 +50,5 @@ def takes_load_options(*, before: str, live: bool) -> Callable[[_F], _F]:
         before: the command's parameter that they precede.
         live: include options of a live target.
     """
-    kinds = get_type_hints(LoadOptions)
-    return takes(
-        (
-            command_option(
-                name,
-                kinds[name] if option.parse in (None, Path) and not option.derived else str | None,
-                None if option.derived else DEFAULTS[name],
-                *option.names,
-                help=option.help,
-                metavar=option.metavar,
-                rich_help_panel=option.panel,
-                min=option.least,
-                max=option.most_typed,
-            )
-            for name, option in OPTIONS.items()
-            if live or not option.live_only
-        ),
-        before=before,
-    )
+    names = [name for name, option in OPTIONS.items() if live or not option.live_only]
+    return takes(command_options(LoadOptions, names), before=before)

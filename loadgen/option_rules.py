@@ -10,9 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from lorrery.loadgen.option_texts import TRACE, parse_bursts, parse_drift
-from lorrery.loadgen.options import DEFAULTS, OPTIONS, RECORDED, LoadOptions, Option, flag_of
+from lorrery.loadgen.options import DEFAULTS, OPTIONS, RECORDED, LoadOption, LoadOptions
 from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.service.errors import SettingsError
+from lorrery.service.options import flag_of
 
 __all__ = ["check", "check_opened"]
 
@@ -72,12 +73,12 @@ def _beyond_bounds(options: LoadOptions) -> Iterator[str]:
         if least <= value <= option.most and (option.above is None or value > option.above):
             continue
         in_short = isinstance(value, float) and (option.above is not None or option.must_be)
-        yield f"{flag_of(name)} is {f'{value:g}' if in_short else value}; it must be {_bounds_in_words(option)}"
+        yield f"{flag_of(name, option)} is {f'{value:g}' if in_short else value}; it must be {_bounds_in_words(option)}"
     if not _LEAST_CV <= options.cv <= _MOST_CV:
         yield f"--cv is {options.cv:g}; it must be from {_LEAST_CV:g} to {_MOST_CV:g}"
 
 
-def _bounds_in_words(option: Option) -> str:
+def _bounds_in_words(option: LoadOption) -> str:
     if option.must_be:
         return option.must_be
     if option.above is not None:
@@ -143,18 +144,18 @@ def _without_effect(options: LoadOptions) -> Iterator[str]:
         if option.workloads and workload not in option.workloads:
             cure = "" if (name, workload) == ("cv", "constant") else option.cure
             only = f"--workload {', '.join(option.workloads)} only; --workload is {workload}{cure}"
-            yield option.refusal or f"{flag_of(name)} {_in_words(values[name])} goes with {only}"
+            yield option.refusal or f"{flag_of(name, option)} {_in_words(values[name])} goes with {only}"
     if "concurrency" in given:
         for name, option in given.items():
             # In sessions a speed-up also divides think times.
             if "times" in option.needs or (name == "speed_up" and not options.has_sessions):
                 why = "needs times, and a closed loop (-c) does not use the workload's; leave out one of the two"
-                yield f"{flag_of(name)} {_in_words(values[name])} {why}"
+                yield f"{flag_of(name, option)} {_in_words(values[name])} {why}"
     if "adapters" not in given and "num_adapters" not in given:
         for name, option in given.items():
             if "adapters" in option.needs:
                 why = "needs adapters: add --adapters all, or --num-adapters N"
-                yield f"{flag_of(name)} {_in_words(values[name])} {why}"
+                yield f"{flag_of(name, option)} {_in_words(values[name])} {why}"
 
 
 def _in_words(value: object) -> str:

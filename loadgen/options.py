@@ -5,12 +5,11 @@ them from Python, and `option_rules` checks them, all from this table. Reports r
 repeated.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args
 
 from lorrery.loadgen.option_texts import (
     DEFAULT_TARGETS,
@@ -25,10 +24,11 @@ from lorrery.loadgen.option_texts import (
 )
 from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.service.files.shipped import TRACES
+from lorrery.service.options import Option, given_to, options_of
 from lorrery.service.settings.sections import MAX_ADAPTERS
 from lorrery.vocabulary.units import LAST_SECONDS
 
-__all__ = ["GIVEN", "OF_TARGET", "OPTIONS", "PARSERS", "GivenWorkload", "LoadOptions", "Option", "load_options"]
+__all__ = ["GIVEN", "OF_TARGET", "OPTIONS", "PARSERS", "GivenWorkload", "LoadOption", "LoadOptions", "load_options"]
 
 GivenWorkload = Literal["given"]
 GIVEN: GivenWorkload = "given"
@@ -66,21 +66,11 @@ _OWN_LENGTHS = "; its requests have lengths of their own"
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class LoadOption(Option):
     """A row of the table, beside the field's name, type and default.
 
     Attributes:
-        help: one or more sentences.
-        panel: of the help; None: the first one.
-        metavar: of the value in the help; None: it is a switch.
-        names: on the command line; empty: the field's.
-        parse: reads text where the type is no text or number.
-        derived: unset on the command line, `load_options` derives it from other options.
         live_only: does not apply to a simulation.
-        least: lowest value.
-        above: in place of `least`: the value must be above it.
-        most: highest value.
-        most_typed: highest value on the command line.
         must_be: words for the bounds, where the usual ones do not fit.
         workloads: those in which it has an effect; empty: all.
         cure: what to do instead with another workload.
@@ -88,17 +78,7 @@ class Option:
         needs: what it has no effect without: `times` of requests (a closed loop has none), `adapters`.
     """
 
-    help: str
-    panel: str | None = None
-    metavar: str | None = None
-    names: tuple[str, ...] = ()
-    parse: Callable[[str], Any] | None = None
-    derived: bool = False
     live_only: bool = False
-    least: float | None = None
-    above: float | None = None
-    most: float = math.inf
-    most_typed: int | None = None
     must_be: str = ""
     workloads: tuple[str, ...] = ()
     cure: str = ""
@@ -115,7 +95,7 @@ class LoadOptions:
 
     target: Annotated[
         str,
-        Option(
+        LoadOption(
             "Address of the server; over HTTP a URL also works. Unset: the router's default address.",
             metavar="HOST:PORT",
             derived=True,
@@ -124,7 +104,7 @@ class LoadOptions:
     ] = ""
     protocol: Annotated[
         ProtocolName,
-        Option(
+        LoadOption(
             f"Protocol: {', '.join(DEFAULT_TARGETS)}. All but grpc are HTTP, for any server.",
             metavar="NAME",
             parse=protocol_name,
@@ -133,18 +113,18 @@ class LoadOptions:
     ] = "grpc"
     model: Annotated[
         str,
-        Option(
+        LoadOption(
             "HTTP: name of the base model. Unset: the first model that the server lists.",
             metavar="NAME",
             live_only=True,
         ),
     ] = ""
     prompt_ids: Annotated[
-        bool, Option("openai: send prompts as token ids, not as text.", names=("--prompt-ids",), live_only=True)
+        bool, LoadOption("openai: send prompts as token ids, not as text.", names=("--prompt-ids",), live_only=True)
     ] = False
     workload: Annotated[
         WorkloadName | GivenWorkload,
-        Option(
+        LoadOption(
             f"Workload: {', '.join(get_args(WorkloadName))}. Unset: poisson, or with --trace what its file has.",
             _WORKLOAD,
             "NAME",
@@ -154,7 +134,7 @@ class LoadOptions:
     ] = DEFAULT_WORKLOAD
     trace: Annotated[
         Path | None,
-        Option(
+        LoadOption(
             "File of recorded requests or conversations, in any form of docs/load.md. Unset: for azure and"
             " mooncake the shipped excerpt.",
             _WORKLOAD,
@@ -164,7 +144,7 @@ class LoadOptions:
     ] = None
     block_tokens: Annotated[
         int | None,
-        Option(
+        LoadOption(
             "Traces with hash_ids: tokens of a prompt's blocks. Unset: what the rows say.",
             _WORKLOAD,
             "N",
@@ -176,7 +156,7 @@ class LoadOptions:
     ] = None
     speed_up: Annotated[
         float,
-        Option(
+        LoadOption(
             "Play the workload this many times as fast as recorded or drawn.",
             _WORKLOAD,
             "FACTOR",
@@ -185,11 +165,11 @@ class LoadOptions:
         ),
     ] = 1.0
     num_requests: Annotated[
-        int | None, Option("Only the first N requests.", _WORKLOAD, "N", names=("--num-requests", "-n"), least=1)
+        int | None, LoadOption("Only the first N requests.", _WORKLOAD, "N", names=("--num-requests", "-n"), least=1)
     ] = None
     duration: Annotated[
         float | None,
-        Option(
+        LoadOption(
             "Only requests (first turns of sessions) due within this time; for drawn workloads 60 unless -n is"
             " given. slora: R times as many requests, whenever they are due.",
             _WORKLOAD,
@@ -200,7 +180,7 @@ class LoadOptions:
     ] = None
     rate: Annotated[
         float,
-        Option(
+        LoadOption(
             "Drawn workloads: requests per second; chat, sharegpt: sessions per second.",
             _WORKLOAD,
             "R",
@@ -213,7 +193,7 @@ class LoadOptions:
     ] = 2.0
     cv: Annotated[
         float,
-        Option(
+        LoadOption(
             "Drawn workloads except constant: coefficient of variation of the gaps (gamma); 1 is Poisson, more is"
             " burstier.",
             _WORKLOAD,
@@ -225,7 +205,7 @@ class LoadOptions:
     ] = 1.0
     bursts: Annotated[
         str | None,
-        Option(
+        LoadOption(
             "poisson, chat, sharegpt: MMPP arrivals, factor=F,for=SECONDS[,share=p]: bursts take a share p (0.1) of"
             " the time, last SECONDS each on average, and have the rate F * R / (1 - p + p * F); calm times have R /"
             " (1 - p + p * F).",
@@ -238,7 +218,7 @@ class LoadOptions:
     ] = None
     jitter: Annotated[
         float,
-        Option(
+        LoadOption(
             "Recorded requests: spread those of the same time over this time.",
             _WORKLOAD,
             "SECONDS",
@@ -251,7 +231,7 @@ class LoadOptions:
     ] = 0.0
     seed: Annotated[
         int,
-        Option(
+        LoadOption(
             "Seed of all random draws, including prompts.",
             _WORKLOAD,
             "N",
@@ -263,7 +243,7 @@ class LoadOptions:
     ] = 42
     turns: Annotated[
         tuple[int, int] | None,
-        Option(
+        LoadOption(
             "chat: turns per session, uniform (2:6); sharegpt: at most HIGH (1). Turn k + 1 repeats the whole"
             " history: prompt = shared + sum over j <= k of (own(j) + output(j)) + own(k + 1).",
             _SESSIONS,
@@ -275,7 +255,7 @@ class LoadOptions:
     ] = None
     think: Annotated[
         float,
-        Option(
+        LoadOption(
             "chat, sharegpt: mean of the exponential think time between the end of a response and the next turn.",
             _SESSIONS,
             "SECONDS",
@@ -287,7 +267,7 @@ class LoadOptions:
     ] = 5.0
     shared_prefix: Annotated[
         tuple[int, int] | None,
-        Option(
+        LoadOption(
             "Drawn workloads except slora: shared system prompt of N tokens before each prompt, one of GROUPS (1),"
             " drawn per session or request.",
             _SESSIONS,
@@ -299,7 +279,7 @@ class LoadOptions:
     ] = None
     input_tokens: Annotated[
         int | None,
-        Option(
+        LoadOption(
             "poisson, constant, chat: instead of --input-range, prompts of N tokens, or with --length-ratio from R *"
             " N to N.",
             _LENGTHS,
@@ -311,7 +291,7 @@ class LoadOptions:
     ] = None
     output_tokens: Annotated[
         int | None,
-        Option(
+        LoadOption(
             "Likewise for output tokens.",
             _LENGTHS,
             "N",
@@ -322,7 +302,7 @@ class LoadOptions:
     ] = None
     length_ratio: Annotated[
         float | None,
-        Option(
+        LoadOption(
             "With --input, --output: draw lengths uniformly from R * N to N inclusive. Unset: 1.",
             _LENGTHS,
             "R",
@@ -332,7 +312,7 @@ class LoadOptions:
     ] = None
     input_range: Annotated[
         tuple[int, int] | None,
-        Option(
+        LoadOption(
             "Drawn workloads: prompt tokens (slora excludes HIGH, as S-LoRA does); chat: new tokens per turn. Unset:"
             " 8:512.",
             _LENGTHS,
@@ -344,7 +324,7 @@ class LoadOptions:
     ] = None
     output_range: Annotated[
         tuple[int, int] | None,
-        Option(
+        LoadOption(
             "Likewise for output tokens. Unset: 8:512.",
             _LENGTHS,
             "LOW[:HIGH]",
@@ -355,7 +335,7 @@ class LoadOptions:
     ] = None
     tokenizer: Annotated[
         Path | None,
-        Option(
+        LoadOption(
             "sharegpt: a tokenizer.json or its folder, to measure the lengths of texts. Unset: the shipped one.",
             _LENGTHS,
             "FILE",
@@ -366,13 +346,13 @@ class LoadOptions:
     ] = None
     ignore_eos: Annotated[
         bool,
-        Option(
+        LoadOption(
             "Request exactly the workload's output length; otherwise the model ends at that length by itself.", _LENGTHS
         ),
     ] = True
     max_new_tokens: Annotated[
         int | None,
-        Option(
+        LoadOption(
             "With --no-ignore-eos: max_new_tokens of each request, or its true length if that is longer.",
             _LENGTHS,
             "N",
@@ -381,7 +361,7 @@ class LoadOptions:
     ] = None
     skip_too_long: Annotated[
         bool | None,
-        Option(
+        LoadOption(
             "Skip requests that the cluster's limits refuse, or send them. Unset: skip them in the shipped excerpts.",
             _LENGTHS,
             names=("--skip-too-long/--keep-too-long",),
@@ -389,7 +369,7 @@ class LoadOptions:
     ] = None
     adapters: Annotated[
         str | None,
-        Option(
+        LoadOption(
             "Adapter ids and families, such as 'chat,lora-{0..31}'; 'all': those of the cluster. Unset: the base"
             " model.",
             _ADAPTERS,
@@ -398,13 +378,13 @@ class LoadOptions:
     ] = None
     num_adapters: Annotated[
         int | None,
-        Option(
+        LoadOption(
             "Use the first N of --adapters, or of the cluster's adapters.", _ADAPTERS, "N", least=0, most=MAX_ADAPTERS
         ),
     ] = None
     adapter_exponent: Annotated[
         float | None,
-        Option(
+        LoadOption(
             "All but slora: Zipf exponent over the adapters; 0 is uniform. Unset: 1.",
             _ADAPTERS,
             "S",
@@ -414,7 +394,7 @@ class LoadOptions:
     ] = None
     drift: Annotated[
         str | None,
-        Option(
+        LoadOption(
             "All but slora: how popularity changes with the time t. diurnal,period=T[,amplitude=A]: weight of rank i"
             " of N times 1 + A * sin(2 pi * (t / T + i / N)). flash,at=S,for=S[,share=p][,adapter=i]: a share p (0.5)"
             " of all requests goes to one adapter (the last). shift,every=S[,by=k]: rank i becomes i + k * floor(t /"
@@ -426,7 +406,7 @@ class LoadOptions:
     ] = None
     alpha: Annotated[
         float,
-        Option(
+        LoadOption(
             "slora: exponent of its power law; 1 is uniform, less is more skewed (not a Zipf exponent).",
             _ADAPTERS,
             "ALPHA",
@@ -439,7 +419,7 @@ class LoadOptions:
     ] = 1.0
     adapter_dirs: Annotated[
         str | None,
-        Option(
+        LoadOption(
             "slora: name adapter i as S-LoRA does: name number i mod k, then -(i div k); needs --num-adapters.",
             _ADAPTERS,
             "NAMES",
@@ -449,7 +429,7 @@ class LoadOptions:
     ] = None
     concurrency: Annotated[
         int | None,
-        Option(
+        LoadOption(
             "Closed loop: N clients, each sending one request after another. Unset: open loop.",
             _DRIVE,
             "N",
@@ -461,7 +441,7 @@ class LoadOptions:
     ] = None
     requests_per_client: Annotated[
         int | None,
-        Option(
+        LoadOption(
             "With -c: N requests per client, instead of -n. Unset: 10 if --input or --output is given, and neither -n"
             " nor --duration.",
             _DRIVE,
@@ -471,7 +451,7 @@ class LoadOptions:
     ] = None
     warmup: Annotated[
         int,
-        Option(
+        LoadOption(
             "Number of short requests before the run, excluded from all figures.",
             _DRIVE,
             "N",
@@ -480,7 +460,7 @@ class LoadOptions:
         ),
     ] = 0
     timeout: Annotated[
-        float, Option("Deadline of each request, wall seconds.", _DRIVE, "SECONDS", least=_LEAST_TIMEOUT)
+        float, LoadOption("Deadline of each request, wall seconds.", _DRIVE, "SECONDS", least=_LEAST_TIMEOUT)
     ] = 300.0
 
     @property
@@ -548,9 +528,8 @@ class LoadOptions:
         return self.workload in RECORDED
 
 
-OPTIONS: Mapping[str, Option] = {
-    name: next(one for one in hint.__metadata__ if isinstance(one, Option))
-    for name, hint in get_type_hints(LoadOptions, include_extras=True).items()
+OPTIONS: Mapping[str, LoadOption] = {
+    name: option for name, option in options_of(LoadOptions).items() if isinstance(option, LoadOption)
 }
 """The rows by field, in the order of the help."""
 
@@ -560,11 +539,6 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     name: option.parse for name, option in OPTIONS.items() if option.parse is not None and not option.live_only
 }
 """Parsers of a simulation's options that are neither plain text nor numbers."""
-
-
-def flag_of(name: str) -> str:
-    """Return an option's first name on the command line."""
-    return next(iter(OPTIONS[name].names), f"--{name.replace('_', '-')}")
 
 
 def workload_of(trace: object) -> WorkloadName:
@@ -582,12 +556,9 @@ def load_options(given: Mapping[str, Any], *, live: bool) -> LoadOptions:
     Raises:
         SettingsError: an unknown workload or protocol, or an invalid range.
     """
-    values = {name: given[name] for name, option in OPTIONS.items() if live or not option.live_only}
-    for name, value in values.items():
-        if (parse := OPTIONS[name].parse) is not None and isinstance(value, str):
-            values[name] = parse(value)
-    if values["workload"] is None:
-        values["workload"] = workload_of(values["trace"])
-    if live and values["target"] is None:
-        values["target"] = DEFAULT_TARGETS[values["protocol"]]
+    own = {name: given[name] for name, option in OPTIONS.items() if live or not option.live_only}
+    values = given_to(LoadOptions, own)
+    values.setdefault("workload", workload_of(values.get("trace")))
+    if live:
+        values.setdefault("target", DEFAULT_TARGETS[values["protocol"]])
     return LoadOptions(**values)

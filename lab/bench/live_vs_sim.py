@@ -33,10 +33,11 @@ from lorrery.loadgen.workload.summary import Summary
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.settings.cluster import load
 from lorrery.service.settings.sections import TlsSettings
+from lorrery.simulator.options import SimulationOptions
 from lorrery.simulator.replay.journal import read_journal
 from lorrery.simulator.replay.parts import Replayed, parts_of
 from lorrery.simulator.replay.replay import replay
-from lorrery.simulator.run import SimulatedRun, SimulationOptions
+from lorrery.simulator.run import SimulatedRun
 
 SETTINGS = (
     "worker.gpu=A10G",
@@ -138,7 +139,7 @@ async def measure(seconds: float, tell: Callable[[str], None] = lambda what: Non
     """
     options = options_for(seconds)
     tell("simulated")
-    simulated = await asyncio.to_thread(SimulatedRun(load(CONFIG, SETTINGS), options, SimulationOptions(1)).run)
+    simulated = await asyncio.to_thread(SimulatedRun(load(CONFIG, SETTINGS), options, SimulationOptions(workers=1)).run)
     tell(f"live, {simulated.wall_seconds:.0f} s")
     with tempfile.TemporaryDirectory(prefix="lorrery-") as folder:
         journal = Path(folder) / "journal.jsonl"

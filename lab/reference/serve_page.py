@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from lab.reference.pages import table
-from lorrery.cli.flag import Flag
+from lorrery.cli.flags import Flag
+from lorrery.cli.serve.arguments import refused, taken
 from lorrery.cli.serve.flags import FLAGS
-from lorrery.cli.serve.other_flags import refused, taken
 
 SERVE = """
 ## lorrery serve

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from lorrery.service.installed import VERSION as __version__  # noqa: N811  the name that Python has for it
     from lorrery.service.settings.cluster import Settings
     from lorrery.simulator.interface import simulate
-    from lorrery.simulator.plan.plan import Claim, Plan, plan
+    from lorrery.simulator.plan.options import Claim
+    from lorrery.simulator.plan.plan import Plan, plan
     from lorrery.simulator.result import RequestColumns, SimulationResult
     from lorrery.simulator.virtual_cluster import Observation, VirtualCluster
     from lorrery.view.reports.report import report
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Claim": ("simulator.plan.plan", "Claim"),
+    "Claim": ("simulator.plan.options", "Claim"),
     "LoadOptions": ("loadgen.options", "LoadOptions"),
     "LorreryError": ("service.errors", "LorreryError"),
     "Observation": ("simulator.virtual_cluster", "Observation"),

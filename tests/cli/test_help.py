@@ -3,7 +3,6 @@
 import shlex
 import subprocess
 import sys
-from importlib import import_module
 from inspect import getdoc
 from itertools import dropwhile, takewhile
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from rich.text import Text
 from typer.testing import CliRunner
 
-from lorrery.cli.app import PARTS
+from lorrery.cli.app import PARTS, part_named
 from lorrery.service.errors import LorreryError
 
 SERVICES = ("router", "scheduler", "worker")
@@ -61,7 +60,7 @@ WITHOUT_OPTIONS = {
 
 
 def app_of(part: str) -> typer.Typer:
-    app: typer.Typer = import_module(f"lorrery.cli.{part}").app
+    app: typer.Typer = part_named(part)
     return app
 
 
@@ -149,7 +148,7 @@ def test_examples_are_what_the_command_line_takes(command: str, tmp_path: Path, 
 
 @pytest.mark.parametrize("command", ["simulate", "load"])
 def test_a_flag_that_only_leaves_something_out_shows_no_default(command: str) -> None:
-    parameters = typer.main.get_command(import_module(f"lorrery.cli.{command}").app).params
+    parameters = typer.main.get_command(part_named(command)).params
     leaving_out = [one for one in parameters if not "".join(one.opts).strip()]
     assert [one.secondary_opts for one in leaving_out] == [["--no-report"]]
     assert not any(one.show_default for one in leaving_out)
@@ -169,7 +168,7 @@ def test_services_have_the_same_style(service: str, tmp_path: Path):
     [("simulate", "--workers", "0"), ("load", "--rate", "fast"), ("plan", "--prompt", "-3")],
 )
 def test_a_wrong_value_is_shown_with_what_is_expected(part: str, option: str, value: str):
-    app = import_module(f"lorrery.cli.{part}").app
+    app = part_named(part)
     result = CliRunner().invoke(app, [option, value], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert f"got '{value}'" in result.output

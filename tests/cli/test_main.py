@@ -61,7 +61,6 @@ async def test_help_imports_no_part():
         "grpc",
         "numpy",
         "lorrery.cli.up",
-        "lorrery.cli.load",
         "lorrery.loadgen",
         "lorrery.scheduler",
         "lorrery.worker",

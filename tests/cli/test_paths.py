@@ -1,12 +1,12 @@
 """Paths that are empty: in a script, a variable that is not set."""
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from lorrery.cli.app import part_named
 from lorrery.cli.simulate import app as simulate
 from lorrery.service.errors import SettingsError
 from lorrery.service.settings.cluster import Settings
@@ -55,7 +55,7 @@ def test_an_empty_path_is_refused(
         given = [*given[:-1], f"{given[-1]}="] if joined and given[-1] != "-o" else [*given, ""]
     elif given[-1]:
         given = [*given, ""]
-    app: typer.Typer = import_module(f"lorrery.cli.{part}").app
+    app: typer.Typer = part_named(part)
     done = CliRunner().invoke(app, given, env={"COLUMNS": "100"})
     assert done.exit_code == 2, done.output
     assert "the path is empty; name one, or leave it out" in done.output

@@ -19,11 +19,10 @@ from typer.testing import CliRunner
 
 from lorrery.cli.certs import app as certs_app
 from lorrery.cli.serve import app
-from lorrery.cli.serve.arguments import arranged
-from lorrery.cli.serve.faults import KINDS, refusals
+from lorrery.cli.serve.arguments import arranged, taken
+from lorrery.cli.serve.arguments import refused as refused_flags
 from lorrery.cli.serve.flags import FLAGS
-from lorrery.cli.serve.other_flags import refused as refused_flags
-from lorrery.cli.serve.other_flags import taken
+from lorrery.cli.serve.values import KINDS, refusals
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.faults.kinds import REQUEST_KINDS, parse_fault
 from lorrery.service.faults.rules import FaultRules

@@ -6,7 +6,6 @@
 import re
 import shlex
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -120,7 +119,7 @@ def parse_lorrery(arguments: list[str]) -> None:
         assert name in ("--help", "-h", "--version")
         return
     assert name in cli.PARTS, f"no subcommand {name}"
-    parser = typer.main.get_command(import_module(f"lorrery.cli.{name}").app)
+    parser = typer.main.get_command(cli.part_named(name))
     if hasattr(parser, "commands"):
         parser = parser.commands[rest.pop(0)]
     if "--help" not in rest:
@@ -137,7 +136,7 @@ def test_a_cheap_command_does_what_the_page_promises(
     if (path := command.variables.get("PYTHONPATH")) is not None:
         monkeypatch.syspath_prepend(tmp_path / path)
     name, *arguments = command.arguments
-    result = CliRunner().invoke(import_module(f"lorrery.cli.{name}").app, shortened(name, arguments))
+    result = CliRunner().invoke(cli.part_named(name), shortened(name, arguments))
     assert result.exit_code == 0, (result.output, result.exception)
 
 

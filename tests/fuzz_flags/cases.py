@@ -6,7 +6,6 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,7 +14,7 @@ import typer
 from typer._click.core import Parameter
 from typer.core import TyperOption
 
-from lorrery.cli.app import PARTS
+from lorrery.cli.app import PARTS, part_named
 from lorrery.service.settings.cluster import Settings
 
 FILES = {
@@ -109,7 +108,7 @@ def leaves() -> tuple[Leaf, ...]:
 
 
 def _leaves(words: tuple[str, ...]) -> Iterator[Leaf]:
-    command = typer.main.get_command(import_module(f"lorrery.cli.{words[0]}").app)
+    command = typer.main.get_command(part_named(words[0]))
     commands: dict[str, Any] = getattr(command, "commands", {})
     for name, leaf in commands.items() or [("", command)]:
         parameters = tuple(one for one in leaf.params if one.name not in ("help", "version"))

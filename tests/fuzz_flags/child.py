@@ -10,9 +10,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from lorrery.cli import app, simulate_served
+from lorrery.cli import app
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.local.processes import ForkServer
+from lorrery.simulator.lockstep import service
 from lorrery.view.command import WebServer
 
 CPU_SECONDS = 3
@@ -79,7 +80,7 @@ def _start_nothing() -> None:
     ForkServer.__exit__ = lambda *_arguments: None  # type: ignore[method-assign]
     LocalCluster.__aenter__ = started  # type: ignore[method-assign, assignment]
     WebServer.listen = started  # type: ignore[method-assign, assignment]
-    simulate_served.serve = started  # type: ignore[assignment]
+    service.serve = started  # type: ignore[assignment]
 
 
 def _end(code: int) -> NoReturn:

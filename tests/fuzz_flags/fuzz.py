@@ -27,9 +27,9 @@ from tests.fuzz_flags.child import AT_WORK, WALL_SECONDS, run_case
 LATER = (
     "lorrery.cli.serve.settings",
     "lorrery.cli.serve.run",
-    "lorrery.cli.simulate_journal",
     "lorrery.cli.up_cluster",
     "lorrery.loadgen.driver",
+    "lorrery.simulator.replay.replay",
     "lorrery.view.reports.report",
     "lorrery.simulator.sweep.run",
 )

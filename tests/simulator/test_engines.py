@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.cli.deployment_flags import with_deployment
+from lorrery.cli.flags import with_deployment
 from lorrery.service.errors import SettingsError
 from lorrery.service.settings.presets import presets
 from lorrery.simulator.result import SimulationResult

@@ -25,8 +25,9 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.service.faults.kinds import parse_fault
 from lorrery.service.settings.cluster import load
+from lorrery.simulator.options import SimulationOptions
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.run import SimulatedRun, SimulationOptions
+from lorrery.simulator.run import SimulatedRun
 from lorrery.worker.device.output import Ending
 
 SECRETS = (SimulatedRequest, WorkloadRequest, Ending)
@@ -127,7 +128,7 @@ def test_no_policy_finds_the_true_length_in_anything_that_it_is_given(
     )
     options = LoadOptions(num_requests=12, adapters="all", ignore_eos=False, max_new_tokens=600, **workload)
     faults = (parse_fault("adapter_load_failure,at=0,for=0.5"), parse_fault("worker_loss,at=1,worker=worker-1,for=1"))
-    report = SimulatedRun(settings, options, SimulationOptions(num_workers=2, faults=faults)).run()
+    report = SimulatedRun(settings, options, SimulationOptions(workers=2, faults=faults)).run()
     assert "INTERNAL" not in report.outcomes.status  # a policy that raised while it looked would fail its requests
     assert Found.secrets == []
     names = {kind.__name__ for kind in Found.kinds}

@@ -137,6 +137,15 @@ def test_numbers_of_numpy_are_numbers():
     assert type(plan.capacity.workload.prompt_tokens) is int
 
 
+@pytest.mark.parametrize("overrides", [{"scheduler.policy": "fcfs"}, ["scheduler.policy=fcfs"]])
+def test_the_most_streams_of_a_replica_can_be_given(overrides: dict | list):
+    made = lorrery.plan(CLUSTER, max_concurrency=3, overrides=overrides)
+    assert [point.concurrency for point in made.points] == [1, 2, 3]
+    assert made.held_back_by in ("--max-concurrency", "TTFT", "TPOT")
+    with pytest.raises(TypeError, match=r"plan\(\) got an unexpected keyword argument 'most'"):
+        lorrery.plan(CLUSTER, most=3)
+
+
 def test_a_plan_travels_between_processes():
     work = {"prompt_tokens": 100, "output_tokens": 20, "adapters": 2, "claim": lorrery.Claim(100, 1.0, 50.0)}
     made = lorrery.plan({"worker": {"gpu": "A10G"}, "model": "Llama-2-7B"}, **work)

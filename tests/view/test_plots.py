@@ -73,6 +73,6 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_matplotlib_is_imported_only_when_something_is_drawn() -> None:
-    importing = "import lorrery.cli.plan_plot, lorrery.simulator.sweep.plot, lab.studies.adapters, sys"
+    importing = "import lorrery.cli.plan, lorrery.simulator.sweep.plot, lab.studies.adapters, sys"
     code = f"{importing}; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)

@@ -1,6 +1,6 @@
 """The basis of a deployment's figures: measured, fitted to measurements of that GPU, or assumed to hold for it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from lorrery.worker.device.deployment import Deployment
@@ -18,6 +18,7 @@ _WORDS = {
 """Fields of an engine that are not figures."""
 _LORA_PARTS = {"grouped": "lora", "segmented": "lora_segmented"}
 """Measured kernels of adapters -> their part of a fit."""
+_MISSING = "no measurement of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +174,23 @@ def _of_memory(deployment: Deployment) -> list[Ground]:
     why = f"settings, not measured: {use.own_gb:g} GB of each GPU, and {float(use.share):g} of"
     why += " what these and weights leave" if use.of_rest else " its memory"
     return [size, Ground("activation_gb", "assumed", why), Ground("gpu_memory_utilization", "assumed", why)]
+
+
+def with_sources(grounds: Iterable[Ground]) -> list[str]:
+    """Return a line for each pair of basis and source, with its figures: `fitted: gemm, host (SOURCE)`."""
+    parts: dict[tuple[str, str], list[str]] = {}
+    for ground in grounds:
+        parts.setdefault((ground.basis, ground.why), []).append(ground.part)
+    return [f"{basis}: {', '.join(names)}{f' ({why})' if why else ''}" for (basis, why), names in parts.items()]
+
+
+def in_one_line(grounds: Iterable[Ground]) -> str:
+    """Return each basis once with the figures that have it; figures assumed for lack of a measurement are marked so."""
+    parts: dict[str, list[str]] = {}
+    for ground in grounds:
+        named, colon, _ = ground.why.partition(":")
+        basis: str = ground.basis
+        if basis == "assumed" and named.startswith(_MISSING):
+            basis = named if colon else "no measurement"
+        parts.setdefault(basis, []).append(ground.part)
+    return "; ".join(f"{basis}: {', '.join(names)}" for basis, names in parts.items())

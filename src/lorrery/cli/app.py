@@ -37,7 +37,9 @@ PARTS = {
     "keys": "Create API keys for clients.",
     "validate": "Compare the models with the programs and GPUs that they model.",
 }
-"""Subcommand -> its description; `cli.NAME.app` is its typer application."""
+"""Subcommand -> its description."""
+_ELSEWHERE = {"load": "loadgen.command", "top": "view.top.command", "web": "view.command"}
+"""Subcommand -> the module whose `app` is its typer application, where that is not `cli.NAME`."""
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -59,11 +61,18 @@ def _lorrery(
     del version
 
 
+def part_named(name: str) -> typer.Typer:
+    """Return the typer application of a subcommand, imported now."""
+    part: typer.Typer = import_module(f"lorrery.{_ELSEWHERE.get(name, f'cli.{name}')}").app
+    return part
+
+
 def _run_part(context: typer.Context) -> None:
-    part: typer.Typer = import_module(f"lorrery.cli.{context.info_name}").app
+    name = context.info_name or ""
+    part = part_named(name)
     gc.freeze()  # code and classes: the collector need not scan them again
     gc.enable()
-    part(args=context.args, prog_name=f"lorrery {context.info_name}")
+    part(args=context.args, prog_name=f"lorrery {name}")
 
 
 for _name, _help in PARTS.items():

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lorrery.cli.version import VersionOption
+from lorrery.cli.flags import VersionOption
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.trie_file import read_corpus, write_trie
 from lorrery.service.commands import Command, command_app

@@ -15,13 +15,11 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from lorrery.cli.calibrate_kernels import calibrate_kernels
-from lorrery.cli.calibrated import doubt, to_toml
-from lorrery.cli.output import write
-from lorrery.cli.version import VersionOption
+from lorrery.cli.calibrate_kernels import calibrate_kernels, doubt, to_toml
+from lorrery.cli.flags import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import FormatError, SettingsError
-from lorrery.service.files.writing import check_writable
+from lorrery.service.files.writing import check_writable, write_output
 from lorrery.validation import kernels
 from lorrery.validation.steptime import UNTIMED, measured_deployment, modelled, read_file
 from lorrery.view.terminal import FigureTable
@@ -113,7 +111,7 @@ def command(
         typer.echo(f"warning: {line}")
     if out is not None:
         source = f"fitted to {len(measured)} rows of {file.name}"
-        write(out, to_toml(target.with_fit(whole.fit), source, modern=False, host=whole.host))
+        write_output(out, to_toml(target.with_fit(whole.fit), source, modern=False, host=whole.host))
         typer.echo(f'wrote {out}; name it in the settings: catalogue = ["{out}"]')
 
 

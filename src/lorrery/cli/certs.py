@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lorrery.cli.version import VersionOption
+from lorrery.cli.flags import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.installed import need_extra

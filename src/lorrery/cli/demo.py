@@ -10,9 +10,8 @@ from typing import Annotated, Self, TextIO
 
 import typer
 
-from lorrery.cli.config_option import ConfigOption
+from lorrery.cli.flags import ConfigOption, VersionOption
 from lorrery.cli.up_cluster import summary
-from lorrery.cli.version import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.entry_point import cancelled_by_signals
 from lorrery.service.errors import LorreryError

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lorrery.cli.version import VersionOption
+from lorrery.cli.flags import VersionOption
 from lorrery.service.commands import ApiKey, Command, command_app
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.network.channel import check_target, open_channel

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lorrery.cli.config_option import ConfigOption
-from lorrery.cli.version import VersionOption
+from lorrery.cli.flags import ConfigOption, VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 

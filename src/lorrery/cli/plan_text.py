@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from lorrery.cli.basis_text import in_one_line, with_sources
 from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.simulator.plan.plan import Claim, ClaimAnswer, Level, Plan, Sizing
+from lorrery.simulator.plan.options import Claim, PlanOptions
+from lorrery.simulator.plan.plan import ClaimAnswer, Plan, Sizing
 from lorrery.simulator.plan.sizing import adapter_costs
 from lorrery.view.terminal import FigureTable
+from lorrery.worker.device.basis import in_one_line, with_sources
 from lorrery.worker.device.capacity import Point, Workload
 from lorrery.worker.device.memory import weight_bytes
 
@@ -18,8 +19,9 @@ _PLOT_MARGINS = 17
 """Columns of the ticks on the left, and of the last stream count on the right."""
 
 
-def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: Claim | None) -> None:
+def show_one(console: Console, plan: Plan, options: PlanOptions) -> None:
     """Print everything about one deployment."""
+    work = options.work
     console.print(f"[bold]{plan.name}[/bold]: prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens}")
     if plan.refused is not None or plan.capacity is None:
         console.print(plan.refused)
@@ -41,26 +43,26 @@ def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: 
         console.print(line, markup=False)
     if drawn:
         console.print()
-    for line in _service(plan, level):
+    for line in _service(plan, options):
         console.print(line)
     if plan.sizing is not None:
         console.print()
-        _show_sizing(console, plan, plan.sizing, level)
-    for line in _claim_lines(plan, claim):
+        _show_sizing(console, plan, plan.sizing, options)
+    for line in _claim_lines(plan, options.claim):
         console.print(line)
 
 
-def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Level, claim: Claim | None) -> None:
+def show_many(console: Console, plans: Sequence[Plan], options: PlanOptions) -> None:
     """Print one line per deployment."""
     console.print(
-        f"prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens};"
-        f" service level: {_level(level)}; times in ms, rates in tokens/s"
+        f"prompts of {options.prompt_tokens} tokens, answers of {options.output_tokens};"
+        f" service level: {_level(options)}; times in ms, rates in tokens/s"
     )
     table = FigureTable(first_to_go=("KV tokens", "8", "32", "one stream", "ITL b=1"))
     table.add_column("deployment", justify="left", wraps_at=16)
     names = ["TTFT without queueing", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
-    if level.rate is not None:
-        names.append(f"GPUs for {level.rate:g}/s")
+    if options.rate is not None:
+        names.append(f"GPUs for {options.rate:g}/s")
     for name in names:
         table.add_column(name)
     for plan in plans:
@@ -77,7 +79,7 @@ def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Le
             best,
             _thousands(capacity.kv_pool_tokens),
         ]
-        if level.rate is not None:
+        if options.rate is not None:
             row.append("-" if plan.num_replicas is None else str(plan.num_replicas * plan.num_gpus))
         table.add_row(plan.name, *row)
     console.print(table)
@@ -92,11 +94,11 @@ def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Le
         if plan.sizing is not None:
             console.print()
             console.print(f"[bold]{plan.name}[/bold]")
-            _show_sizing(console, plan, plan.sizing, level)
-    if claim is not None:
+            _show_sizing(console, plan, plan.sizing, options)
+    if options.claim is not None:
         console.print()
-        console.print(_claim_heading(claim))
-        console.print(_claims(plans, claim))
+        console.print(_claim_heading(options.claim))
+        console.print(_claims(plans, options.claim))
 
 
 def _notes(plans: Sequence[Plan]) -> dict[str, list[str]]:
@@ -204,27 +206,27 @@ def _points(points: Sequence[Point]) -> FigureTable:
     return table
 
 
-def _service(plan: Plan, level: Level) -> list[str]:
+def _service(plan: Plan, options: PlanOptions) -> list[str]:
     assert plan.capacity is not None
     assert plan.peak is not None
     lines: list[str] = []
     if plan.best is None:
         one = plan.capacity.point(1)
-        missed = "TTFT" if level.ttft is not None and one.ttft > level.ttft else "TPOT"
-        lines.append(f"service level {_level(level)}: not even one stream keeps its {missed}")
+        missed = "TTFT" if options.ttft is not None and one.ttft > options.ttft else "TPOT"
+        lines.append(f"service level {_level(options)}: not even one stream keeps its {missed}")
     else:
         best = plan.best
         lines.append(
-            f"service level {_level(level)}, on average in a closed loop: {_counted(best.concurrency, 'stream')},"
+            f"service level {_level(options)}, on average in a closed loop: {_counted(best.concurrency, 'stream')},"
             f" {_whole(best.total_tokens)} tokens/s in all, {best.requests:.2f} requests/s;"
             f" held back by {plan.held_back_by}"
         )
     return lines
 
 
-def _show_sizing(console: Console, plan: Plan, sizing: Sizing, level: Level) -> None:
+def _show_sizing(console: Console, plan: Plan, sizing: Sizing, options: PlanOptions) -> None:
     console.print(
-        f"{level.rate:g} requests/s, simulated: {sizing.num_requests:,} requests over {sizing.span_seconds:,.0f} s,"
+        f"{options.rate:g} requests/s, simulated: {sizing.num_requests:,} requests over {sizing.span_seconds:,.0f} s,"
         " Poisson arrivals, queueing included"
     )
     table = FigureTable()
@@ -241,23 +243,22 @@ def _show_sizing(console: Console, plan: Plan, sizing: Sizing, level: Level) -> 
             "met" if trial.met else "missed",
         )
     console.print(table)
-    console.print(_answer(plan, sizing, level), markup=False)
+    console.print(_answer(plan, sizing, options), markup=False)
     console.print(sizing.command, markup=False, style="dim", soft_wrap=True)
 
 
-def _answer(plan: Plan, sizing: Sizing, level: Level) -> str:
+def _answer(plan: Plan, sizing: Sizing, options: PlanOptions) -> str:
     if sizing.num_replicas is None:
         last = max(sizing.trials, key=lambda trial: trial.num_replicas)
         if last.in_vain:
-            return f"{level.rate:g} requests/s: every request fails, on any number of replicas: {last.failure}"
+            return f"{options.rate:g} requests/s: every request fails, on any number of replicas: {last.failure}"
         if last.num_failed:
             most = _counted(last.num_replicas, "replica")
-            return f"{level.rate:g} requests/s: requests still fail on {most}, the most tried: {last.failure}"
-        return (
-            f"{level.rate:g} requests/s: no number of replicas up to {last.num_replicas} keeps {_level(level)} at p99"
-        )
+            return f"{options.rate:g} requests/s: requests still fail on {most}, the most tried: {last.failure}"
+        level = _level(options)
+        return f"{options.rate:g} requests/s: no number of replicas up to {last.num_replicas} keeps {level} at p99"
     return (
-        f"{level.rate:g} requests/s within {_level(level)} at p99: {_counted(sizing.num_replicas, 'replica')},"
+        f"{options.rate:g} requests/s within {_level(options)} at p99: {_counted(sizing.num_replicas, 'replica')},"
         f" {_counted(sizing.num_replicas * plan.num_gpus, 'GPU')}"
     )
 
@@ -316,12 +317,12 @@ def _together(answer: ClaimAnswer) -> str:
     return f"true from {answer.total_streams} streams on (ITL {answer.total_itl * 1e3:.1f} ms)"
 
 
-def _level(level: Level) -> str:
+def _level(options: PlanOptions) -> str:
     parts = []
-    if level.ttft is not None:
-        parts.append(f"TTFT {level.ttft:g} s")
-    if level.tpot is not None:
-        parts.append(f"TPOT {level.tpot * 1e3:g} ms")
+    if options.ttft is not None:
+        parts.append(f"TTFT {options.ttft:g} s")
+    if options.tpot is not None:
+        parts.append(f"TPOT {options.tpot * 1e3:g} ms")
     return ", ".join(parts) or "none"
 
 

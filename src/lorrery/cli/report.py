@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lorrery.cli.version import VersionOption
+from lorrery.cli.flags import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.view.reports.report import report as make_report
 

@@ -1,37 +1,46 @@
 """`lorrery simulate`: runs the cluster of a settings file under a virtual clock."""
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from rich.console import Console
 
-from lorrery.cli.basis_text import in_one_line
-from lorrery.cli.config_option import CONFIG_HELP
-from lorrery.cli.deployment_flags import takes_deployment, with_deployment
-from lorrery.cli.version import VersionOption
+from lorrery.cli.flags import CONFIG_HELP, VersionOption, takes_deployment, with_deployment
 from lorrery.loadgen.flags import Out, Report, check_report, takes_load_options
 from lorrery.loadgen.options import load_options
+from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
 from lorrery.scheduler.core.facts import Subscriber
-from lorrery.service.commands import Command, command_app
+from lorrery.service.commands import Command, command_app, command_options, takes
 from lorrery.service.entry_point import stop_then_exit
 from lorrery.service.errors import FormatError, LorreryError, SettingsError, exit_in_words
-from lorrery.service.faults.kinds import parse_fault
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.files.writing import whole_file
+from lorrery.service.installed import VERSION
 from lorrery.service.names import cut
+from lorrery.service.options import given_to
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.settings.reading import key_of
-from lorrery.simulator.interface import checked_record, prepare
-from lorrery.simulator.run import SimulatedRun, SimulationOptions
-from lorrery.simulator.sweep import flags as sweep_flags
+from lorrery.simulator.interface import checked_observers, prepare
+from lorrery.simulator.options import Observers, Scenario, SimulationOptions, Watch
+from lorrery.simulator.options import Progress as RunProgress
+from lorrery.simulator.run import SimulatedRun
+from lorrery.simulator.sweep.flags import Sweeps, Where
 from lorrery.view.terminal import table_console
-from lorrery.vocabulary.files import MAX_FRAMES, RECORD_FILE, STEPS_FILE
-from lorrery.worker.device.basis import grounds, slow_kernels
+from lorrery.vocabulary.adapters import AdapterFigures
+from lorrery.vocabulary.files import RECORD_FILE, STEPS_FILE
+from lorrery.worker.device.basis import grounds, in_one_line, slow_kernels
+
+if TYPE_CHECKING:
+    from lorrery.simulator.replay.journal import Journal
+    from lorrery.simulator.replay.parts import Replayed
 
 TRACE_FILE = "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
@@ -61,8 +70,11 @@ app = command_app()
 
 
 @app.command(cls=_Command)
-@takes_deployment(before="workers")
+@takes_deployment(before="autoscale")
+@takes(command_options(SimulationOptions), before="autoscale")
 @takes_load_options(before="sweeps", live=False)
+@takes(command_options(Where), before="out")
+@takes(command_options(Observers), before="version")
 def simulate(
     context: typer.Context,
     config: Annotated[
@@ -85,52 +97,11 @@ def simulate(
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            show_default=False,
-            help="Number of worker processes, over all schedulers. Unset: as in [\\[workers]], else 2, or 1 if an"
-            " engine is named or a process hosts several GPUs.",
-            rich_help_panel=_SIMULATION,
-        ),
-    ] = None,
-    shards: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of schedulers; unset: as many as in router.schedulers.", rich_help_panel=_SIMULATION
-        ),
-    ] = None,
     autoscale: Annotated[
         bool,
         typer.Option(
             "--autoscale",
             help="Scale workers by the rule of \\[autoscaler]; --workers is the initial number.",
-            rich_help_panel=_SIMULATION,
-        ),
-    ] = False,
-    routers: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Number of routers, each choosing among several schedulers by its own view of them.",
-            rich_help_panel=_SIMULATION,
-        ),
-    ] = 1,
-    faults: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fault",
-            metavar="FAULT",
-            help="Fault to inject, and when; repeatable. See below.",
-            rich_help_panel=_SIMULATION,
-        ),
-    ] = None,
-    one_step: Annotated[
-        bool,
-        typer.Option(
-            "--one-step",
-            help="Decide before every step instead of skipping ahead: slower, same result.",
             rich_help_panel=_SIMULATION,
         ),
     ] = False,
@@ -152,10 +123,7 @@ def simulate(
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
-    sweeps: sweep_flags.Sweeps = None,
-    jobs: sweep_flags.Jobs = None,
-    backend: sweep_flags.Backend = sweep_flags.DEFAULT_BACKEND,
-    backend_address: sweep_flags.BackendAddress = None,
+    sweeps: Sweeps = None,
     out: Out = None,
     report: Report = True,
     steps: Annotated[
@@ -170,23 +138,6 @@ def simulate(
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
-    record: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[FILE]",
-            help=f"Record the frames that lorrery web shows; without FILE to DIR/{RECORD_FILE}.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    record_every: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="Device seconds between two frames of the record, at least 0.001. Unset: at most"
-            f" {MAX_FRAMES:,} frames in all.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
     version: VersionOption = False,
     **given: Any,  # noqa: ANN401  the table's options
 ) -> None:
@@ -216,13 +167,15 @@ def simulate(
     del version
     if journal is not None:
         _refuse_beside_journal(context)
-        from lorrery.cli.simulate_journal import replay_journal  # half as much again to import as a run
-
         try:
             raise typer.Exit(replay_journal(journal, table_console()))
         except FormatError as error:  # exit code 1 says that the replay differs
             raise SettingsError(str(error)) from None
     options = load_options(given, live=False)
+    simulation = SimulationOptions(**given_to(SimulationOptions, given))
+    observers = Observers(**given_to(Observers, given))
+    where = Where(**given_to(Where, given))
+    record = observers.record
     check_report(out, report=report)
     overrides = with_deployment(given, overrides)
     if autoscale:
@@ -234,50 +187,39 @@ def simulate(
             raise SettingsError("--serve is for a single run; leave out --sweep")
         from lorrery.simulator.sweep.run import sweep
 
-        simulation = SimulationOptions(workers, shards, routers, tuple(map(parse_fault, faults or [])), one_step)
         asked = config, tuple(overrides), options, simulation
-        where = sweep_flags.Where(backend, backend_address, jobs)
         raise typer.Exit(sweep(context, sweeps, asked, out, where, with_page=report))
-    if jobs is not None or backend_address is not None or backend != sweep_flags.DEFAULT_BACKEND:
+    if where != Where():
         raise SettingsError("--jobs, --backend and --backend-address are for sweeps; add --sweep KEY=VALUES")
-    run = prepare(
-        config,
-        options,
-        overrides=overrides,
-        workers=workers,
-        shards=shards,
-        routers=routers,
-        faults=faults or (),
-        one_step=one_step,
-    )
+    run = prepare(Scenario(config, options, overrides=overrides, **vars(simulation)))
     rule = next((key for key in map(key_of, overrides) if f"{key}.".startswith("autoscaler.")), "autoscaler.enabled")
     if rule != "autoscaler.enabled" and not run.settings.is_autoscaled:
         raise SettingsError(f"--set {cut(rule)} needs an autoscaler: add --autoscale")
     if serve is not None:
         if steps or perfetto or record is not None:
             raise SettingsError("--steps, --perfetto and --record do not go with --serve")
-        from lorrery.cli.simulate_served import serve_run
-
-        raise typer.Exit(serve_run(run, serve, out, table_console(), with_page=report))
-    if record_every is not None and record is None:
+        raise typer.Exit(_serve(run, serve, out, table_console(), with_page=report))
+    if observers.record_every is not None and record is None:
         raise SettingsError("--record-every needs --record")
     if record == "":
         raise SettingsError("--record: the path is empty; name one, or give --record alone for the usual file in DIR")
-    if record == _USUAL and out is None:
-        raise SettingsError("--record without a FILE needs --out DIR")
-    raise typer.Exit(_run(run, out, (record, record_every), steps=steps, perfetto=perfetto, with_page=report))
+    if record == _USUAL:
+        if out is None:
+            raise SettingsError("--record without a FILE needs --out DIR")
+        observers = replace(observers, record=out / RECORD_FILE)
+    raise typer.Exit(_run(run, out, observers, steps=steps, perfetto=perfetto, with_page=report))
 
 
 def _run(
     run: SimulatedRun,
     out: Path | None,
-    recorded: tuple[str | None, float | None],
+    observers: Observers,
     *,
     steps: bool,
     perfetto: bool,
     with_page: bool,
 ) -> int:
-    """Run the simulation and write the requested files; `recorded`: `--record` and `--record-every`."""
+    """Run the simulation and write the requested files."""
     if out is not None:
         check_folder(out)
         try:
@@ -286,9 +228,7 @@ def _run(
             raise SettingsError(f"--out {out}: {error.strerror}") from None
     elif steps or perfetto:
         raise SettingsError("--steps and --perfetto need --out DIR")
-    record, every = recorded
-    path = out / RECORD_FILE if out is not None and record == _USUAL else record
-    run.record, run.record_every = checked_record(path, every)
+    observers = checked_observers(observers)
     console = table_console()
     written: list[Path] = []
     with ExitStack() as stack:
@@ -305,14 +245,11 @@ def _run(
             trace = TraceWriter(_text(written[-1], stack))
             stack.callback(trace.close)
             subscribers.append(trace)
-            run.on_end = trace.ended
-        run.subscribers = subscribers
+            observers = replace(observers, on_end=trace.ended)
         stop_then_exit(run.stop)
         if sys.stderr.isatty():
-            from lorrery.cli.progress_bar import ProgressBar
-
-            show = stack.enter_context(ProgressBar())
-            run.watch = show.look
+            observers = replace(observers, watch=stack.enter_context(_progress_bar()))
+        run.observers = replace(observers, subscribers=subscribers)
         try:
             report = run.run()
         except Exception as error:
@@ -331,10 +268,41 @@ def _run(
             written.append(make_page(out))
         for path in written:
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
-    if run.record is not None:
-        shown = f"record    {run.record} (lorrery web {run.record})"
+    if observers.record is not None:
+        shown = f"record    {observers.record} (lorrery web {observers.record})"
         console.print(shown, style="dim", highlight=False, soft_wrap=True)
     return report.exit_code
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Watch]:
+    """Show a run's progress on standard error: requests, simulated time, and its speed."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # slow to import
+
+    with Progress(
+        TextColumn("[bold]simulate"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,
+    ) as progress:
+        bar = progress.add_task("", total=None, figures="")
+
+        def look(run: RunProgress) -> None:
+            elapsed = progress.tasks[0].elapsed or 0.0
+            rate = run.simulated_seconds / elapsed if elapsed else 0.0
+            progress.update(
+                bar,
+                completed=run.num_ended,
+                total=run.num_requests or None,
+                figures=f"{run.simulated_seconds:,.0f} s simulated, x {rate:,.0f}",
+                refresh=True,
+            )
+
+        yield look
 
 
 def _plug_ins(settings: Settings) -> list[str]:
@@ -377,3 +345,99 @@ def _refuse_beside_journal(context: typer.Context) -> None:
     if given:
         why = "--journal replays a run under the settings and with the requests that it was recorded with"
         raise SettingsError(f"{why}; leave out {', '.join(given)}")
+
+
+def _serve(run: SimulatedRun, listen: str, out: Path | None, console: Console, *, with_page: bool) -> int:
+    """Serve a run, print its report once its caller has finished, and return the exit code.
+
+    A caller may finish before the workload has ended: this is no interruption, though open requests are cut off.
+
+    Args:
+        run: a run that has not started.
+        listen: HOST:PORT.
+        out: folder for the report; None: it is only printed.
+        console: where to print.
+        with_page: write report.html too.
+    """
+    import asyncio  # slow to import, as are these
+
+    from lorrery.service.settings.sections import checked_address
+    from lorrery.simulator.lockstep import serve
+    from lorrery.simulator.virtual_cluster import VirtualCluster
+
+    listen = checked_address("--serve", listen)
+    if out is not None:
+        check_folder(out)
+    cluster = VirtualCluster(run=run)
+
+    def listening(address: str) -> None:
+        console.print(f"serving lorrery.v1.SimulationService at {address}", highlight=False, soft_wrap=True)
+
+    try:
+        result = asyncio.run(serve(cluster, listen, run.settings.server_tls, listening))
+    except SystemExit as error:  # of a plug-in
+        raise LorreryError(exit_in_words(error)) from None
+    if result is None:
+        return EXIT_INTERRUPTED
+    print_report(result.report, console)
+    if out is not None:
+        written = list(result.write(out))
+        if with_page:
+            # Imported after the run: it would only slow the start.
+            from lorrery.view.reports.report import report as make_page
+
+            written.append(make_page(out))
+        for path in written:
+            console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
+    return EXIT_FAILURES if result.report.summary.num_failed else EXIT_OK
+
+
+def replay_journal(path: Path, console: Console) -> int:
+    """Replay a journal and print what was compared; return the exit code: 0 if all is equal, 1 if not.
+
+    Raises:
+        FormatError: the file cannot be read, or is no journal.
+        SettingsError: its settings do not work here, such as a missing file that they name.
+    """
+    from lorrery.simulator.replay.journal import read_journal  # half as much again to import as a run
+    from lorrery.simulator.replay.parts import parts_of
+    from lorrery.simulator.replay.replay import replay
+
+    journal = read_journal(path)
+    result = replay(journal, parts_of(journal, path))
+    _print_replay(path, journal, result, console)
+    return 1 if result.differences else 0
+
+
+def _print_replay(path: Path, journal: "Journal", result: "Replayed", console: Console) -> None:
+    if journal.version != VERSION:
+        console.print(f"{path} was written by lorrery {journal.version}; this is {VERSION}", highlight=False)
+    if journal.cut_line is not None:
+        console.print(f"{path}:{journal.cut_line}: the line is cut off and is left out", highlight=False)
+    if not journal.complete:
+        console.print(
+            f"{path} has no end: the scheduler runs, or was killed; compared is what it had flushed", highlight=False
+        )
+    console.print(
+        f"compared {result.num_requests} requests, {result.num_plans} plans, {result.num_steps} steps and"
+        f" {result.num_tokens} tokens on {result.num_workers} workers",
+        highlight=False,
+    )
+    console.print(
+        f"derived: where {result.num_derived} of {result.num_placed} requests went; the others had no choice"
+        ", or it is given",
+        highlight=False,
+    )
+    console.print(
+        f"given: {result.num_requests} arrivals, {result.num_cancels} cancels, {result.num_late} of them late;"
+        f" {result.num_gaps} gaps; {result.num_lost} workers that left",
+        highlight=False,
+    )
+    if result.tally.by_adapter:
+        console.print(f"adapters: {AdapterFigures.total(result.tally.by_adapter.values())}", highlight=False)
+    if not result.num_steps and not result.differences:
+        console.print("nothing to compare: no step is in it", highlight=False)
+    elif not result.differences:
+        console.print("equal: every batch, every time and every token", highlight=False)
+    for line, what in result.differences:
+        console.print(f"{path}:{line}: {what}", style="red", highlight=False, markup=False)

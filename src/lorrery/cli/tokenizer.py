@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lorrery.cli.version import VersionOption
+from lorrery.cli.flags import VersionOption
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import LorreryError
 from lorrery.tokenizer.file import SHIPPED

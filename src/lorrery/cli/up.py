@@ -6,9 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lorrery.cli.config_option import ConfigOption
-from lorrery.cli.deployment_flags import takes_deployment, with_deployment
-from lorrery.cli.version import VersionOption
+from lorrery.cli.flags import ConfigOption, VersionOption, takes_deployment, with_deployment
 from lorrery.service.commands import Command, command_app
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.local.processes import ForkServer

@@ -15,16 +15,13 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from lorrery.cli.output import write
+from lorrery.cli.flags import VersionOption
 from lorrery.cli.validate_golden import golden
-from lorrery.cli.validate_kernels import kernels
-from lorrery.cli.validate_lora import lora
-from lorrery.cli.validate_serving import serving
-from lorrery.cli.version import VersionOption
+from lorrery.cli.validate_rows import kernels, lora, serving
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.reading import read_tables
-from lorrery.service.files.writing import check_writable
+from lorrery.service.files.writing import check_writable, write_output
 from lorrery.service.settings.cluster import load
 from lorrery.validation import overview
 from lorrery.validation import slora as slora_runs
@@ -174,7 +171,7 @@ def steptime(
     for reason, num_rows in comparison.left_out.items():
         typer.echo(f"left out {num_rows} rows: {reason}")
     if json_file is not None:
-        write(json_file, steptimes.to_json(comparison))
+        write_output(json_file, steptimes.to_json(comparison))
     if not comparison.rows:
         raise typer.Exit(1)
 
@@ -234,7 +231,7 @@ def vidur(
     for line in vidur_run.summary(comparison):
         typer.echo(line)
     if json_file is not None:
-        write(json_file, vidur_run.to_json(comparison))
+        write_output(json_file, vidur_run.to_json(comparison))
     if not comparison.within:
         raise typer.Exit(1)
 
@@ -290,6 +287,6 @@ def slora(
     for reason, number in Counter(other.why for other in others).most_common():
         typer.echo(f"not modelled: {number} rows: {reason}")
     if json_file is not None:
-        write(json_file, json.dumps(slora_runs.to_json(found, others), indent=1) + "\n")
+        write_output(json_file, json.dumps(slora_runs.to_json(found, others), indent=1) + "\n")
     if not found:
         raise typer.Exit(1)

@@ -13,10 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from lorrery.cli.output import write
 from lorrery.service.errors import SettingsError
 from lorrery.service.files.shipped import golden_excerpts
-from lorrery.service.files.writing import check_writable
+from lorrery.service.files.writing import check_writable, write_output
 from lorrery.validation.golden.replay import (
     RULES_OF,
     Case,
@@ -104,7 +103,7 @@ def golden(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "records.jsonl"
         for file in filter(None, (out, path)):
-            write(file, "".join(recorded))
+            write_output(file, "".join(recorded))
         _report(replay_files([out if out is not None and out.is_file() else path]))  # a pipe is not read back
 
 

@@ -6,6 +6,7 @@ are: examples under a line `Examples:`, files, formulas.
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -15,8 +16,9 @@ from rich.markup import escape
 from typer.core import TyperCommand
 
 from lorrery.service.names import quoted
+from lorrery.service.options import Option, options_of
 
-__all__ = ["ApiKey", "Command", "command_app", "command_option", "takes"]
+__all__ = ["ApiKey", "Command", "command_app", "command_option", "command_options", "takes"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -112,6 +114,40 @@ def command_option(name: str, kind: Any, default: object, *flags: str, **more: A
     """
     annotation = Annotated[kind, typer.Option(*flags, **more)]
     return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+def command_options(table: type[Any], names: Iterable[str] | None = None) -> list[Parameter]:
+    """Return a command's parameters for the options of a table (`service.options`).
+
+    A value that has a parser arrives as text, and one that is unset, or whose default no text stands for, as None.
+
+    Args:
+        table: a dataclass.
+        names: of the options; None: all.
+    """
+    hints = get_type_hints(table)
+    defaults = {one.name: one.default for one in fields(table)}
+    return [
+        _table_option(name, option, hints[name], defaults[name])
+        for name, option in options_of(table).items()
+        if names is None or name in names
+    ]
+
+
+def _table_option(name: str, option: Option, hint: Any, default: object) -> Parameter:  # noqa: ANN401  a type
+    as_text = option.derived or option.parse not in (None, Path)
+    text = list[str] | None if option.repeatable else str | None
+    return command_option(
+        name,
+        text if as_text else hint,
+        None if option.derived or isinstance(default, tuple) else default,
+        *option.names,
+        help=option.help,
+        metavar=option.metavar,
+        rich_help_panel=option.panel,
+        min=None if as_text else option.least if option.least_typed is None else option.least_typed,
+        max=option.most_typed,
+    )
 
 
 def takes(options: Iterable[Parameter], before: str | None = None) -> Callable[[_F], _F]:

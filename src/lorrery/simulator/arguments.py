@@ -4,13 +4,13 @@ NumPy numbers are accepted and converted to Python's, because compiled code take
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from numbers import Integral, Real
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.service.errors import SettingsError
 from lorrery.service.faults.kinds import Fault, parse_fault
 from lorrery.service.names import cut
+from lorrery.service.options import Option, options_of
 
 __all__ = [
     "check_callable",
@@ -28,6 +29,7 @@ __all__ = [
     "read_overrides",
     "read_path",
     "read_positive",
+    "read_table",
     "read_texts",
     "read_whole",
     "read_wholes",
@@ -130,16 +132,16 @@ def read_overrides(overrides: object) -> Mapping[str, object] | list[str]:
     return texts
 
 
-def read_faults(faults: object) -> tuple[Fault, ...]:
+def read_faults(name: str, faults: object) -> tuple[Fault, ...]:
     """Read faults.
 
     Raises:
         SettingsError: not a list of texts or of `Fault`, or one is invalid.
     """
     read = []
-    for fault in _listed("faults", faults, "['worker_loss,at=30,worker=worker-1,for=10']"):
+    for fault in _listed(name, faults, "['worker_loss,at=30,worker=worker-1,for=10']"):
         if not isinstance(fault, str | Fault):
-            raise SettingsError(f"faults has {shown(fault)}; expected text such as 'worker_loss,at=30,for=10'")
+            raise SettingsError(f"{name} has {shown(fault)}; expected text such as 'worker_loss,at=30,for=10'")
         read.append(fault if isinstance(fault, Fault) else parse_fault(fault))
     return tuple(read)
 
@@ -155,6 +157,39 @@ def read_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise SettingsError(f"{name} is {shown(value)}; it must be True or False")
     return value
+
+
+T = TypeVar("T")
+
+
+def read_table(options: T) -> T:
+    """Check the values of a table of options (`service.options`), and convert NumPy numbers.
+
+    Raises:
+        SettingsError: a value of another type, or out of bounds; names the option.
+    """
+    hints = get_type_hints(type(options))
+    values = {
+        name: _read_option(name, getattr(options, name), option, _kinds(hints[name]))
+        for name, option in options_of(type(options)).items()
+    }
+    return replace(options, **values)  # type: ignore[type-var]  # a dataclass
+
+
+def _read_option(name: str, value: object, option: Option, kinds: Sequence[Any]) -> object:
+    if value is None and NoneType in kinds:
+        return None
+    if option.read is not None:
+        return option.read(name, value)
+    if bool in kinds:
+        return read_flag(name, value)
+    least = option.least or 0
+    if int in kinds:
+        return read_whole(name, value, int(least))
+    if float in kinds:
+        return read_number(name, value, least) if option.above is None else read_positive(name, value)
+    assert Sequence[int] in kinds, name
+    return read_wholes(name, value, int(least))
 
 
 def read_texts(values: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ The same settings build the same replicas (`scheduler.replicas`) and devices (`w
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.service.errors import SettingsError
-from lorrery.service.faults.kinds import Fault
 from lorrery.service.faults.rules import LoadRules, RuleBook
 from lorrery.service.names import gpu_names
 from lorrery.service.settings.cluster import Settings
@@ -27,6 +25,7 @@ from lorrery.simulator.build import RequestBuilder, ids_suffice
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import most_processes, num_processes
+from lorrery.simulator.options import SimulationOptions
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.files import count_kinds
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 from functools import partial
 
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.service.faults.kinds import FREEZE_WORKER, WORKER_KINDS, WORKER_LOSS, check_faults
+from lorrery.service.faults.kinds import FREEZE_WORKER, WORKER_KINDS, WORKER_LOSS, Fault, check_faults
 from lorrery.simulator.fleet import Fleet
 from lorrery.vocabulary import rendezvous
 from lorrery.vocabulary.units import NEVER
@@ -113,26 +112,6 @@ MAX_ROUTERS = 10_000
 """Most simulated routers: each keeps its own view of every scheduler."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationOptions:
-    """Options of a simulation apart from settings and workload.
-
-    Attributes:
-        num_workers: worker processes of all schedulers together; the GPUs of the n-th process belong to scheduler n
-            modulo the number of schedulers. None: as in `Settings.num_worker_processes`.
-        num_shards: schedulers; None: as many as the router has.
-        num_routers: routers, each choosing schedulers by its own view; only relevant with several schedulers.
-        faults: to inject.
-        one_step: plan before every step, as the oracle does; slow.
-    """
-
-    num_workers: int | None = None
-    num_shards: int | None = None
-    num_routers: int = 1
-    faults: tuple[Fault, ...] = ()
-    one_step: bool = False
-
-
 def check_routers(num_routers: int, num_shards: int) -> None:
     """Check the number of routers: not too many, and more than one only with several schedulers.
 
@@ -159,9 +138,9 @@ class SimulatedCluster:
 
     def __init__(self, settings: Settings, options: SimulationOptions, timeout_seconds: float) -> None:
         addresses = list(settings.router.schedulers)
-        num_shards = options.num_shards or len(addresses)
-        check_routers(options.num_routers, num_shards)
-        processes = num_processes(settings, options.num_workers, num_shards)
+        num_shards = options.shards or len(addresses)
+        check_routers(options.routers, num_shards)
+        processes = num_processes(settings, options.workers, num_shards)
         if processes < num_shards:
             raise SettingsError(
                 f"{num_shards} schedulers have {processes} worker processes; each needs one: start as many (--workers)"
@@ -187,7 +166,7 @@ class SimulatedCluster:
             name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
         }
         workers = [self._worker(*one) for one in zip(self._names, self._shards, self.devices, strict=True)]
-        choice = ShardChoice(addresses, settings.router.max_shard_load, options.num_routers, settings.time_scale)
+        choice = ShardChoice(addresses, settings.router.max_shard_load, options.routers, settings.time_scale)
         self.simulation = Simulation(
             workers,
             [factory.placement() for factory in factories],
@@ -233,7 +212,7 @@ class SimulatedCluster:
         Raises:
             SettingsError: for the first violation.
         """
-        for fault in self._options.faults:
+        for fault in self._options.injected:
             if fault.adapter and fault.adapter not in self.adapters:
                 raise SettingsError(f"fault {fault.text}: no such adapter in adapters.registry")
         last = requests[-1].at_seconds
@@ -271,8 +250,8 @@ class SimulatedCluster:
     def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
         """Run a workload as the load generator would send it, with faults; yield requests as they end."""
         simulation = self.simulation
-        self._faults.plan(self._options.faults, simulation.now_ps)
-        schedule_faults(self._options.faults, simulation, self._fleets)
+        self._faults.plan(self._options.injected, simulation.now_ps)
+        schedule_faults(self._options.injected, simulation, self._fleets)
         self.clients = Clients(simulation, self._builder(options))
         if options.concurrency is None:
             return self.clients.open_loop(requests)
@@ -299,7 +278,7 @@ class SimulatedCluster:
         fleets = self._fleets = fleets_of(self.simulation, self._kinds, self._process, len(self._addresses))
         if len(fleets) == 1:
             most = most_processes(self._settings, 1) if by_rule else MOST_REPLICAS
-            fleets[0].know(num_named(self._options.faults, most))
+            fleets[0].know(num_named(self._options.injected, most))
         if not by_rule:
             return Scaled(own, self.simulation, fleets, start_ps)
         rules = [kind.autoscaler for kind, _, _ in self._kinds]

@@ -4,7 +4,7 @@ The command `lorrery simulate` makes its run here too, so both give the same req
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,130 +13,55 @@ from lorrery.loadgen import option_rules
 from lorrery.loadgen.option_texts import DEFAULT_WORKLOAD
 from lorrery.loadgen.options import GIVEN, OF_TARGET, OPTIONS, PARSERS, LoadOptions, workload_of
 from lorrery.loadgen.workload.arrays import Requests
-from lorrery.scheduler.core.facts import Subscriber
 from lorrery.service.errors import SettingsError
-from lorrery.service.faults.kinds import Fault
 from lorrery.service.files.shipped import DEFAULT_SETTINGS
 from lorrery.service.files.writing import check_writable
+from lorrery.service.options import arguments_of, part_of
 from lorrery.service.settings.cluster import Settings, changed, load
 from lorrery.service.settings.reading import key_of
 from lorrery.simulator.arguments import (
     check_callable,
-    read_faults,
-    read_flag,
     read_options,
     read_overrides,
     read_path,
     read_positive,
+    read_table,
     read_texts,
     read_whole,
     shown,
 )
-from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.options import Observed, Observers, Overrides, Scenario, SettingsLike, SimulationOptions
 from lorrery.simulator.result import SimulationResult
-from lorrery.simulator.run import SimulatedRun, SimulationOptions, Watch
+from lorrery.simulator.run import SimulatedRun
 from lorrery.vocabulary.units import LAST_SECONDS
 
-__all__ = ["Overrides", "SettingsLike", "WorkloadLike", "prepare", "read_settings", "simulate"]
-
-SettingsLike = Settings | Mapping[str, Any] | str | Path | None
-"""A cluster: settings, the tables of a settings file, a file's path, or None: `$LORRERY_CONFIG`, else the defaults."""
-
-Overrides = Mapping[str, object] | Iterable[str]
-"""Single settings that override all: `{"scheduler.policy": "fcfs"}`, or `["scheduler.policy=fcfs"]` as for `--set`."""
+__all__ = ["checked_observers", "prepare", "read_settings", "simulate"]
 
 LEAST_EVERY_SECONDS = 0.001
 """Least device seconds between two frames of a record: each frame stays in memory until the run ends."""
 
-WorkloadLike = LoadOptions | Mapping[str, Any] | Requests | None
-"""What to play: the options of `lorrery load` (None: its defaults), or your own requests."""
 
-
-def simulate(
-    settings: SettingsLike = None,
-    workload: WorkloadLike = None,
-    *,
-    requests: Requests | None = None,
-    overrides: Overrides = (),
-    workers: int | None = None,
-    shards: int | None = None,
-    routers: int = 1,
-    faults: Iterable[str | Fault] = (),
-    seed: int | None = None,
-    one_step: bool = False,
-    subscribers: Sequence[Subscriber] = (),
-    on_end: Callable[[SimulatedRequest], None] | None = None,
-    watch: Watch | None = None,
-    record: str | Path | None = None,
-    record_every: float | None = None,
-) -> SimulationResult:
+@arguments_of(Observed)
+def simulate(asked: Observed) -> SimulationResult:
     """Run a cluster under a virtual clock.
-
-    Args:
-        settings: of the cluster.
-        workload: what to play, and how.
-        requests: your own; the options of `workload` (adapters, speed-up, concurrency, timeout, ...) apply to them.
-        overrides: single settings, which override `settings`.
-        workers: worker processes of all schedulers together; None: as the settings' `[[workers]]` say, else 2, or 1
-            where the settings name an engine.
-        shards: schedulers; None: as many as `router.schedulers` names.
-        routers: routers that choose among several schedulers, each by its own view.
-        faults: as for `--fault`: `worker_loss,at=30,worker=worker-1,for=10`.
-        seed: of every draw, from 0 to 2**32 - 1; None: the workload's.
-        one_step: plan before every step instead of jumping: slow, same result.
-        subscribers: of the facts, in the order of `scheduler.core.facts.Facts`.
-        on_end: called with each request as it ends.
-        watch: called now and then with the run's progress.
-        record: a file for `lorrery web` to show; its frames are what a watcher would have seen.
-        record_every: device seconds between two frames, at least 0.001; None: an interval that gives at most 2,000.
 
     Raises:
         LorreryError: invalid settings or options, an unreadable trace, or a record that cannot be written.
     """
-    run = prepare(
-        settings,
-        workload,
-        requests=requests,
-        overrides=overrides,
-        workers=workers,
-        shards=shards,
-        routers=routers,
-        faults=faults,
-        seed=seed,
-        one_step=one_step,
-    )
-    check_callable("on_end", on_end)
-    check_callable("watch", watch)
-    if isinstance(subscribers, str) or not isinstance(subscribers, Iterable):
-        raise SettingsError(f"subscribers is {shown(subscribers)}; expected a list of them")
-    run.subscribers, run.on_end, run.watch = tuple(subscribers), on_end, watch
-    run.record, run.record_every = checked_record(record, record_every)
+    run = prepare(asked)
+    run.observers = checked_observers(part_of(Observers, asked))
     return SimulationResult(run.run())
 
 
-def prepare(
-    settings: SettingsLike = None,
-    workload: WorkloadLike = None,
-    *,
-    requests: Requests | None = None,
-    overrides: Overrides = (),
-    workers: int | None = None,
-    shards: int | None = None,
-    routers: int = 1,
-    faults: Iterable[str | Fault] = (),
-    seed: int | None = None,
-    one_step: bool = False,
-) -> SimulatedRun:
-    """Prepare a run without starting it, for a caller that watches and stops it; the arguments are those of `simulate`.
+def prepare(scenario: Scenario) -> SimulatedRun:
+    """Prepare a run without starting it, for a caller that watches and stops it.
 
     Raises:
         LorreryError: invalid settings or options.
     """
-    workers = None if workers is None else read_whole("workers", workers, 1)
-    shards = None if shards is None else read_whole("shards", shards, 1)
-    seed = None if seed is None else read_whole("seed", seed, 0)
-    routers = read_whole("routers", routers, 1)
-    parsed = read_faults(faults)
+    simulation = read_table(part_of(SimulationOptions, scenario))
+    seed = None if scenario.seed is None else read_whole("seed", scenario.seed, 0)
+    workload, requests = scenario.workload, scenario.requests
     if isinstance(workload, Requests):
         if requests is not None:
             raise SettingsError("requests are given twice: as workload and as requests")
@@ -152,19 +77,22 @@ def prepare(
         options = replace(options, seed=seed)
     options = read_options(options)
     option_rules.check(options)
-    one_step = read_flag("one_step", one_step)
-    simulation = SimulationOptions(workers, shards, routers, parsed, one_step)
-    overrides = read_overrides(overrides)
-    read = read_settings(settings, overrides)
+    overrides = read_overrides(scenario.overrides)
+    read = read_settings(scenario.settings, overrides)
     return SimulatedRun(read, options, simulation, requests, notices=_in_vain(read, overrides))
 
 
-def checked_record(record: str | Path | None, every_seconds: float | None) -> tuple[Path | None, float | None]:
-    """Check where a record goes and the interval of its frames; return both.
+def checked_observers(observers: Observers) -> Observers:
+    """Check callbacks, where a record goes, and the interval of its frames.
 
     Raises:
-        SettingsError: it cannot be written there, or the interval is too short.
+        SettingsError: none that can be called, a record that cannot be written there, or too short an interval.
     """
+    check_callable("on_end", observers.on_end)
+    check_callable("watch", observers.watch)
+    subscribers, record, every_seconds = observers.subscribers, observers.record, observers.record_every
+    if isinstance(subscribers, str) or not isinstance(subscribers, Iterable):
+        raise SettingsError(f"subscribers is {shown(subscribers)}; expected a list of them")
     if every_seconds is not None:
         every_seconds = read_positive("record_every", every_seconds)
         if not LEAST_EVERY_SECONDS <= every_seconds <= LAST_SECONDS:
@@ -172,13 +100,12 @@ def checked_record(record: str | Path | None, every_seconds: float | None) -> tu
                 f"record_every is {every_seconds:g} s; it must be {LEAST_EVERY_SECONDS:g} to {LAST_SECONDS:,} s; leave"
                 " it out for as many frames as a page can use"
             )
-    if record is None:
-        if every_seconds is not None:
+        if record is None:
             raise SettingsError("record_every without record: name the file to write")
-        return None, None
-    path = read_path("record", record)
-    check_writable("record", path)
-    return path, every_seconds
+    if record is not None:
+        record = read_path("record", record)
+        check_writable("record", record)
+    return replace(observers, subscribers=tuple(subscribers), record=record, record_every=every_seconds)
 
 
 def read_settings(settings: SettingsLike = None, overrides: Overrides = ()) -> Settings:

@@ -4,7 +4,7 @@ Workloads (`loadgen.source`) and reports (`loadgen.report`) are the live cluster
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,13 +15,13 @@ from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
 from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.rounds import warmup_requests
-from lorrery.scheduler.core.facts import Subscriber
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.settings.cluster import Settings
-from lorrery.simulator.cluster import SimulatedCluster, SimulationOptions
+from lorrery.simulator.cluster import SimulatedCluster
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import check_scaled
 from lorrery.simulator.interpreter import garbage_collected_seldom
+from lorrery.simulator.options import Observers, Progress, SimulationOptions
 from lorrery.simulator.outcomes import GapRecorder, OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from lorrery.simulator.autoscaling import Scaled
     from lorrery.simulator.subscribers.frames import FrameRecorder
 
-__all__ = ["Playing", "Progress", "SimulatedRun", "SimulationOptions", "Watch"]
-
-Watch = Callable[["Progress"], None]
-"""Called now and then with a run's progress."""
+__all__ = ["Playing", "SimulatedRun"]
 
 _LOOK_EVERY = 256
 """Ended requests between two reads of the wall clock."""
@@ -47,25 +44,12 @@ _SHOWN_SETTINGS = {"model", "time_scale", "worker", "workers", "scheduler", "ada
 
 
 @dataclass(slots=True)
-class Progress:
-    """Progress of a run."""
-
-    num_requests: int
-    num_ended: int = 0
-    simulated_seconds: float = 0.0
-
-
-@dataclass(slots=True)
 class SimulatedRun:
     """A run that can be watched and inspected.
 
     Attributes:
         requests: the caller's own requests, for the workload `given`.
-        subscribers: additional subscribers of its facts.
-        on_end: called with each request as it ends.
-        watch: called now and then with its progress.
-        record: file for the frames that a watcher would have seen; None: no record.
-        record_every: device seconds between two frames; None: an interval that gives at most 2,000 frames.
+        observers: checked.
         notices: remarks on the options for the reader of the report.
         devices: of its workers, set when it begins.
         gaps: between tokens, so far.
@@ -75,11 +59,7 @@ class SimulatedRun:
     options: LoadOptions
     simulation_options: SimulationOptions = field(default_factory=SimulationOptions)
     requests: Requests | None = None
-    subscribers: Sequence[Subscriber] = ()
-    on_end: Callable[[SimulatedRequest], None] | None = None
-    watch: Watch | None = None
-    record: Path | None = None
-    record_every: float | None = None
+    observers: Observers = field(default_factory=Observers)
     notices: tuple[str, ...] = ()
     devices: Sequence[Device] = field(default=(), init=False)
     gaps: GapRecorder = field(default_factory=GapRecorder, init=False)
@@ -113,7 +93,7 @@ class SimulatedRun:
             LorreryError: as `run`.
         """
         settings, options = self.settings, self.options
-        faults = (*settings.planned_faults(), *self.simulation_options.faults)
+        faults = (*settings.planned_faults(), *self.simulation_options.injected)
         check_scaled(settings, faults, by_caller=scaled_by_caller)
         cluster = SimulatedCluster(settings, replace(self.simulation_options, faults=faults), options.timeout)
         self.devices = cluster.devices
@@ -131,12 +111,13 @@ class SimulatedRun:
         scaled = None
         if settings.is_autoscaled or scaled_by_caller:
             scaled = cluster.scaled(start_ps, by_rule=not scaled_by_caller)
+        watched = self.observers
         scraping = [] if scaled is None else scaled.scrapers
-        recorder = None if self.record is None else cluster.recorder(self.record_every)
+        recorder = None if watched.record is None else cluster.recorder(watched.record_every)
         recording = [] if recorder is None else [recorder]
         injector = RequestFaultInjector(faults, start_ps)
         injecting = [injector] if injector.has_rules else []
-        cluster.simulation.subscribe([self.gaps, *scraping, *injecting, *recording, *self.subscribers])
+        cluster.simulation.subscribe([self.gaps, *scraping, *injecting, *recording, *watched.subscribers])
         if injecting:
             cluster.simulation.inject(injector)
         return Playing(
@@ -157,23 +138,24 @@ class SimulatedRun:
 
     def _play(self, playing: "Playing") -> bool:
         progress = Progress(0 if self.options.repeats else len(playing.workload.requests))
+        watch = self.observers.watch
         next_look = time.monotonic()
+
+        def look() -> None:
+            if watch is not None:
+                progress.simulated_seconds = playing.cluster.simulation.now_ps / PS_PER_SECOND
+                watch(progress)
+
         for request in playing.arriving:
             playing.ended(request)
             progress.num_ended += 1
-            if self.watch is not None and not progress.num_ended % _LOOK_EVERY and time.monotonic() > next_look:
+            if watch is not None and not progress.num_ended % _LOOK_EVERY and time.monotonic() > next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
-                self._look(progress, playing.cluster.simulation)
+                look()
             if self._stopped:
                 break
-        if self.watch is not None:
-            self._look(progress, playing.cluster.simulation)
+        look()
         return self._stopped
-
-    def _look(self, progress: Progress, simulation: Simulation) -> None:
-        assert self.watch is not None
-        progress.simulated_seconds = simulation.now_ps / PS_PER_SECOND
-        self.watch(progress)
 
 
 @dataclass(slots=True)
@@ -207,22 +189,22 @@ class Playing:
         self.outcomes.add(request)
         if self.scaled is not None:
             self.scaled.ended(request)
-        if self.run.on_end is not None:
-            self.run.on_end(request)
+        if self.run.observers.on_end is not None:
+            self.run.observers.on_end(request)
 
     def report(self, *, interrupted: bool) -> LoadReport:
         """Close the simulation, count open requests as interrupted, and return the report."""
-        run, cluster = self.run, self.cluster
+        run, cluster, on_end = self.run, self.cluster, self.run.observers.on_end
         for request in cluster.simulation.close():
             self.outcomes.add(request)
-            if run.on_end is not None:
-                run.on_end(request)
+            if on_end is not None:
+                on_end(request)
         cpu_seconds = time.process_time() - self.cpu_began
         view, options = cluster.view, run.options
         if self.recorder is not None:
-            assert run.record is not None
+            assert run.observers.record is not None
             self.recorder.finish()
-            self.recorder.write(run.record, f"{view.model}, {options.workload}, simulated")
+            self.recorder.write(Path(run.observers.record), f"{view.model}, {options.workload}, simulated")
         workers = cluster.simulation.workers
         table, after = self.outcomes.table(run.gaps.itl_ms()), _count(workers)
         cost = SimulationCost(
@@ -245,7 +227,7 @@ class Playing:
             settings=run.settings.model_dump(mode="json", include=_SHOWN_SETTINGS),
             notices=(
                 *run.notices,
-                *_never_began(run.simulation_options.faults, cost.simulated_seconds),
+                *_never_began(run.simulation_options.injected, cost.simulated_seconds),
                 *cluster.notices,
                 *_extrapolated(cluster.devices),
             ),

@@ -4,19 +4,19 @@ For testing an autoscaler: it reads what it would scrape from a live cluster, se
 virtual time. Nothing happens between two calls, however long the program takes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
-from lorrery.loadgen.workload.arrays import Requests
 from lorrery.scheduler.core.autoscaling.figures import METRICS, Sample, Window
 from lorrery.scheduler.core.autoscaling.rule import MOST_REPLICAS, Decision
 from lorrery.service.errors import LorreryError, SettingsError
-from lorrery.service.faults.kinds import Fault
+from lorrery.service.options import method_arguments_of
 from lorrery.simulator.arguments import read_positive, read_whole
 from lorrery.simulator.autoscaling import scaling_row
 from lorrery.simulator.engine import PAUSE
-from lorrery.simulator.interface import Overrides, SettingsLike, WorkloadLike, prepare
+from lorrery.simulator.interface import prepare
+from lorrery.simulator.options import Scenario
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.run import SimulatedRun
 from lorrery.simulator.subscribers.scrape import exposition
@@ -52,51 +52,29 @@ class Observation:
     done: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Scaled(Scenario):
+    """A scenario whose workers the caller scales."""
+
+    run: Annotated[SimulatedRun | None, "A prepared run that has not begun; replaces all other arguments."] = None
+
+
 class VirtualCluster:
     """A simulated cluster that its caller scales.
 
     Args:
-        settings: as for `lorrery.simulate`. Of `[autoscaler]` the start-up time, the window and the service level
-            apply, and no scaling rule; each observation scrapes, so a scrape interval is refused.
-        workload: as for `lorrery.simulate`.
-        requests: as for `lorrery.simulate`.
-        overrides: as for `lorrery.simulate`.
-        workers: initial number of worker processes.
-        shards: schedulers.
-        faults: as for `lorrery.simulate`; a lost process is replaced at once by one that starts.
-        seed: of every draw.
-        one_step: plan before every step: slow, same result.
-        run: a prepared run that has not begun; replaces all other arguments.
+        asked: its fields are the arguments, those of `lorrery.simulate` without its observers, and `run`. Of
+            `[autoscaler]` the start-up time, the window and the service level apply, and no scaling rule; each
+            observation scrapes, so a scrape interval is refused. A process lost by a fault is replaced at once by one
+            that starts.
 
     Raises:
         LorreryError: invalid settings or options.
     """
 
-    def __init__(
-        self,
-        settings: SettingsLike = None,
-        workload: WorkloadLike = None,
-        *,
-        requests: Requests | None = None,
-        overrides: Overrides = (),
-        workers: int | None = None,
-        shards: int | None = None,
-        faults: Iterable[str | Fault] = (),
-        seed: int | None = None,
-        one_step: bool = False,
-        run: SimulatedRun | None = None,
-    ) -> None:
-        self._run = run or prepare(
-            settings,
-            workload,
-            requests=requests,
-            overrides=overrides,
-            workers=workers,
-            shards=shards,
-            faults=faults,
-            seed=seed,
-            one_step=one_step,
-        )
+    @method_arguments_of(_Scaled)
+    def __init__(self, asked: _Scaled) -> None:
+        self._run = asked.run or prepare(asked)
         self._playing = self._run.begin(scaled_by_caller=True)
         assert self._playing.scaled is not None
         self._scaled = self._playing.scaled

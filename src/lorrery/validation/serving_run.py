@@ -22,8 +22,9 @@ from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.files.reading import read_tables, to_toml
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.presets import nearest
+from lorrery.simulator.options import Observers, SimulationOptions
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.run import SimulatedRun, SimulationOptions
+from lorrery.simulator.run import SimulatedRun
 from lorrery.validation.serving_rows import ServingRow
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.catalogue import FORMAT, PACKAGE
@@ -165,7 +166,7 @@ def simulated(settings: Settings, load: LoadOptions, requests: Requests | None =
         LorreryError: impossible settings or options, or a request that did not finish.
     """
     ended: list[SimulatedRequest] = []
-    SimulatedRun(settings, load, SimulationOptions(num_workers=1), requests, on_end=ended.append).run()
+    SimulatedRun(settings, load, SimulationOptions(workers=1), requests, Observers(on_end=ended.append)).run()
     failed = next((request for request in ended if request.outcome != "finished"), None)
     if failed is not None:
         raise LorreryError(failed.detail or failed.outcome or "a request did not finish")

@@ -14,7 +14,7 @@ from lorrery.simulator.run import SimulatedRun, SimulationOptions
 @pytest.mark.parametrize("seconds", [20.0, 60.0])
 def test_the_load_has_few_streams_and_first_tokens_that_take_time(seconds: float) -> None:
     options = live_vs_sim.options_for(seconds)
-    report = SimulatedRun(load(CONFIG, live_vs_sim.SETTINGS), options, SimulationOptions(1)).run()
+    report = SimulatedRun(load(CONFIG, live_vs_sim.SETTINGS), options, SimulationOptions(workers=1)).run()
     assert report.summary.num_completed == report.summary.num_requests
     assert live_vs_sim.most_at_once(report) <= live_vs_sim.MOST_STREAMS
     assert report.summary.from_intended.ttft_ms.p50 >= live_vs_sim.LEAST_TTFT_MS

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lorrery.cli.serve.faults import refusals
+from lorrery.cli.serve.values import refusals
 from lorrery.router.field_names import as_vllm_tells
 from lorrery.service.errors import NeverFits
 from tests.router.http.conftest import StartHttp, refusal

@@ -6,7 +6,7 @@ is read by name in `settings.py`.
 
 from typing import Any
 
-from lorrery.cli.flag import Flag
+from lorrery.cli.flags import Flag
 
 _MODEL, _BATCHES, _KV, _LORA = "Model and GPU", "Batches", "KV cache", "Adapters"
 _SERVER, _TIME, _AS_IT_IS = "Server", "Output, time and faults", "Accepted without effect"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import typer
 
-from lorrery.cli.serve.settings import Engine
-from lorrery.cli.serve.toml import settings_file
+from lorrery.cli.serve.settings import Engine, settings_file
 from lorrery.cli.up_cluster import Printer, in_words, run_until_stopped
 from lorrery.router.keys import digest
 from lorrery.service.faults.kinds import check_faults

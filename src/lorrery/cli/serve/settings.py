@@ -1,4 +1,4 @@
-"""Converts the flags of `lorrery serve` to settings of a cluster, a number of workers, and API keys.
+"""Converts the flags of `lorrery serve` to settings of a cluster, a number of workers, and API keys; writes them.
 
 A flag that is not given leaves the value of `engine = "vllm"` (`service/settings/data/presets.toml`).
 """
@@ -12,15 +12,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from lorrery.cli.serve.adapters import read_adapters, wide
-from lorrery.cli.serve.arguments import values_of
-from lorrery.cli.serve.faults import refusals
 from lorrery.cli.serve.flags import FLAGS
+from lorrery.cli.serve.values import SECONDS, read_adapters, refusals, seconds, size, values_of, wide
 from lorrery.scheduler.core.batching.table import way_of
 from lorrery.scheduler.core.policies import batching_of
 from lorrery.service.errors import SettingsError
+from lorrery.service.files.reading import to_toml
 from lorrery.service.names import quoted
-from lorrery.service.settings.cluster import Settings, changed
+from lorrery.service.settings.cluster import FORMAT, Settings, changed
 from lorrery.service.settings.presets import MAX_LORA_RANKS
 from lorrery.service.settings.reading import merge, nested
 from lorrery.worker.build import deployment_of, read_catalogue
@@ -66,10 +65,9 @@ _KV_CACHE = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16", "
 _TOOL_CALL_PROBABILITY = 0.5
 _KV_EVENTS = ("endpoint", "replay_endpoint", "buffer_steps", "hwm", "topic")
 _LOG_LEVELS = {"critical": "error", "trace": "debug"}
+_NO_KEYS = "# --api-key: router.keys is a file with the keys' SHA-256, see lorrery keys new --help.\n"
 _AUTO = ("auto", "-1")
 """Values of --max-model-len for the longest requests that fit."""
-_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +268,7 @@ def _server(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
 
 def _time_and_faults(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
     if "startup_duration" in flags:
-        values["worker.startup_seconds"] = seconds("--startup-duration", flags["startup_duration"], _SECONDS[""])
+        values["worker.startup_seconds"] = seconds("--startup-duration", flags["startup_duration"], SECONDS[""])
     if "seed" in flags:
         values |= {"router.seed": flags["seed"], "scheduler.seed": flags["seed"]}
     auto = bool(flags.get("enable_auto_tool_choice"))
@@ -298,7 +296,7 @@ def _time_and_faults(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
 def _steps(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
     """Set constant step times in place of a GPU's."""
     given = {
-        key: seconds(f"--{key.replace('_', '-')}", flags[key], _SECONDS["ms"]) * 1000
+        key: seconds(f"--{key.replace('_', '-')}", flags[key], SECONDS["ms"]) * 1000
         for key in ("inter_token_latency", "time_to_first_token", "prefill_overhead", "prefill_time_per_token")
         if key in flags
     }
@@ -421,17 +419,38 @@ def _share(value: float) -> Fraction:
     return Fraction(str(value))
 
 
-def size(flag: str, text: str) -> int:
-    """Parse a count such as 8192, 8k (8,000) or 8K (8,192), as vLLM does."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text.strip())
-    if match is None:
-        raise SettingsError(f"{flag} {text}: a number expected, such as 8192, 8k (8,000) or 8K (8,192)")
-    return int(Fraction(match[1]) * _SIZES[match[2]])
+def settings_file(engine: Engine) -> str:
+    """Return a settings file with which `lorrery up --config FILE` runs what `lorrery serve` runs."""
+    workers = f" --workers {engine.num_workers}"
+    head = f"# What the flags amount to; run it with lorrery up{workers} --config FILE.\n"
+    if engine.api_keys:
+        head += _NO_KEYS
+    settings = engine.settings
+    scheduler = settings.scheduler
+    base: dict[str, object] = {
+        "model": settings.model,
+        "engine": settings.engine,
+        "catalogue": settings.catalogue,
+        "worker.gpu": settings.worker.gpu,
+        "scheduler.max_req_input_len": scheduler.max_req_input_len,
+        "scheduler.max_req_total_len": scheduler.max_req_total_len,
+    }
+    tables: dict[str, Any] = {"format": FORMAT}
+    for key, value in base.items():
+        if value not in (None, ()):
+            merge(tables, nested(key, value))
+    # Values that follow from the engine's preset are not repeated.
+    merge(tables, _unlike(settings.model_dump(), changed({}, base).model_dump()))
+    return f"{head}\n{to_toml(tables)}"
 
 
-def seconds(flag: str, text: str, unit: float) -> float:
-    """Parse a duration such as 5, 5s, 250ms; `unit`: seconds per unit of a number without one."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
-    if match is None:
-        raise SettingsError(f"{flag} {text}: a duration expected, such as 5s or 250ms")
-    return float(match[1]) * (_SECONDS[match[2]] if match[2] else unit)
+def _unlike(tables: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that differ from the defaults."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping) and isinstance(defaults.get(key), Mapping):
+            if inner := _unlike(value, defaults[key]):
+                found[key] = inner
+        elif value != defaults.get(key):
+            found[key] = value
+    return found

@@ -129,6 +129,18 @@ def write_whole(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def write_output(path: Path, text: str) -> None:
+    """Write a text file that a command was asked for, as `whole_file` does.
+
+    Raises:
+        LorreryError: the file cannot be written; the message says why.
+    """
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise LorreryError(f"{path}: {error.strerror}") from None
+
+
 _PREFIX = "lorrery-"
 _LOCK = ".lock"
 

@@ -5,7 +5,7 @@ loop, without bursts. The number of replicas for a rate comes from simulation.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,14 @@ import numpy.typing as npt
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.replicas import replica_settings
 from lorrery.service.errors import SettingsError
+from lorrery.service.options import arguments_of
 from lorrery.service.settings.cluster import Settings, changed
+from lorrery.service.settings.reading import override_of
 from lorrery.service.settings.sections import MAX_ADAPTERS
-from lorrery.simulator.arguments import read_number, read_overrides, read_positive, read_whole, read_wholes, shown
-from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
+from lorrery.simulator.arguments import read_overrides, read_table
+from lorrery.simulator.interface import read_settings
 from lorrery.simulator.plan.limits import bound_of, notes_on, only_kind, why_too_long
+from lorrery.simulator.plan.options import Claim, PlanOptions
 from lorrery.simulator.plan.sizing import (
     Trial,
     Watch,
@@ -38,10 +41,8 @@ from lorrery.worker.device.errors import CatalogueError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Claim", "ClaimAnswer", "Level", "Plan", "Sizing", "make_plan", "plan", "plan_registry", "registry_override"]
+__all__ = ["ClaimAnswer", "Plan", "Sizing", "make_plan", "plan", "plan_registry", "registry_override"]
 
-FEWEST_REQUESTS = 100
-"""Fewest requests of a trial, where the caller gives their number."""
 MOST_RATE = 1e6
 """Requests per second: a higher rate needs more replicas than a simulation can have."""
 LEAST_REQUESTS, MOST_REQUESTS = 1_000, 60_000
@@ -55,32 +56,6 @@ _REGISTRY = "adapters.registry"
 
 WatchOf = Callable[[str], Watch]
 """Deployment's name -> callback for its simulated runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A service level, in seconds, and the load to serve within it.
-
-    Attributes:
-        rate: requests per second; None: do not compute the number of replicas.
-        num_requests: of each simulated run; None: enough to show whether a queue grows.
-        max_concurrency: most streams per replica; None: the settings' limit.
-    """
-
-    ttft: float | None
-    tpot: float | None
-    rate: float | None
-    num_requests: int | None
-    max_concurrency: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A seller's claim: TTFT in seconds for a prompt of `prompt_tokens`, and tokens per second."""
-
-    prompt_tokens: int
-    ttft: float
-    tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,97 +170,39 @@ class Plan:
         return None if self.sizing is None else self.sizing.num_replicas
 
 
-def plan(
-    settings: SettingsLike = None,
-    *,
-    prompt_tokens: int = 1750,
-    output_tokens: int = 500,
-    adapters: int = 0,
-    ranks: Sequence[int] = (16,),
-    ttft: float | None = 1.0,
-    tpot: float | None = 0.05,
-    rate: float | None = None,
-    num_requests: int | None = None,
-    concurrency: Sequence[int] | None = None,
-    claim: Claim | None = None,
-    overrides: Overrides = (),
-) -> Plan:
+@arguments_of(PlanOptions)
+def plan(options: PlanOptions) -> Plan:
     """Compute what a worker can serve: memory, latency and throughput over concurrency, and replicas for a rate.
-
-    Args:
-        settings: of the cluster, as for `simulate`; its worker and `model` are the deployment. Of several kinds of
-            worker, `worker.group` names one by its group.
-        prompt_tokens: of each request.
-        output_tokens: of each request, at least 2.
-        adapters: number of adapters, requested equally often; 0: the base model.
-        ranks: adapter i has rank `ranks[i % len(ranks)]`.
-        ttft: service level: mean seconds to the first token; None: no limit.
-        tpot: service level: mean seconds per further token, stalls included; None: no limit.
-        rate: requests per second, for which the number of replicas is found by simulation; None: not computed.
-        num_requests: of each of these simulations; None: enough to show whether a queue grows.
-        concurrency: numbers of concurrent streams to show; None: powers of two, and the most that fit.
-        claim: a seller's claim to check.
-        overrides: single settings, which override `settings`.
 
     Raises:
         SettingsError: invalid settings or figures, several kinds of worker, or adapters that the cluster refuses.
     """
-    work = Workload(
-        read_whole("prompt_tokens", prompt_tokens, 1),
-        read_whole("output_tokens", output_tokens, 2),
-        read_whole("adapters", adapters, 0),
-        read_wholes("ranks", ranks, 1),
-    )
-    level = Level(
-        None if ttft is None else read_number("ttft", ttft, 0),
-        None if tpot is None else read_number("tpot", tpot, 0),
-        None if rate is None else read_positive("rate", rate),
-        None if num_requests is None else read_whole("num_requests", num_requests, FEWEST_REQUESTS),
-        None,
-    )
-    streams = None if concurrency is None else read_wholes("concurrency", concurrency, 1)
-    overrides = read_overrides(overrides)
+    options = read_table(options)
+    overrides = read_overrides(options.overrides)
     if isinstance(overrides, Mapping):
-        overrides = {**overrides, _REGISTRY: plan_registry(work)}
+        overrides = {**overrides, **options.limits, _REGISTRY: plan_registry(options.work)}
     else:
-        overrides = [*overrides, registry_override(work)]
-    own = only_kind(read_settings(settings, overrides))
-    return make_plan(own, work, level, None if claim is None else _read_claim(claim), streams)
-
-
-def _read_claim(claim: object) -> Claim:
-    if not isinstance(claim, Claim):
-        raise SettingsError(
-            f"claim is {shown(claim)}; it must be a lorrery.Claim(prompt_tokens, ttft, tokens_per_second)"
-        )
-    return Claim(
-        read_whole("claim.prompt_tokens", claim.prompt_tokens, 1),
-        read_positive("claim.ttft", claim.ttft),
-        read_positive("claim.tokens_per_second", claim.tokens_per_second),
-    )
+        limits = (override_of(key, value) for key, value in options.limits.items())
+        overrides = [*overrides, *limits, registry_override(options.work)]
+    return make_plan(only_kind(read_settings(options.settings, overrides)), options)
 
 
 def make_plan(
     settings: Settings,
-    work: Workload,
-    level: Level,
-    claim: Claim | None = None,
-    streams: Sequence[int] | None = None,
+    options: PlanOptions,
     watch: WatchOf = lambda _name: lambda _num_replicas: None,
 ) -> Plan:
     """Compute what a worker of these settings can serve.
 
     Args:
-        settings: of the cluster; without groups of workers.
-        work: shape of every request.
-        level: service level, and the rate to serve within it.
-        claim: to check.
-        streams: concurrencies to show; None: powers of two, and the most that fit.
+        settings: of the cluster, in place of those in `options`; without groups of workers.
+        options: checked.
         watch: takes the deployment's name and returns a callback for its simulated runs.
 
     Raises:
         SettingsError: unknown names, or adapters that the cluster refuses.
     """
+    work, own_limit = options.work, options.max_concurrency is not None
     settings = changed(settings, {_REGISTRY: plan_registry(work)})
     deployment = deployment_of(settings)
     name = f"{deployment.model.name} on {deployment.tensor_parallel} x {deployment.gpu.name}"
@@ -308,29 +225,29 @@ def make_plan(
             f" {work.prompt_tokens + work.output_tokens}"
         )
         return result
-    asked = streams or _with_last(_doubling(most), most)
+    asked = options.concurrency or _with_last(_doubling(most), most)
     result.points = [capacity.point(b) for b in asked if b <= most]
-    result.notes = notes_on(capacity, [b for b in asked if b > most], own_limit=level.max_concurrency is not None)
-    best = capacity.most_streams(level.ttft, level.tpot)
+    result.notes = notes_on(capacity, [b for b in asked if b > most], own_limit=own_limit)
+    best = capacity.most_streams(options.ttft, options.tpot)
     if best:
         result.best = capacity.point(best)
-        result.held_back_by = _held_back_by(capacity, best, level)
+        result.held_back_by = _held_back_by(capacity, best, options)
     shown = [*map(capacity.point, _with_last(_doubling(most), most)), *result.points]
     result.peak = max([*shown, result.best] if result.best else shown, key=lambda point: point.total_tokens)
-    if claim is not None:
-        result.claim = _answer(capacity, claim)
+    if options.claim is not None:
+        result.claim = _answer(capacity, options.claim)
     if beyond := beyond_profile(capacity.step_time):
         result.notes.append(f"step times are extrapolated beyond worker.profile: {beyond}")
-    if level.rate is not None and result.best is not None:
+    if options.rate is not None and result.best is not None:
         running = capacity.running_streams
-        at_level = capacity.point(capacity.most_streams(level.ttft, level.tpot, running))
+        at_level = capacity.point(capacity.most_streams(options.ttft, options.tpot, running))
         if settings.is_autoscaled:
             settings = changed(settings, {"autoscaler.enabled": False})
             result.notes.append(
                 "replicas are counted without the autoscaler: each run has a fixed number of them; `lorrery simulate"
                 " --autoscale` shows what its rule does"
             )
-        result.sizing = _size(settings, work, level, level.rate, at_level, running, watch(name))
+        result.sizing = _size(settings, options, options.rate, at_level, running, watch(name))
     return result
 
 
@@ -355,9 +272,7 @@ def _plain(record: "Point | Workload | None") -> tuple[Any, ...] | None:
     return None if record is None else tuple(getattr(record, one.name) for one in fields(record))
 
 
-def _size(
-    settings: Settings, work: Workload, level: Level, rate: float, at_level: Point, most: int, watch: Watch
-) -> Sizing:
+def _size(settings: Settings, asked: PlanOptions, rate: float, at_level: Point, most: int, watch: Watch) -> Sizing:
     """Find the fewest replicas that serve a rate (requests per second, Poisson) within the level at p99.
 
     The first guess is the throughput of one busy replica, which ignores queueing. The trials, each a run of
@@ -365,8 +280,9 @@ def _size(
     """
     if rate > MOST_RATE:
         raise SettingsError(f"--rate is {rate:g} requests/s; at most {MOST_RATE:g} can be planned for")
-    num_requests = level.num_requests or _num_requests(rate, at_level.e2e)
-    options = LoadOptions(
+    num_requests = asked.num_requests or _num_requests(rate, at_level.e2e)
+    work = asked.work
+    load = LoadOptions(
         rate=rate,
         num_requests=num_requests,
         input_range=(work.prompt_tokens, work.prompt_tokens),
@@ -374,14 +290,14 @@ def _size(
         num_adapters=work.num_adapters or None,
         adapter_exponent=0.0 if work.num_adapters else None,
     )
-    guess = replicas_for(rate, _busy_rate(settings, options, level, at_level, most))
+    guess = replicas_for(rate, _busy_rate(settings, load, asked, at_level, most))
     if guess > 1 and guess * LEAST_REPLICA_REQUESTS > num_requests:
         raise SettingsError(
             f"--rate is {rate:g} requests/s, which takes some {guess:,} replicas; in a run of {num_requests:,} requests"
             f" each gets fewer than {LEAST_REPLICA_REQUESTS}, too few to see a queue: plan for a part of the rate"
             f" and multiply, or take longer runs with --requests {guess * LEAST_REPLICA_REQUESTS}"
         )
-    trials = try_replicas(settings, options, ttft=level.ttft, tpot=level.tpot, guess=guess, watch=watch)
+    trials = try_replicas(settings, load, ttft=asked.ttft, tpot=asked.tpot, guess=guess, watch=watch)
     return Sizing(num_requests, num_requests / rate, trials, fewest(trials))
 
 
@@ -401,12 +317,12 @@ def _num_requests(rate: float, e2e: float) -> int:
     return min(max(math.ceil(SPANS * rate * e2e), LEAST_REQUESTS), MOST_REQUESTS)
 
 
-def _busy_rate(settings: Settings, options: LoadOptions, level: Level, at_level: Point, most: int) -> float:
+def _busy_rate(settings: Settings, load: LoadOptions, asked: PlanOptions, at_level: Point, most: int) -> float:
     """Return a busy replica's requests per second: with all streams that fit, or with as many as arithmetic allows."""
     found = 0.0
     for streams in dict.fromkeys((most, at_level.concurrency)):
-        found, tpot = busy_rate(settings, options, streams)
-        if level.tpot is None or tpot <= level.tpot:
+        found, tpot = busy_rate(settings, load, streams)
+        if asked.tpot is None or tpot <= asked.tpot:
             break
     return found or at_level.requests
 
@@ -451,12 +367,12 @@ def _answer(capacity: Capacity, claim: Claim) -> ClaimAnswer:
     )
 
 
-def _held_back_by(capacity: Capacity, best: int, level: Level) -> str:
-    bound = bound_of(capacity, best, own_limit=level.max_concurrency is not None)
+def _held_back_by(capacity: Capacity, best: int, options: PlanOptions) -> str:
+    bound = bound_of(capacity, best, own_limit=options.max_concurrency is not None)
     if bound is not None:
         return bound
     one_more = capacity.point(best + 1)
-    return "TTFT" if level.ttft is not None and one_more.ttft > level.ttft else "TPOT"
+    return "TTFT" if options.ttft is not None and one_more.ttft > options.ttft else "TPOT"
 
 
 def _doubling(most: int) -> list[int]:

@@ -19,7 +19,8 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.service.settings.cluster import Settings, changed
 from lorrery.service.settings.sections import LONGEST_SECONDS
-from lorrery.simulator.run import SimulatedRun, SimulationOptions
+from lorrery.simulator.options import SimulationOptions
+from lorrery.simulator.run import SimulatedRun
 from lorrery.vocabulary.units import LAST_SECONDS, NEVER, PS_PER_SECOND
 from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.capacity import Loads, Room, Workload
@@ -101,7 +102,7 @@ def busy_rate(settings: Settings, options: LoadOptions, streams: int) -> tuple[f
     closed = replace(
         options, rate=LoadOptions().rate, concurrency=streams, num_requests=num_requests, timeout=LAST_SECONDS
     )
-    summary = SimulatedRun(settings, closed, SimulationOptions(least)).run().summary
+    summary = SimulatedRun(settings, closed, SimulationOptions(workers=least)).run().summary
     return summary.requests_per_second / least, summary.tpot_ms.p99 / 1e3
 
 
@@ -131,7 +132,7 @@ def try_replicas(
 
     def run(num_replicas: int) -> Trial:
         watch(num_replicas)
-        report = SimulatedRun(settings, options, SimulationOptions(num_replicas)).run()
+        report = SimulatedRun(settings, options, SimulationOptions(workers=num_replicas)).run()
         summary = report.summary
         failure, *_ = *report.failures, ""
         if not summary.num_completed:

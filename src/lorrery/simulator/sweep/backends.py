@@ -31,7 +31,7 @@ from typing import Any
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.installed import need_extra
 from lorrery.service.local.child import die_with
-from lorrery.simulator.sweep.flags import DEFAULT_BACKEND, Where
+from lorrery.simulator.sweep.flags import PROCESSES, Where
 from lorrery.simulator.sweep.outcome import Outcome, run_point, run_remotely
 from lorrery.simulator.sweep.points import Point, code_digest
 
@@ -61,9 +61,11 @@ def open_backend(where: Where, num_points: int) -> Iterator[tuple[Run, str]]:
     """
     if where.backend not in BACKENDS:
         raise SettingsError(f"--backend {where.backend}: expected one of {', '.join(BACKENDS)}")
-    if where.address is not None and where.backend == DEFAULT_BACKEND:
-        raise SettingsError(f"--backend-address {where.address}: {DEFAULT_BACKEND} are of this machine; name --backend")
-    with BACKENDS[where.backend](where.address, min(where.jobs or num_points, num_points)) as opened:
+    if where.backend_address is not None and where.backend == PROCESSES:
+        raise SettingsError(
+            f"--backend-address {where.backend_address}: {PROCESSES} are of this machine; name --backend"
+        )
+    with BACKENDS[where.backend](where.backend_address, min(where.jobs or num_points, num_points)) as opened:
         yield opened
 
 
@@ -196,7 +198,7 @@ def _ray(address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
 
 
 BACKENDS: dict[str, Callable[[str | None, int], AbstractContextManager[tuple[Run, str]]]] = {
-    DEFAULT_BACKEND: _processes,
+    PROCESSES: _processes,
     "dask": _dask,
     "ray": _ray,
 }

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperOption
 
-from lorrery.loadgen.options import OPTIONS, PARSERS
+from lorrery.loadgen.options import OPTIONS
 from lorrery.service.errors import SettingsError
-from lorrery.service.faults.kinds import parse_fault
+from lorrery.service.options import Option, flag_of, options_of
+from lorrery.simulator.options import SimulationOptions
 
-DEFAULT_BACKEND = "processes"
 _PANEL = "Sweep"
 
 Sweeps = Annotated[
@@ -24,46 +24,29 @@ Sweeps = Annotated[
         rich_help_panel=_PANEL,
     ),
 ]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs", "-j", min=1, metavar="N", help="Number of runs at a time; unset: all cores.", rich_help_panel=_PANEL
-    ),
-]
-Backend = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME", help="Backend for the runs: processes (on this machine), dask, ray.", rich_help_panel=_PANEL
-    ),
-]
-BackendAddress = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ADDRESS", help="dask, ray: address of the cluster; unset: one on this machine.", rich_help_panel=_PANEL
-    ),
-]
+
+
+PROCESSES = "processes"
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a sweep runs.
+    """Where a sweep runs."""
 
-    Attributes:
-        address: of a cluster; None: one on this machine.
-        jobs: concurrent points; None: as many as there are cores.
-    """
-
-    backend: str
-    address: str | None
-    jobs: int | None
+    jobs: Annotated[
+        int | None,
+        Option("Number of runs at a time; unset: all cores.", _PANEL, "N", names=("--jobs", "-j"), least=1),
+    ] = None
+    backend: Annotated[
+        str, Option(f"Backend for the runs: {PROCESSES} (on this machine), dask, ray.", _PANEL, "NAME")
+    ] = PROCESSES
+    backend_address: Annotated[
+        str | None, Option("dask, ray: address of the cluster; unset: one on this machine.", _PANEL, "ADDRESS")
+    ] = None
 
 
 _OF_SIMULATION = {
-    "workers": "num_workers",
-    "shards": "num_shards",
-    "routers": "num_routers",
-    "fault": "faults",
-    "one-step": "one_step",
+    flag_of(name, option).removeprefix("--"): name for name, option in options_of(SimulationOptions).items()
 }
 _OF_LOAD = {name.replace("_", "-"): name for name, option in OPTIONS.items() if not option.live_only}
 CONFIG = "config"
@@ -101,29 +84,28 @@ class SweptFlags:
         Raises:
             SettingsError: a value that the command line would refuse.
         """
-        option = self._options[name]
+        option, field = self._options[name], self._field(name)
+        row = OPTIONS[field] if name in _OF_LOAD else options_of(SimulationOptions).get(field)
         if text == UNSET and option.default is None:
-            return self._field(name), () if name == "fault" else None
+            return field, () if option.multiple else None
         try:
             value: Any = option.process_value(self._context, [text] if option.multiple else text)
         except typer.BadParameter as error:
             raise SettingsError(error.message) from None
-        if parse := PARSERS.get(name.replace("-", "_")):
-            value = parse(value)
-        elif name == "fault":
-            value = tuple(map(parse_fault, value))
-        elif name == CONFIG:
-            value = Path(value)
-        return self._field(name), value
+        if row is None:
+            return field, Path(value)
+        if row.parse is not None:
+            value = tuple(map(row.parse, value)) if row.repeatable else row.parse(value)
+        return field, value
 
     def given(self, name: str) -> str | None:
         """Return an option that the command line has itself and a sweep of it replaces; None: it does not have it.
 
-        A sweep of faults replaces none.
+        A sweep of an option that is repeatable replaces none.
         """
         option = self._options[name]
         source = None if option.name is None else self._context.get_parameter_source(option.name)
-        return f"--{name}" if name != "fault" and source is not None and source.name == "COMMANDLINE" else None
+        return f"--{name}" if not option.multiple and source is not None and source.name == "COMMANDLINE" else None
 
     @staticmethod
     def is_of_load(name: str) -> bool:

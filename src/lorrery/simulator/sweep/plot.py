@@ -273,7 +273,7 @@ def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: 
 
     gpu = f"{settings.worker.tensor_parallel} x {settings.worker.gpu}"
     gpu = unless("worker.gpu", unless("worker.tensor_parallel", f" of {gpu}"))
-    num_workers = simulation.num_workers
+    num_workers = simulation.workers
     assert num_workers is not None  # set in every point
     in_all = sum(count for _, count in settings.kinds(num_workers))
     at_first = " at first" if settings.is_autoscaled else ""

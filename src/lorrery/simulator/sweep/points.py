@@ -24,7 +24,7 @@ from lorrery.service.names import cut
 from lorrery.service.settings.cluster import Settings, load
 from lorrery.service.settings.reading import key_of, known_settings, nearest_setting
 from lorrery.simulator.cluster import check_routers
-from lorrery.simulator.run import SimulationOptions
+from lorrery.simulator.options import SimulationOptions
 from lorrery.simulator.sweep.axes import Axis, Value, combinations
 from lorrery.simulator.sweep.flags import CONFIG, SweptFlags
 from lorrery.simulator.sweep.inputs import Inputs, named_files, plugin_files
@@ -188,14 +188,15 @@ class _RunMaker:
             elif self._flags.is_of_load(name):
                 of_load[field] = value
             else:
-                of_simulation[field] = (*self._simulation.faults, *value) if field == "faults" else value
+                repeatable = isinstance(value, tuple)
+                of_simulation[field] = (*getattr(self._simulation, field), *value) if repeatable else value
         options = replace(self._options, **of_load)
         option_rules.check(options)
         simulation = replace(self._simulation, **of_simulation)
         settings = self._read_settings(config, tuple(overrides))
-        check_routers(simulation.num_routers, simulation.num_shards or len(settings.router.schedulers))
-        count = settings.num_worker_processes(simulation.num_workers)
-        return Run(settings, options, replace(simulation, num_workers=count))
+        check_routers(simulation.routers, simulation.shards or len(settings.router.schedulers))
+        count = settings.num_worker_processes(simulation.workers)
+        return Run(settings, options, replace(simulation, workers=count))
 
     def _settings(self, config: Path | None, overrides: tuple[str, ...]) -> Settings:
         settings = load(config, overrides)
@@ -265,7 +266,7 @@ def _determined_by(run: Run, inputs: Inputs) -> dict[str, Any]:
             "files_of_plugins": [inputs.files[str(path)] for path in in_options],
             "settings": run.settings.model_dump(exclude=_NO_MATTER),
             "options": {field.name: getattr(run.options, field.name) for field in fields(run.options)},
-            "simulation": simulation | {"faults": [fault.text for fault in run.simulation.faults]},
+            "simulation": simulation | {"faults": [fault.text for fault in run.simulation.injected]},
         },
         inputs.files,
     )

@@ -120,7 +120,7 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
     shown = (
         ("model", settings.get("model"), "model"),
         ("GPU", None if groups else worker.get("gpu"), "worker.gpu"),
-        ("workers at first" if is_scaled else "workers", groups or simulation.get("num_workers"), "workers"),
+        ("workers at first" if is_scaled else "workers", groups or simulation.get("workers"), "workers"),
         ("policy", scheduler.get("policy"), "scheduler.policy"),
         ("workload", options.get("workload"), "workload"),
         ("rate", options.get("rate"), "rate"),

@@ -1,4 +1,6 @@
-"""`--lora-modules`: adapters by rank, by folder, or as vLLM's and llm-d-inference-sim's JSON.
+"""Reads values of `lorrery serve`'s flags: adapters, failures, counts and durations.
+
+`--lora-modules` takes adapters by rank, by folder, or as vLLM's and llm-d-inference-sim's JSON:
 
 sql=16                                    rank 16
 sql=/adapters/sql                         rank `r` of /adapters/sql/adapter_config.json
@@ -7,8 +9,10 @@ sql=/adapters/sql                         rank `r` of /adapters/sql/adapter_conf
 """
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from lorrery.router.peft import CONFIG, read_config
@@ -36,7 +40,7 @@ class Adapter:
 
 
 def read_adapters(given: Iterable[str], max_lora_rank: int) -> list[Adapter]:
-    """Parse the values of `--lora-modules`.
+    """Parse the values of `--lora-modules`, in the forms above.
 
     Args:
         given: the values.
@@ -95,3 +99,70 @@ def _of_folder(name: str, path: str, max_lora_rank: int) -> Adapter:
     except FormatError as error:
         raise SettingsError(f"--lora-modules {name}={path}: {error}, or {cure}") from None
     return Adapter(name, config.rank, config.target_modules, path)
+
+
+KINDS = {
+    "rate_limit": "RESOURCE_EXHAUSTED",
+    "invalid_api_key": "UNAUTHENTICATED",
+    "context_length": "OUT_OF_RANGE",
+    "server_error": "INTERNAL",
+    "invalid_request": "INVALID_ARGUMENT",
+    "model_not_found": "NOT_FOUND",
+}
+"""Failure name -> gRPC status, which determines the HTTP status."""
+_DIGITS = 12
+
+
+def refusals(percent: float, kinds: Sequence[str], seed: int) -> list[str]:
+    """Return Lorrery's fault rules for `--failure-injection-rate`: this percentage of requests fails at once.
+
+    Several kinds are equally frequent. Rules are tried in turn, and a request that met one meets no other, so the i-th
+    of k kinds at a rate p takes (p / k) / (1 - i p / k) of the remaining requests.
+
+    Args:
+        percent: above 0.
+        kinds: how they fail; empty: every kind of `KINDS`.
+        seed: of the draws.
+
+    Raises:
+        SettingsError: more than 100 percent, or an unknown kind.
+    """
+    if percent > 100:
+        raise SettingsError(f"--failure-injection-rate {percent:g}: it is a percentage, at most 100")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise SettingsError(f"--failure-types {kind}: it must be one of {', '.join(KINDS)}")
+    kinds = list(dict.fromkeys(kinds)) or list(KINDS)
+    each = Fraction(str(percent)) / 100 / len(kinds)
+    rules: list[str] = []
+    for index, kind in enumerate(kinds):
+        share = f"{float(each / (1 - index * each)):.{_DIGITS}f}".rstrip("0").rstrip(".")
+        drawn = "" if share == "1" else f",share={share},seed={seed + index}"
+        rules.append(f"refuse,status={KINDS[kind]}{drawn}")
+    return rules
+
+
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def size(flag: str, text: str) -> int:
+    """Parse a count such as 8192, 8k (8,000) or 8K (8,192), as vLLM does."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text.strip())
+    if match is None:
+        raise SettingsError(f"{flag} {text}: a number expected, such as 8192, 8k (8,000) or 8K (8,192)")
+    return int(Fraction(match[1]) * _SIZES[match[2]])
+
+
+def seconds(flag: str, text: str, unit: float) -> float:
+    """Parse a duration such as 5, 5s, 250ms; `unit`: seconds per unit of a number without one."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
+    if match is None:
+        raise SettingsError(f"{flag} {text}: a duration expected, such as 5s or 250ms")
+    return float(match[1]) * (SECONDS[match[2]] if match[2] else unit)
+
+
+def values_of(given: Iterable[str]) -> Iterator[str]:
+    """Yield the values of a flag that takes several; they may also be separated by commas."""
+    for text in given:
+        yield from (part.strip() for part in text.split(",") if part.strip())
