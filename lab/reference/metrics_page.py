@@ -10,8 +10,8 @@ from lorrery.scheduler.subscribers.series import TABLE as SCHEDULER
 from lorrery.service.telemetry.metrics import TABLE as PROCESS
 from lorrery.service.telemetry.series import Series
 from lorrery.service.telemetry.tracing import SPANS
-from lorrery.worker.series import CONSTANT_LABELS
-from lorrery.worker.series import TABLE as WORKER
+from lorrery.worker.metrics import CONSTANT_LABELS
+from lorrery.worker.metrics import TABLE as WORKER
 
 INTRODUCTION = f"""# Metrics
 

@@ -20,9 +20,8 @@ from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.scheduler.subscribers.series import TABLE as SCHEDULER
 from lorrery.service.telemetry.metrics import TABLE, ServiceState, new_registry
 from lorrery.service.telemetry.series import Series
-from lorrery.worker.metrics import WorkerMetrics
-from lorrery.worker.series import CONSTANT_LABELS
-from lorrery.worker.series import TABLE as WORKER
+from lorrery.worker.metrics import CONSTANT_LABELS, WorkerMetrics
+from lorrery.worker.metrics import TABLE as WORKER
 
 
 class Entry(NamedTuple):
