@@ -8,8 +8,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BUSY_SHARE", "OwnLoad", "OwnLoadMeter"]
-
 BUSY_SHARE = 0.8
 """CPU share of a core above which latencies are as much the client's as the cluster's."""
 

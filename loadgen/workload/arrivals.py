@@ -14,9 +14,6 @@ from lorrery.loadgen.workload.columns import WorkloadColumns
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.vocabulary.units import LAST_SECONDS
 
-__all__ = ["Bursts", "constant", "fitting", "gamma", "limit", "mmpp", "poisson", "scale", "synthetic"]
-
-
 MOST_FACTOR, LEAST_SHARE = 1e6, 1e-6
 """Limits for bursts."""
 

@@ -49,7 +49,7 @@ MAX_TENANTS = 10_000
 class ServedByTenant:
     """Prompt and output tokens by tenant, of the current minute and the one before, so that memory is bounded.
 
-    Jain's index has the formula of reports (`loadgen/workload/fairness.py`). A request counts when it ends.
+    Jain's index has the formula of reports (`loadgen/workload/summary.py`). A request counts when it ends.
     """
 
     def __init__(self) -> None:

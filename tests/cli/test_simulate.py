@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.cli.simulate import app
-from lorrery.loadgen.report_files import read_report
-from lorrery.loadgen.requests_csv import CSV_COLUMNS
+from lorrery.loadgen.report_files import CSV_COLUMNS, read_report
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from lorrery.loadgen.metrics import TABLE as LOADGEN
 from lorrery.loadgen.metrics import LoadMetrics
-from lorrery.loadgen.series import TABLE as LOADGEN
 from lorrery.loadgen.workload.outcome import OK, RequestOutcome
 from lorrery.router.http.requests_counted import TABLE as HTTP
 from lorrery.router.http.requests_counted import RequestsCounted

@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad, OwnLoadMeter
+from lorrery.loadgen.reception import ClusterView
 from lorrery.loadgen.report import make_report
-from lorrery.loadgen.report_files import in_json, read_report, write_report
-from lorrery.loadgen.requests_csv import CSV_COLUMNS
+from lorrery.loadgen.report_files import CSV_COLUMNS, in_json, read_report, write_report
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.table import print_report
-from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OutcomeTable, RequestOutcome
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.service.errors import FormatError
 

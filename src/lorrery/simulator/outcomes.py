@@ -7,9 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lorrery.loadgen.workload.distribution import Distribution
-from lorrery.loadgen.workload.labels import Labels
-from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, Labels, OutcomeTable
 from lorrery.scheduler.core.sequence import Phases
 from lorrery.service.faults.rules import NO_FAULTS
 from lorrery.simulator.request import SimulatedRequest

@@ -9,8 +9,7 @@ requeued sequence has a gap from its last token to the end of its next prefill.
 
 from collections.abc import Mapping
 
-from lorrery.loadgen.workload.distribution import Distribution
-from lorrery.loadgen.workload.progressions import Chunks, describe
+from lorrery.loadgen.workload.distribution import Chunks, Distribution, describe
 from lorrery.scheduler.core.cluster_facts import GaveBack
 from lorrery.scheduler.core.facts import Cancelled, Failed, Handler, Preempted
 from lorrery.scheduler.core.member import Member
