@@ -13,10 +13,9 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from lorrery.router import wire
-from lorrery.router.access import Access, check_tokens, taken_back
+from lorrery.router.access import Access, ApiKey, check_tokens, taken_back
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.faults import Injector
-from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import LogprobModel, OutputLogprobs
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest, WriteNow
@@ -170,7 +169,7 @@ class Generation:
         timing.belongs_to(tenant_id)
         adapter_id = self._reader.adapter_id(message)
         timing.asks_for(adapter_id)
-        self._placement.check_hold_off(adapter_id, message.group.id or message.request_id, tenant_id)
+        self._placement.check_standing_refusals(adapter_id, message.group.id or message.request_id, tenant_id)
         request = await self._reader.read(message, caller, constraint)
         if trace is not None:
             trace.request, trace.model, trace.timing = request, self._reader.served[0], timing

@@ -13,20 +13,26 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.router import adapters, cluster_faults, kv_events
-from lorrery.router.access import Access, check_load, check_operator, taken_back, visible_adapters, visible_status
+from lorrery.router import adapters, faults, kv_events
+from lorrery.router.access import (
+    Access,
+    ApiKey,
+    check_load,
+    check_operator,
+    taken_back,
+    visible_adapters,
+    visible_status,
+)
 from lorrery.router.checks import receive_bytes
 from lorrery.router.cluster_watch import ClusterWatch
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.faults import Injector
 from lorrery.router.generate import Call, Generation, cause_of
-from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import LogprobModel
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.peft import AdapterReader
 from lorrery.router.placement import Placement
-from lorrery.router.prompt import encode_chat, encoded, prompt_token_ids
-from lorrery.router.reader import RequestReader, unknown_model
+from lorrery.router.reader import RequestReader, encode_chat, encoded, prompt_token_ids, unknown_model
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import CallTraces, current
 from lorrery.service.errors import (
@@ -463,12 +469,12 @@ class Handler:
     async def set_faults(self, caller: ApiKey, rules: Sequence[str], *, add: bool) -> None:
         """Set an operator's fault rules, replacing or adding to the previous ones."""
         check_operator(caller, "set faults")
-        await cluster_faults.set_faults(self._placement, self._injector, rules, add=add)
+        await faults.set_faults(self._placement, self._injector, rules, add=add)
 
     async def list_faults(self, caller: ApiKey) -> router_pb2.ListFaultsResponse:
         """List the fault rules of this router and its schedulers, with the number of times each has applied."""
         check_operator(caller, "list faults")
-        return await cluster_faults.list_faults(self._placement, self._injector)
+        return await faults.list_faults(self._placement, self._injector)
 
 
 def _cancelled(call: Call, error: asyncio.CancelledError) -> str:

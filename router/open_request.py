@@ -1,6 +1,6 @@
 """One open request: the tokens received for it, and how many of them are on their way to the client.
 
-Its handler sleeps on one future, which a frame with tokens for it, or a flush, completes (`streams.py`). Where the edge
+Its handler sleeps on one future, which a frame with tokens for it, or a flush, completes (`session.py`). Where the edge
 can write without waiting, messages before the last are written at once, and the handler sleeps on.
 """
 

@@ -20,19 +20,18 @@ from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.scheduler.facts import FaultsSet
 from lorrery.scheduler.faults import ClusterFaults, told_to
-from lorrery.scheduler.frames.feed import Feed
-from lorrery.scheduler.live_request import LiveRequest
+from lorrery.scheduler.liveness import Loss, Watch
 from lorrery.scheduler.messages import Load, WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.scheduler.requests import Requests
-from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.routers import LiveRequest, RouterLink
 from lorrery.scheduler.subscribers.engine_counts import EngineTallies, EngineTally
 from lorrery.scheduler.subscribers.gauges import Gauges
 from lorrery.scheduler.subscribers.journal import Journal
 from lorrery.scheduler.subscribers.kv_events import KvEvents
 from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.scheduler.subscribers.tracing import RequestTraces
-from lorrery.scheduler.watch import Loss, Watch
+from lorrery.scheduler.wire_frames import Feed
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.service.clocks import AwakeClock, DeviceClock
 from lorrery.service.faults.kinds import Fault

@@ -29,10 +29,9 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.prefix_cache.content import of_u32
 from lorrery.scheduler.core.refusals import Refusal, withheld
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
-from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.messages import Submit
 from lorrery.scheduler.replicas import ReplicaFactory
-from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.routers import Counted, LiveRequest, RouterLink
 from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.service.clocks import AwakeClock, DeviceClock
 from lorrery.service.recent import Recent

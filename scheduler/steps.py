@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.running import Running
-from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import ProtocolError, StepReport
-from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.routers import LiveRequest, RouterLink
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.units import PS_PER_SECOND
 

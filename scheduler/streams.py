@@ -10,9 +10,9 @@ import grpc.aio
 from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core import refusals
+from lorrery.scheduler.liveness import Loss
 from lorrery.scheduler.messages import Load, ProtocolError
 from lorrery.scheduler.routers import RouterLink
-from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import INTERNAL, Dispatcher
 from lorrery.service.clocks import AwakeClock
 from lorrery.service.errors import Conflict, InvalidRequest, Reason, WorkerGivenUp, WrongWorker

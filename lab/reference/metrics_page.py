@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from lab.reference.pages import DO_NOT_EDIT, paragraph, table
 from lorrery.loadgen.metrics import TABLE as LOADGEN
-from lorrery.router.http.requests_counted import TABLE as HTTP
-from lorrery.router.series import TABLE as ROUTER
+from lorrery.router.http.server import TABLE as HTTP
+from lorrery.router.metrics import TABLE as ROUTER
 from lorrery.scheduler.subscribers.series import TABLE as SCHEDULER
 from lorrery.service.telemetry.metrics import TABLE as PROCESS
 from lorrery.service.telemetry.series import Series

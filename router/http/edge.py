@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from lorrery.router.access import check_use
+from lorrery.router.access import ApiKey, check_use
 from lorrery.router.checks import check_length
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.faults import METADATA_KEY
@@ -15,12 +15,10 @@ from lorrery.router.field_names import Names, named
 from lorrery.router.generate import Call
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import Answer, Shape
-from lorrery.router.http.bodies import BodyReader
-from lorrery.router.http.field_names import COMPLETION
+from lorrery.router.http.bodies import BodyReader, Bounds
+from lorrery.router.http.errors import COMPLETION
 from lorrery.router.http.forms import Form
-from lorrery.router.http.nesting import Bounds
-from lorrery.router.http.token_json import TokenTexts
-from lorrery.router.keys import ApiKey
+from lorrery.router.http.token_details import TokenTexts
 from lorrery.service.errors import InvalidRequest, Unauthenticated
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import Turns

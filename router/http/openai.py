@@ -10,18 +10,16 @@ from fastapi import APIRouter, Body, Request
 from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
-from lorrery.router.edges.anthropic.errors import is_anthropics
+from lorrery.router.edges.anthropic.routes import is_anthropics
 from lorrery.router.field_names import Names, named
+from lorrery.router.http.answer import JsonParts, array_of
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import EITHER, Edge
-from lorrery.router.http.errors import json_response
-from lorrery.router.http.field_names import CHAT, COMPLETION, of_prompt
+from lorrery.router.http.errors import CHAT, COMPLETION, json_response, of_prompt
 from lorrery.router.http.generating import GeneratingRequest, check_room, check_vocabulary, outputs
-from lorrery.router.http.openai_details import Details, Prompt
 from lorrery.router.http.openai_requests import ChatBatchRequest, ChatRequest, CompletionRequest
 from lorrery.router.http.openai_shapes import ChatShape, CompletionShape, unix_seconds
-from lorrery.router.http.pieces import JsonParts, array_of
-from lorrery.router.http.token_json import LogprobsJson
+from lorrery.router.http.token_details import Details, LogprobsJson, Prompt
 from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import router_pb2
 

@@ -14,16 +14,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
-from lorrery.router.access import check_load
+from lorrery.router.access import ApiKey, check_load
 from lorrery.router.field_names import named
+from lorrery.router.http.answer import JsonParts, array_of
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
-from lorrery.router.http.errors import body, json_response
-from lorrery.router.http.field_names import LORA
+from lorrery.router.http.errors import LORA, body, json_response
 from lorrery.router.http.generating import LENIENT, Options
 from lorrery.router.http.openai_requests import ChatMessage, Tool, template_variables, turns
-from lorrery.router.http.pieces import JsonParts, array_of
-from lorrery.router.keys import ApiKey
 from lorrery.router.peft import BrokenAdapterError
 from lorrery.service.errors import InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
 from lorrery.service.names import cut, quoted

@@ -27,10 +27,10 @@ from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Phases, Sequence
 from lorrery.scheduler.facts import Decided, InputLate, Stepped
-from lorrery.scheduler.live_request import Counted, LiveRequest
+from lorrery.scheduler.liveness import Loss
+from lorrery.scheduler.routers import Counted, LiveRequest
 from lorrery.scheduler.subscribers import series
-from lorrery.scheduler.subscribers.adapter_tally import AdapterTally, count
-from lorrery.scheduler.watch import Loss
+from lorrery.scheduler.subscribers.history import AdapterTally, count
 from lorrery.service.faults.kinds import LOAD_KINDS, WORKER_KINDS
 from lorrery.service.settings.sections import MetricsSettings
 from lorrery.service.telemetry.histogram import Histogram

@@ -9,10 +9,10 @@ from prometheus_client.metrics_core import Metric
 from lorrery.loadgen.metrics import TABLE as LOADGEN
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.workload.outcome import OK, RequestOutcome
-from lorrery.router.http.requests_counted import TABLE as HTTP
-from lorrery.router.http.requests_counted import RequestsCounted
+from lorrery.router.http.server import TABLE as HTTP
+from lorrery.router.http.server import RequestsCounted
+from lorrery.router.metrics import TABLE as ROUTER
 from lorrery.router.metrics import RouterMetrics
-from lorrery.router.series import TABLE as ROUTER
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.subscribers.gauges import Gauges

@@ -7,12 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lorrery.router.metrics import RouterMetrics
+from lorrery.router.metrics import OUTCOMES, RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish, Request
 from lorrery.router.sampling import SamplingParams
-from lorrery.router.series import OUTCOMES
-from lorrery.router.streams import Fanout
+from lorrery.router.session import Fanout
 from lorrery.router.timing import Timing
 from lorrery.router.wire import TokensFrame
 from lorrery.service.settings.sections import MetricsSettings

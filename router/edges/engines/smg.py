@@ -13,9 +13,8 @@ from typing import Any
 
 from smg_grpc_proto.generated import common_pb2
 
-from lorrery.router.edges.engines.engine import Engine, Load
+from lorrery.router.edges.engines.engine import Engine, Load, archive, chunks
 from lorrery.router.edges.engines.generation import Output
-from lorrery.router.edges.engines.tokenizer_files import archive, chunks
 from lorrery.service.network import status
 from lorrery.v1 import router_pb2
 from lorrery.v1 import scheduler_pb2 as pb

@@ -12,9 +12,8 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2, sglang_scheduler_pb2_
 
 from lorrery.router.edges.engines import smg
 from lorrery.router.edges.engines.engine import Engine, not_offered
-from lorrery.router.edges.engines.field_names import SGLANG, SGLANG_LORA
 from lorrery.router.edges.engines.generation import Output, matched_stop
-from lorrery.router.edges.engines.reading import generate_request, read_constraint, refuse
+from lorrery.router.edges.engines.reading import SGLANG, SGLANG_LORA, generate_request, read_constraint, refuse
 from lorrery.router.field_names import named
 from lorrery.service.errors import Conflict, InvalidRequest
 from lorrery.service.names import quoted

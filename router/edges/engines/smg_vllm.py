@@ -9,9 +9,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from lorrery.router.edges.engines import smg
 from lorrery.router.edges.engines.engine import Engine, not_offered
-from lorrery.router.edges.engines.field_names import SMG_VLLM
 from lorrery.router.edges.engines.generation import Output, matched_stop
-from lorrery.router.edges.engines.reading import generate_request, read_constraint, refuse
+from lorrery.router.edges.engines.reading import SMG_VLLM, generate_request, read_constraint, refuse
 from lorrery.router.field_names import named
 from lorrery.service.network import status
 from lorrery.service.version import VERSION

@@ -11,10 +11,9 @@ from lorrery.router.edges.responses.shapes import ResponseShape
 from lorrery.router.field_names import named
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import EITHER, Edge
-from lorrery.router.http.errors import body, json_response
-from lorrery.router.http.field_names import RESPONSES
+from lorrery.router.http.errors import RESPONSES, body, json_response
 from lorrery.router.http.generating import check_vocabulary, outputs
-from lorrery.router.http.token_json import LogprobsJson
+from lorrery.router.http.token_details import LogprobsJson
 
 
 def routes(edge: Edge) -> APIRouter:

@@ -10,7 +10,7 @@ import typer
 from lorrery.cli.serve.settings import Engine
 from lorrery.cli.serve.toml import settings_file
 from lorrery.cli.up_cluster import Printer, in_words, run_until_stopped
-from lorrery.router.keys import digest
+from lorrery.router.access import digest
 from lorrery.service.faults.kinds import check_faults
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.local.processes import ForkServer

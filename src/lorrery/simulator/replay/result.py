@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
+from lorrery.scheduler.subscribers.history import AdapterTally
 from lorrery.scheduler.subscribers.record import Record
 
 
