@@ -18,9 +18,8 @@ from lorrery.loadgen.http.client import HttpClient
 from lorrery.loadgen.http.routes import Chat, Completions, Route, Slora
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.options import LoadOptions
-from lorrery.loadgen.own_load import OwnLoadMeter
 from lorrery.loadgen.reception import ClusterView
-from lorrery.loadgen.report import UNSENT, LoadReport, make_report
+from lorrery.loadgen.report import UNSENT, LoadReport, OwnLoadMeter, make_report
 from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.table import print_report

@@ -19,11 +19,12 @@ from lorrery.loadgen.options import GIVEN, LoadOptions
 from lorrery.loadgen.reception import ClusterView
 from lorrery.loadgen.workload import arrivals, conversations, popularity, slora
 from lorrery.loadgen.workload.arrays import Requests
+from lorrery.loadgen.workload.arrivals import again_and_again
 from lorrery.loadgen.workload.columns import WorkloadColumns
 from lorrery.loadgen.workload.conversations import Conversations
 from lorrery.loadgen.workload.popularity import drifting_indices
 from lorrery.loadgen.workload.recorded import spread, step_seconds
-from lorrery.loadgen.workload.request import TraceError, Turn, WorkloadRequest, again_and_again, sessions
+from lorrery.loadgen.workload.request import TraceError, Turn, WorkloadRequest, sessions
 from lorrery.loadgen.workload.traces import Trace
 from lorrery.service.errors import FormatError, LorreryError, SettingsError
 from lorrery.service.files.reading import DAMAGED, damage, open_text

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from lorrery.router.adapters import CALL_SECONDS, connected
 from lorrery.router.metrics import RouterMetrics
-from lorrery.router.output import Output
+from lorrery.router.open_request import Output
 from lorrery.router.placement import Placement
 from lorrery.router.request import Request
 from lorrery.service.errors import InjectedFault, InvalidRequest

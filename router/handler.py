@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.router import adapters, faults, kv_events
+from lorrery.router import adapters, faults
 from lorrery.router.access import (
     Access,
     ApiKey,
@@ -24,7 +24,6 @@ from lorrery.router.access import (
     visible_status,
 )
 from lorrery.router.checks import receive_bytes
-from lorrery.router.cluster_watch import ClusterWatch
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.faults import Injector
 from lorrery.router.generate import Call, Generation, cause_of
@@ -35,6 +34,7 @@ from lorrery.router.placement import Placement
 from lorrery.router.reader import RequestReader, encode_chat, encoded, prompt_token_ids, unknown_model
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import CallTraces, current
+from lorrery.router.watching import ClusterWatch, follow
 from lorrery.service.errors import (
     InjectedFault,
     Internal,
@@ -334,7 +334,7 @@ class Handler:
         return visible_status(caller, status)
 
     def kv_events(self, caller: ApiKey, adapter_id: str | None = None) -> AsyncGenerator[scheduler_pb2.KvEvents]:
-        """Return the events of all prefix caches merged into one; see `kv_events.follow`.
+        """Return the events of all prefix caches merged into one; see `watching.follow`.
 
         Raises:
             PermissionDenied: the caller is no operator.
@@ -342,7 +342,7 @@ class Handler:
         """
         check_operator(caller, "follow KV events")
         adapters.connected(self._placement)
-        return kv_events.follow(lambda: self._placement.shards, adapter_id)
+        return follow(lambda: self._placement.shards, adapter_id)
 
     def watch_cluster(self, caller: ApiKey, hz: float) -> ClusterWatch:
         """Return a watch of all schedulers.

@@ -26,7 +26,7 @@ from lorrery.router.checks import (
 )
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.logprobs import check_top_logprobs
-from lorrery.router.output import stop_token_sequences
+from lorrery.router.open_request import stop_token_sequences
 from lorrery.router.request import Request
 from lorrery.router.sampling import SamplingParams, check_least
 from lorrery.service.errors import InvalidRequest, Reason, UnknownName

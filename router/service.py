@@ -14,7 +14,7 @@ from lorrery.router.access import ApiKey
 from lorrery.router.edges import PROTOCOLS
 from lorrery.router.edges.engines.engine import Engine
 from lorrery.router.engine_metrics import EdgeEngine
-from lorrery.router.grpc_call import GrpcCall, abort_stream, begin_stream
+from lorrery.router.generate import GrpcCall, abort_stream, begin_stream
 from lorrery.router.handler import Handler
 from lorrery.router.http.server import make_server
 from lorrery.router.metrics import RouterMetrics

@@ -25,11 +25,10 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.facts import Decided, InputLate, Stepped
 from lorrery.scheduler.faults import ClusterFaults, ToldFaults
-from lorrery.scheduler.inputs import Inputs
 from lorrery.scheduler.liveness import Loss, Watch
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
 from lorrery.scheduler.requests import Requests
-from lorrery.scheduler.steps import MAX_AHEAD_PS, FanOuts, RunningPlan
+from lorrery.scheduler.steps import MAX_AHEAD_PS, FanOuts, Inputs, RunningPlan
 from lorrery.scheduler.subscribers.engine_counts import EngineTally
 from lorrery.scheduler.subscribers.kv_events import WorkerKvEvents
 from lorrery.scheduler.wire_workers import ToWorker

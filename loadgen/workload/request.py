@@ -5,8 +5,8 @@ A workload states a client's intention, not a cluster's response. It comes from 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import count, cycle, groupby, islice
+from dataclasses import dataclass
+from itertools import groupby
 
 from lorrery.vocabulary.compiling import mypyc_attr
 
@@ -129,37 +129,3 @@ def sessions(workload: Iterable[WorkloadRequest]) -> Iterator[list[WorkloadReque
     """Yield the requests session by session; a request without a session is yielded alone."""
     for _, turns in groupby(workload, key=lambda one: -1 - one.index if one.turn is None else one.turn.session):
         yield list(turns)
-
-
-WARMUP_CONCURRENCY = 4
-"""Clients that send the warm-up."""
-_WARMUP_OUTPUT_TOKENS = 16
-WARMUP_FIRST_INDEX = 2**32  # beyond any workload's
-
-
-def warmup_requests(workload: Sequence[WorkloadRequest], num_requests: int) -> list[WorkloadRequest]:
-    """Return short copies of a workload's first requests, with prompts that the workload does not contain.
-
-    Otherwise the run would find them in a prefix cache. A workload with fewer requests is repeated.
-    """
-    return [
-        replace(
-            request,
-            index=WARMUP_FIRST_INDEX + index,
-            output_tokens=min(request.output_tokens, _WARMUP_OUTPUT_TOKENS),
-            hash_ids=None,
-            turn=None,
-        )
-        for index, request in enumerate(islice(cycle(workload), num_requests))
-    ]
-
-
-def again_and_again(workload: Sequence[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Repeat a workload endlessly, with new indices and sessions and so new prompts in each round."""
-    num_sessions = 1 + max((one.turn.session for one in workload if one.turn is not None), default=0)
-    for position in count():
-        number, row = divmod(position, len(workload))
-        turn = workload[row].turn
-        if turn is not None:
-            turn = replace(turn, session=turn.session + number * num_sessions)
-        yield replace(workload[row], index=position, turn=turn)

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from lorrery.loadgen.options import LoadOptions
-from lorrery.loadgen.own_load import OwnLoad, OwnLoadMeter
 from lorrery.loadgen.reception import ClusterView
-from lorrery.loadgen.report import make_report
+from lorrery.loadgen.report import OwnLoad, OwnLoadMeter, make_report
 from lorrery.loadgen.report_files import CSV_COLUMNS, in_json, read_report, write_report
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.table import print_report

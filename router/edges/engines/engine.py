@@ -22,7 +22,7 @@ from lorrery.router.access import ApiKey, check_operator
 from lorrery.router.edges.engines.generation import MAX_OUTPUTS, Open, OpenRequests, Write
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.field_names import Names, named
-from lorrery.router.grpc_call import GrpcCall, abort_stream
+from lorrery.router.generate import GrpcCall, abort_stream
 from lorrery.router.handler import Handler
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.settings import EnginePort
