@@ -152,7 +152,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
                     setting,
                     address,
                     tls,
-                    protected=self._handler.protects,
+                    protected=self._handler.access.protects,
                     cure="set router.keys, or server_tls with ca",
                 )
 
@@ -206,7 +206,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         Raises:
             Unauthenticated: no valid key.
         """
-        return self._handler.caller(authorization(context), certificate_roles(context))
+        return self._handler.access.caller(authorization(context), certificate_roles(context))
 
     # --- adapters and status ---
 

@@ -9,6 +9,9 @@ from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.messages import StepReport
 
+Input = Placed | Withdrawn | Recall | Retire | LoadOnRequest
+"""What is handed to a worker's replica."""
+
 
 @dataclass(frozen=True, slots=True)
 class InputTaken:
@@ -21,7 +24,7 @@ class InputTaken:
     """
 
     number: int
-    what: Placed | Withdrawn | Recall | Retire | LoadOnRequest
+    what: Input
     overdue: bool
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.cluster_facts import Placed, Withdrawn
-from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
+from lorrery.scheduler.core.inbox import Recall
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.running import Running
-from lorrery.scheduler.facts import InputLate, InputTaken
+from lorrery.scheduler.facts import Input, InputLate, InputTaken
 from lorrery.scheduler.messages import ProtocolError, StepReport
 from lorrery.scheduler.routers import LiveRequest, RouterLink
 from lorrery.vocabulary import u32
@@ -305,9 +305,7 @@ class Inputs:
         """
         return at_ps <= self._planned_ps
 
-    def take(
-        self, what: Placed | Withdrawn | Recall | Retire | LoadOnRequest, at_ps: int, *, expected: bool, lost: bool
-    ) -> InputTaken:
+    def take(self, what: Input, at_ps: int, *, expected: bool, lost: bool) -> InputTaken:
         """Wait for the effect of an input that has just come.
 
         Args:
@@ -361,7 +359,7 @@ class Inputs:
         return [one.never for one in self.awaited if one.overdue]
 
 
-def _handle(what: Placed | Withdrawn | Recall | Retire | LoadOnRequest) -> int:
+def _handle(what: Input) -> int:
     if isinstance(what, Recall):
         return what.handle
     return what.sequence.handle if isinstance(what, (Placed, Withdrawn)) else NOBODY

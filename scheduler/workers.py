@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Protocol
 
 from lorrery.scheduler import wire_workers
@@ -23,7 +22,7 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.scheduler.facts import Decided, InputLate, Stepped
+from lorrery.scheduler.facts import Decided, Input, InputLate, Stepped
 from lorrery.scheduler.faults import ClusterFaults, ToldFaults
 from lorrery.scheduler.liveness import Loss, Watch
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
@@ -164,7 +163,7 @@ class Dispatcher:
         self._plan_id = 0  # of the last plan
         self._boundary_ps = 0
         self._plans_ahead = member.replica.options.async_scheduling
-        self._next_decision = NextDecision(self._clock, partial(self._guarded, self._decide))
+        self._next_decision = NextDecision(self._clock, self._decide_guarded)
         self.outbox = Outbox()
         self._given_up = asyncio.Event()
         self._loads: dict[str, list[asyncio.Future[bool]]] = {}  # on request, by adapter key
@@ -215,30 +214,40 @@ class Dispatcher:
 
     def placed(self, event: Placed, at_ps: int) -> None:
         """Handle a request that the core has given this worker."""
-        self._take(event, at_ps, expected=self._expects(at_ps, event.matters))
-        self._guarded(self._nudge, at_ps, event.matters)
+        self._take(event, at_ps, heeded=event.matters)
 
     def withdrawn(self, event: Withdrawn, at_ps: int) -> None:
         """Handle a request of this worker that has been cancelled."""
         self._take(event, at_ps)
-        self._guarded(self._nudge, at_ps, True)
 
     def recalled(self, handle: int, to: str, at_ps: int) -> None:
         """Handle a waiting request of this worker that is to move to another."""
         self._take(Recall(handle, to), at_ps)
-        self._guarded(self._nudge, at_ps, True)
 
     def retired(self, adapter_key: str, at_ps: int) -> None:
         """Release an adapter that no further request will name, once no sequence has it."""
         if self.member.retire(adapter_key, at_ps):
             self._take(Retire(adapter_key), at_ps)
-            self._guarded(self._nudge, at_ps, True)
 
-    def _take(
-        self, what: Placed | Withdrawn | Recall | Retire | LoadOnRequest, at_ps: int, *, expected: bool = True
-    ) -> None:
+    def _take(self, what: Input, at_ps: int, *, heeded: bool = True) -> None:
+        """Note and publish an input, and see that it takes effect in time: by a decision, or by an Interrupt.
+
+        Args:
+            what: the input.
+            at_ps: its time.
+            heeded: whether it may change the running plan.
+        """
+        running = self._running
+        expected = heeded or running is None or self._inputs.missed(at_ps)
         taken = self._inputs.take(what, at_ps, expected=expected, lost=bool(self.loss))
         self._facts.publish((taken,), at_ps, self.member)
+        if self.loss:
+            return
+        if running is None:
+            self._next_decision.soon(at_ps)
+        elif heeded and running.steps_left > 1 and not running.interrupted:
+            running.interrupted = True
+            self.outbox.send(wire_workers.interrupt(running.plan_id, at_ps))
 
     def load(self, adapter: Adapter, at_ps: int) -> asyncio.Future[bool] | None:
         """Load an adapter on request; None: this worker loads none.
@@ -251,7 +260,6 @@ class Dispatcher:
         over = asyncio.get_running_loop().create_future()
         self._loads.setdefault(adapter.key, []).append(over)
         self._take(LoadOnRequest(adapter), at_ps)
-        self._guarded(self._nudge, at_ps, True)
         return over
 
     def _end_loads(self, adapter_key: str, *, loaded: bool) -> None:
@@ -262,20 +270,6 @@ class Dispatcher:
     def _end_all_loads(self) -> None:
         for adapter_key in list(self._loads):
             self._end_loads(adapter_key, loaded=True)
-
-    def _expects(self, at_ps: int, heeded: bool) -> bool:
-        """Return whether an input should take effect at the next boundary."""
-        return heeded or self._running is None or self._inputs.missed(at_ps)
-
-    def _nudge(self, at_ps: int, heeded: bool) -> None:
-        running = self._running
-        if self.loss:
-            return
-        if running is None:
-            self._next_decision.soon(at_ps)
-        elif heeded and running.steps_left > 1 and not running.interrupted:
-            running.interrupted = True
-            self.outbox.send(wire_workers.interrupt(running.plan_id, at_ps))
 
     # --- failing ----------------------------------------------------------------------------------------------------
 
@@ -297,10 +291,10 @@ class Dispatcher:
         """Return once the stream has to end."""
         await self._given_up.wait()
 
-    def _guarded(self, act: Callable[..., None], *args: object) -> None:
-        """Call `act` for another stream or the loop; an error in it ends only this worker's stream."""
+    def _decide_guarded(self, at_ps: int) -> None:
+        """Decide for the loop; an error ends only this worker's stream."""
         try:
-            act(*args)
+            self._decide(at_ps)
         except Exception as error:
             self.give_up(Loss.ERROR, INTERNAL, error)
 

@@ -97,7 +97,7 @@ class Edge:
             Unauthenticated: no valid key.
         """
         roles: Collection[str] = http.scope["state"].get(ROLES, ())
-        return self.handler.caller(http.headers.get("authorization", ""), roles)
+        return self.handler.access.caller(http.headers.get("authorization", ""), roles)
 
     def admit(self, http: Request) -> None:
         """Check that the caller is authenticated, and count refusals.
@@ -128,7 +128,7 @@ class Edge:
 
     def tenant(self, user: str | None) -> str:
         """Return the tenant that a request names; empty where API keys determine the tenant."""
-        return "" if user is None or self.handler.counts_keys else user
+        return "" if user is None or self.handler.access.counts else user
 
     async def encode_prompts(
         self, http: Request, messages: Sequence[router_pb2.GenerateRequest], names: Sequence[Names]

@@ -179,7 +179,7 @@ async def _answer(
         prompt = prompts[0]
         prompt_text = None
         if request.return_prompt_text and not isinstance(prompt, str):
-            prompt_text = edge.handler.detokenize(prompt)
+            prompt_text = edge.handler.tokenizer.decode(prompt)
         in_batch = isinstance(request, ChatBatchRequest)
         shown = ChatShape(
             *common,
@@ -219,7 +219,7 @@ async def _details(
             if not echo or request.return_token_ids:  # as in vLLM, whoever asks for token ids gets the prompt as those
                 prompts.append(Prompt("", token_ids, logprobs))
                 continue
-            shown = text or edge.handler.detokenize(token_ids)
+            shown = text or edge.handler.tokenizer.decode(token_ids)
             cut = message.HasField("truncate_prompt_tokens")
             num_cut = max(0, len(shown) - edge.texts.num_characters(token_ids)) if cut else 0
             prompts.append(Prompt(shown, token_ids, logprobs, num_cut))

@@ -140,7 +140,7 @@ def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> 
     settings, router = handler.settings, handler.settings.router
     contexts = server_contexts(settings.http_tls, settings.http_tls_section)
     # No page has a key, and no browser accepts a certificate for another name.
-    any_name = handler.counts_keys or contexts is not None
+    any_name = handler.access.counts or contexts is not None
     allowed, origins = (("*",), ("*",)) if any_name else (settings.allowed_hosts, router.http_allowed_origins)
     return WebServer(
         bounded(make_app(handler, registry), max_bytes, handler.traces, RequestsCounted(registry)),

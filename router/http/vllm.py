@@ -249,7 +249,7 @@ def routes(edge: Edge) -> APIRouter:
                 limit=2**32 - 1,
             )
         await handler.count(caller, request.model, len(request.tokens))
-        return json_response({"prompt": await asyncio.to_thread(handler.detokenize, request.tokens)})
+        return json_response({"prompt": await asyncio.to_thread(handler.tokenizer.decode, request.tokens)})
 
     @router.get("/kv_event_sources")
     async def kv_event_sources(http: Request) -> Response:

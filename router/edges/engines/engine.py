@@ -156,7 +156,7 @@ class Engine:
         Raises:
             Unauthenticated: no valid key.
         """
-        return self.handler.caller(authorization(context), certificate_roles(context))
+        return self.handler.access.caller(authorization(context), certificate_roles(context))
 
     async def answer(self, context: status.Context, answer: Callable[[ApiKey], Awaitable[_T]]) -> _T:
         """Serve a call that is not a request; errors of a scheduler become its status.

@@ -89,8 +89,8 @@ def routes(edge: Edge) -> APIRouter:
 
 def _shown(edge: Edge, prompt: list[int]) -> tuple[str, list[int]]:
     """Return a prompt as its text, without the special tokens that were added to that, and its tokens."""
-    added = edge.handler.detokenize(edge.handler.tokenizer.encode_prompt(""))
-    return edge.handler.detokenize(prompt).removeprefix(added), prompt
+    added = edge.handler.tokenizer.decode(edge.handler.tokenizer.encode_prompt(""))
+    return edge.handler.tokenizer.decode(prompt).removeprefix(added), prompt
 
 
 def _unknown(response_id: str) -> Response:
