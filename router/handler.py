@@ -70,7 +70,7 @@ _log = get_logger("router.handler")
 
 
 class Handler:
-    """See the module.
+    """The operations of a router, which every edge calls.
 
     Args:
         settings: of the cluster.

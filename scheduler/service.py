@@ -335,7 +335,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 def _worker_status(worker: Dispatcher) -> types_pb2.Worker:
-    state = types_pb2.WORKER_STATE_DRAINING if worker.draining else types_pb2.WORKER_STATE_READY
+    state = types_pb2.WORKER_STATE_DRAINING if worker.member.draining else types_pb2.WORKER_STATE_READY
     return types_pb2.Worker(
         worker_id=worker.worker_id,
         state=state,
@@ -345,7 +345,7 @@ def _worker_status(worker: Dispatcher) -> types_pb2.Worker:
         num_running=worker.replica.num_running,
         num_waiting=worker.replica.num_waiting,
         kv_tokens=worker.replica.kv_tokens,
-        max_total_token_num=worker.max_total_token_num,
+        max_total_token_num=worker.member.pool_tokens,
         resident_adapters=sorted({adapter.adapter_id for adapter in worker.replica.resident_adapters.values()}),
         kv_events=worker.kv_source,
     )

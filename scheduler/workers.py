@@ -135,6 +135,7 @@ class Dispatcher:
         outbox: messages to the worker.
         num_tokens: output tokens since it attached.
         busy_ps: time in steps since then.
+        boundary_ps: the end of its last step.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Dispatcher:
         self._inputs = Inputs()
         self._running: RunningPlan | None = None
         self._plan_id = 0  # of the last plan
-        self._boundary_ps = 0
+        self.boundary_ps = 0
         self._plans_ahead = member.replica.options.async_scheduling
         self._next_decision = NextDecision(self._clock, self._decide_guarded)
         self.outbox = Outbox()
@@ -178,24 +179,9 @@ class Dispatcher:
         return self.member.replica
 
     @property
-    def max_total_token_num(self) -> int:
-        """Size of its KV pool."""
-        return self.member.pool_tokens
-
-    @property
-    def draining(self) -> bool:
-        """Whether it gets no new sequences."""
-        return self.member.draining
-
-    @property
     def kv_source(self) -> wire_workers.KvEventSource | None:
         """Where it publishes KV events; None: nowhere."""
         return None if self._kv_events is None else self._kv_events.source
-
-    @property
-    def boundary_ps(self) -> int:
-        """The end of its last step."""
-        return self._boundary_ps
 
     @property
     def step_ps(self) -> int:
@@ -303,7 +289,7 @@ class Dispatcher:
     def _decide(self, at_ps: int, *, after_step: bool = False) -> None:
         """Plan at this boundary, or as soon as there is something to do; `after_step`: at the end of a step."""
         assert self._running is None, f"plan {self._plan_id} runs"
-        at_ps = max(at_ps, self._boundary_ps)
+        at_ps = max(at_ps, self.boundary_ps)
         while True:
             self._next_decision.cancel()
             started = time.thread_time()
@@ -379,26 +365,26 @@ class Dispatcher:
         running = self._running
         if running is None or step.plan_id != running.plan_id:
             return
-        running.check(step, self._boundary_ps, self._clock.now_ps)
+        running.check(step, self.boundary_ps, self._clock.now_ps)
         self.watch.progressed(self._cluster.awake.now())
         if step.ran.end_ps > step.start_ps:
             self._commit(running, step)
         if step.hand_back:
             self._running = None
             self.watch.has_no_plan()
-            self._boundary_ps = step.ran.end_ps
+            self.boundary_ps = step.ran.end_ps
             self._decide(step.ran.end_ps, after_step=True)
 
     def _commit(self, running: RunningPlan, step: StepReport) -> None:
         plan, ran, num_tokens = running.plan, step.ran, len(step.handles_u32) // u32.ITEM_BYTES
-        step_ps, gap_ps = ran.end_ps - step.start_ps, step.start_ps - running.expected_start_ps(self._boundary_ps)
+        step_ps, gap_ps = ran.end_ps - step.start_ps, step.start_ps - running.expected_start_ps(self.boundary_ps)
         replica = self.member.replica
         fan_out = self._fan_outs.note(step, running, replica.running, replica.ended)
         running.steps_left -= 1
         self.num_tokens += num_tokens
         self.busy_ps += step_ps
         self._last_step_ps = step_ps
-        self._boundary_ps = ran.end_ps
+        self.boundary_ps = ran.end_ps
         self._inputs.stepped(ran.end_ps)
         started = time.thread_time()
         try:
@@ -451,8 +437,8 @@ class Dispatcher:
         Raises:
             ProtocolError: it was sent none, or the time is impossible.
         """
-        latest_ps = max(self._boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
-        taken = self._told_faults.taken(from_ps, self._boundary_ps, latest_ps)
+        latest_ps = max(self.boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
+        taken = self._told_faults.taken(from_ps, self.boundary_ps, latest_ps)
         self._facts.publish((taken,), from_ps, self.member)
 
     # --- being gone -------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class StreamBrokenError(Exception):
 
 
 class Attachment:
-    """See the module.
+    """One attachment of a GPU to a scheduler, for as long as its stream lasts.
 
     Args:
         call: the stream, after its welcome.

@@ -67,7 +67,7 @@ class Dial(Protocol):
 
 
 class HostedGpu:
-    """See the module.
+    """One GPU of the process, attached to one scheduler after another.
 
     Args:
         name: name of the worker.

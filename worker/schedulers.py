@@ -171,7 +171,7 @@ class _Channel:
 
 
 class Schedulers:
-    """See the module.
+    """The schedulers of a worker process: chooses one for each GPU, and keeps them balanced.
 
     Args:
         settings: of the cluster.

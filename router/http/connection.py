@@ -121,7 +121,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int, hosts: Hosts
     max_bytes = MAX_HEAD_BYTES + _FRAMING * max_body_bytes
 
     class Connection(UpgradeBlindProtocol):
-        """See the module."""
+        """uvicorn's protocol within the bounds of these settings."""
 
         def __init__(
             self,

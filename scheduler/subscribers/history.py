@@ -181,7 +181,7 @@ class Seen:
 
 
 class History:
-    """See the module.
+    """Counts what watchers see, and keeps the latest ends and events.
 
     Attributes:
         preempted: number of preemptions by worker name.

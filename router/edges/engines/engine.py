@@ -104,7 +104,7 @@ class Load:
 
 
 class Engine:
-    """See the module.
+    """The cluster as one inference engine: what the services of all engine protocols call.
 
     Args:
         handler: of the router.
