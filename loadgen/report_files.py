@@ -21,14 +21,13 @@ import numpy.typing as npt
 from lorrery.loadgen.report import LoadReport, scaling_csv
 from lorrery.loadgen.workload.outcome import OutcomeTable
 from lorrery.loadgen.workload.summary import FORMULAS
-from lorrery.service.errors import FormatError, LorreryError, SettingsError
+from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.files.writing import whole_file
 from lorrery.service.version import VERSION
 from lorrery.vocabulary.adapter_figures import FIGURES, FiguresByAdapter
 from lorrery.vocabulary.run_files import (
     ADAPTERS_FILE,
     FORMAT_VERSION,
-    KINDS,
     LIVE_KIND,
     REQUESTS_FILE,
     SCALING_FILE,
@@ -79,31 +78,6 @@ def write_report(report: LoadReport, folder: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise LorreryError(f"report: {error.filename}: {error.strerror}") from None
     return tuple(paths)
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """Read a JSON summary.
-
-    Args:
-        path: the file, or the folder that `write_report` wrote.
-
-    Raises:
-        FormatError: not such a file, or an unknown format version.
-    """
-    if path.is_dir():
-        path /= SUMMARY_FILE
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise FormatError(f"{path}: not a JSON file") from None
-    if not isinstance(content, dict) or content.get("kind") not in KINDS:
-        raise FormatError(f"{path}: not a summary of `lorrery load` or `lorrery simulate`")
-    if content.get("format_version") != FORMAT_VERSION:
-        found = content.get("format_version")
-        raise FormatError(f"{path}: format_version {found!r} is not known; this version reads {FORMAT_VERSION}")
-    return content
 
 
 def to_json(report: LoadReport) -> dict[str, Any]:
