@@ -169,9 +169,8 @@ class Generation:
             RequestError: the request is refused, or fails before its end.
         """
         tenant_id = self._access.tenant(caller, message.tenant_id)
-        timing.belongs_to(tenant_id)
-        adapter_id = self._reader.adapter_id(message)
-        timing.asks_for(adapter_id)
+        timing.tenant_id = tenant_id
+        timing.adapter_id = adapter_id = self._reader.adapter_id(message)
         self._placement.check_standing_refusals(adapter_id, message.group.id or message.request_id, tenant_id)
         request = await self._reader.read(message, caller, constraint)
         if trace is not None:

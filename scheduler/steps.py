@@ -127,6 +127,9 @@ class FanOut:
         lives: the scheduler's requests, by handle.
         running: the batch of the worker that made the tokens.
 
+    Attributes:
+        is_for_one_step: whether it must not be reused, since some of its tokens are repeated, and not sent.
+
     Raises:
         ProtocolError: a sequence does not run on this worker.
     """
@@ -154,6 +157,7 @@ class FanOut:
             indices, router_handles = places.setdefault(live.router, ([], []))
             indices.append(index)
             router_handles.append(live.router_handle)
+        self.is_for_one_step = bool(self._repeating)
         self._whole = len(places) == 1 and len(next(iter(places.values()))[0]) == len(handles)
         self._places = [
             (router, indices, u32.pack(router_handles)) for router, (indices, router_handles) in places.items()
@@ -184,11 +188,6 @@ class FanOut:
         for output, token_id in zip(self._outputs, token_ids, strict=True):
             if output is not None:
                 output.append(token_id)
-
-    @property
-    def is_for_one_step(self) -> bool:
-        """Whether it must not be reused, since some of its tokens are repeated, and not sent."""
-        return bool(self._repeating)
 
     def take_back(self) -> None:
         """Remove the tokens appended last."""

@@ -217,7 +217,7 @@ class AttachStreams:
 
     async def _read_worker(self, messages: AsyncIterator[pb.AttachRequest], worker: Dispatcher) -> None:
         async for message in messages:
-            worker.heard()
+            worker.watch.heard(self._cluster.awake.now())
             try:
                 self._receive(message, worker)
             except ProtocolError as error:

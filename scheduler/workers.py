@@ -313,7 +313,19 @@ class Dispatcher:
     def _begin(self, decision: Plan | Idle, at_ps: int) -> int | None:
         """Send a plan, or wait; return when to decide again if that has already passed."""
         if isinstance(decision, Plan):
-            self._start(decision)
+            self._plan_id += 1
+            self._running = RunningPlan(decision, self._plan_id)
+            now_ps = self._clock.now_ps()
+            message = wire_workers.write_plan(
+                decision,
+                self._plan_id,
+                now_ps,
+                self._cluster.requests.lives.__getitem__,
+                self.hello.needs_prompts,
+                None if self._engine is None else self._engine.take(now_ps),
+            )
+            self.watch.has_plan(self._plan_id, self._cluster.awake.now())
+            self.outbox.send(message)
             return None
         if decision.leaves or decision.adapter_evictions:
             self._plan_id += 1
@@ -329,26 +341,7 @@ class Dispatcher:
             self._end_loads(adapter_key, loaded=loaded)
         self._facts.publish(self._adapter_log.take(), at_ps, self.member)
 
-    def _start(self, plan: Plan) -> None:
-        self._plan_id += 1
-        self._running = RunningPlan(plan, self._plan_id)
-        now_ps = self._clock.now_ps()
-        message = wire_workers.write_plan(
-            plan,
-            self._plan_id,
-            now_ps,
-            self._cluster.requests.lives.__getitem__,
-            self.hello.needs_prompts,
-            None if self._engine is None else self._engine.take(now_ps),
-        )
-        self.watch.has_plan(self._plan_id, self._cluster.awake.now())
-        self.outbox.send(message)
-
     # --- reports of the worker --------------------------------------------------------------------------------------
-
-    def heard(self) -> None:
-        """Record a message of any kind."""
-        self.watch.heard(self._cluster.awake.now())
 
     def answer(self, number: int, now_ps: int) -> None:
         """Answer a heartbeat."""
