@@ -21,11 +21,11 @@ from lorrery.router.checks import (
     check_stop_tokens,
     check_text,
     check_token_ids,
+    check_top_logprobs,
     most_text_bytes,
     text_too_long,
 )
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
-from lorrery.router.logprobs import check_top_logprobs
 from lorrery.router.open_request import stop_token_sequences
 from lorrery.router.request import Request
 from lorrery.router.sampling import SamplingParams, check_least

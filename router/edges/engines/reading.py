@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from google.protobuf.message import Message
 
+from lorrery.router.checks import MAX_TOP_LOGPROBS
 from lorrery.router.field_names import EMPTY, Names
-from lorrery.router.logprobs import MAX_TOP_LOGPROBS
 from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import router_pb2, types_pb2
 
