@@ -397,7 +397,7 @@ class Handler:
             messages: as for `Tokenizer.chat_prompt`.
             caller: authenticates the caller.
             add_generation_prompt: append the start of the assistant's turn.
-            continue_final_message: see `prompt.encode_chat`, as for those that follow.
+            continue_final_message: see `reader.encode_chat`, as for those that follow.
             add_special_tokens: the same.
             only_count: the same.
             variables: further template variables.

@@ -34,7 +34,7 @@ class InputLate:
 
     Attributes:
         number: of the input.
-        handle: of its request; `inputs.NOBODY`: it has none.
+        handle: of its request; `steps.NOBODY`: it has none.
         missed: plans already made at that boundary.
         never: it left before it took effect.
     """
