@@ -191,7 +191,6 @@ async def _watch(shard: Shard, answered: asyncio.Event, news: _News) -> None:
         retry_seconds = min(LAST_RETRY_SECONDS, 2 * retry_seconds)
 
 
-FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.2, 2.0
 FIRST_SECONDS = 1.0
 """How long the first state may take, so that schedulers can answer by then."""
 LATE = 1.5

@@ -148,9 +148,6 @@ class RouteStreams:
             self._cluster.requests.submit(submit, router)
 
 
-log = get_logger("scheduler")
-
-
 class AttachStreams:
     """Serves Attach streams.
 
