@@ -42,10 +42,9 @@ def router_metrics() -> CollectorRegistry:
 
 def scheduler_metrics() -> CollectorRegistry:
     replica = build_replica(ReplicaSettings("fcfs", memory="paged", max_total_token_num=1000, max_req_total_len=100))
-    worker = SimpleNamespace(worker_id="one", replica=replica, max_total_token_num=1000, draining=False)
-    state: Any = SimpleNamespace(
-        attached=[worker], open_sequences=[], num_unplaced=0, num_held=0, num_routers=0, fairness=1.0
-    )
+    member = SimpleNamespace(name="one", replica=replica, pool_tokens=1000, draining=False)
+    core = SimpleNamespace(num_unplaced=0, num_held=0)
+    state: Any = SimpleNamespace(core=core, members=[member], open_sequences=[], num_routers=0, fairness=1.0)
     registry = CollectorRegistry()
     Gauges(SchedulerMetrics(registry, {}), state)
     return registry
