@@ -16,8 +16,7 @@ from typing import Self
 import grpc
 import grpc.aio
 
-from lorrery.loadgen.cluster_view import ClusterView
-from lorrery.loadgen.reception import NO_FINISH, Ask, Reception, Send
+from lorrery.loadgen.reception import NO_FINISH, Ask, ClusterView, Reception, Send
 from lorrery.loadgen.wire import (
     GenerateRequest,
     GenerateResponse,
@@ -36,8 +35,6 @@ from lorrery.service.settings.sections import TlsSettings
 from lorrery.v1 import router_pb2_grpc
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapters import FiguresByAdapter
-
-__all__ = ["MAX_STREAMS_PER_CHANNEL", "Reception", "RouterClient"]
 
 MAX_STREAMS_PER_CHANNEL = 500
 _POLL_SECONDS = 0.2

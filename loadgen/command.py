@@ -15,8 +15,6 @@ from lorrery.service.installed import VERSION
 from lorrery.service.settings.cluster import load as load_settings
 from lorrery.view.terminal import table_console
 
-__all__ = ["app", "load"]
-
 OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
 """Variable with the API key for HTTP servers, used if neither the flag nor Lorrery's own variable is set."""
 _DRIVE, _OUTPUT = "How it is played", "Output"

@@ -20,11 +20,9 @@ import numpy as np
 
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.reception import Ask, Client, Exchange, Reception, Send
+from lorrery.loadgen.workload.arrivals import WARMUP_CONCURRENCY, again_and_again, warmup_requests
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
 from lorrery.loadgen.workload.request import WorkloadRequest, sessions
-from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again, warmup_requests
-
-__all__ = ["MAX_IN_FLIGHT", "WRONG_TOKEN_COUNT", "DriveSettings", "Driver", "Tally"]
 
 MAX_IN_FLIGHT = 8000
 """Open requests at once; 16 connections of 500 streams."""

@@ -10,8 +10,6 @@ from lorrery.loadgen.options import OPTIONS, LoadOptions
 from lorrery.service.commands import command_options, takes
 from lorrery.service.errors import SettingsError
 
-__all__ = ["Out", "Report", "check_report", "takes_load_options"]
-
 _OUTPUT = "Output"
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -15,8 +15,6 @@ from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.service.errors import SettingsError
 from lorrery.service.options import flag_of
 
-__all__ = ["check", "check_opened"]
-
 _TRACE_ALONE = "--trace does not go with --workload {}; --workload trace plays a file of any known form"
 _LEAST_CV, _MOST_CV = 1e-6, 1e6
 """Of arrivals; beyond these limits the gamma distribution exceeds doubles."""

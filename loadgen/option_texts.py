@@ -9,25 +9,9 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 from lorrery.loadgen.workload.arrivals import Bursts
-from lorrery.loadgen.workload.drift import MOST_ADAPTERS, Diurnal, Drift, Flash, Shift
+from lorrery.loadgen.workload.popularity import MOST_ADAPTERS, Diurnal, Drift, Flash, Shift
 from lorrery.service.errors import SettingsError
 from lorrery.service.settings.sections import MAX_ADAPTERS
-
-__all__ = [
-    "ALL_ADAPTERS",
-    "DEFAULT_TARGETS",
-    "DEFAULT_WORKLOAD",
-    "TRACE",
-    "ProtocolName",
-    "WorkloadName",
-    "expand_adapters",
-    "parse_bursts",
-    "parse_drift",
-    "parse_range",
-    "parse_shared_prefix",
-    "protocol_name",
-    "workload_name",
-]
 
 WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant", "chat", "sharegpt", "trace"]
 DEFAULT_WORKLOAD: WorkloadName = "poisson"

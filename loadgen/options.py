@@ -28,8 +28,6 @@ from lorrery.service.options import Option, given_to, options_of
 from lorrery.service.settings.sections import MAX_ADAPTERS
 from lorrery.vocabulary.units import LAST_SECONDS
 
-__all__ = ["GIVEN", "OF_TARGET", "OPTIONS", "PARSERS", "GivenWorkload", "LoadOption", "LoadOptions", "load_options"]
-
 GivenWorkload = Literal["given"]
 GIVEN: GivenWorkload = "given"
 """The caller's own requests (`workload.arrays`), which no command can select."""

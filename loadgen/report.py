@@ -3,24 +3,218 @@
 `report_files` writes it.
 """
 
-from collections.abc import Mapping
+import csv
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
-from lorrery.loadgen.own_load import OwnLoad
-from lorrery.loadgen.scaling_report import Scaling
+from lorrery.loadgen.reception import ClusterView
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.workload import arrivals
-from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
-from lorrery.loadgen.workload.slora_summary import SloraSummary, slora_summary
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, OutcomeTable
+from lorrery.loadgen.workload.slora import SloraSummary, slora_summary
 from lorrery.loadgen.workload.summary import Summary, summarise
 from lorrery.vocabulary.adapters import AdapterFigures, FiguresByAdapter
+
+BUSY_SHARE = 0.8
+"""CPU share of a core above which latencies are as much the client's as the cluster's."""
+
+_SCHEDSTAT = Path("/proc/self/schedstat")
+_WINDOW_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLoad:
+    """The load generator's own load over a run: a client that is short of CPU measures itself.
+
+    CPU share is process time (all threads, so above 1 is possible) / wall time. Run-queue delay is the time the event
+    loop's thread was ready but had no core (`/proc/self/schedstat`, second field, nanoseconds; Linux only).
+
+    Attributes:
+        cpu_share: cores used, mean over the run.
+        peak_cpu_share: the largest over any window of about a second; the mean if there was no such window.
+        run_queue_delay_ratio: share of the wall time spent waiting for a core; None if the kernel does not report it.
+    """
+
+    wall_seconds: float
+    cpu_share: float
+    peak_cpu_share: float
+    run_queue_delay_ratio: float | None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Remarks that the figures must be read with."""
+        found = []
+        if self.cpu_share > BUSY_SHARE:
+            found.append(
+                f"the load generator used {self.cpu_share:.0%} of a core: these latencies are partly its own;"
+                " lower the rate, or split the load over several processes"
+            )
+        elif self.peak_cpu_share > BUSY_SHARE:
+            found.append(
+                f"the load generator used up to {self.peak_cpu_share:.0%} of a core in a second: the tail of these"
+                " latencies may be its own"
+            )
+        if self.run_queue_delay_ratio is not None and self.run_queue_delay_ratio > 0.1:
+            found.append(
+                f"the load generator waited for a core {self.run_queue_delay_ratio:.0%} of the time: this machine is"
+                " too busy to measure on"
+            )
+        return tuple(found)
+
+
+class OwnLoadMeter:
+    """Measures from its creation or `restart`; call `sample` now and then, from the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Start measuring anew from now."""
+        self._wall = self._window_wall = time.monotonic()
+        self._cpu = self._window_cpu = time.process_time()
+        self._delay = _run_queue_delay_seconds()
+        self._peak = 0.0
+
+    def sample(self) -> None:
+        """Close the current window if it is a second old."""
+        wall, cpu = time.monotonic(), time.process_time()
+        if wall - self._window_wall >= _WINDOW_SECONDS:
+            self._peak = max(self._peak, (cpu - self._window_cpu) / (wall - self._window_wall))
+            self._window_wall, self._window_cpu = wall, cpu
+
+    def read(self) -> OwnLoad:
+        """Return the load since the start."""
+        self.sample()
+        wall = max(time.monotonic() - self._wall, 1e-9)
+        share = (time.process_time() - self._cpu) / wall
+        delay = _run_queue_delay_seconds()
+        ratio = None if delay is None or self._delay is None else (delay - self._delay) / wall
+        return OwnLoad(wall, share, max(self._peak, share), ratio)
+
+
+def _run_queue_delay_seconds() -> float | None:
+    try:
+        return int(_SCHEDSTAT.read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+_COLUMNS = (
+    "seconds",
+    "ready",
+    "starting",
+    "draining",
+    "desired",
+    "recommended",
+    "num_requests_waiting",
+    "num_requests_running",
+    "kv_cache_usage_perc",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRow:
+    """One decision with the state that it was based on; a row of the timeline.
+
+    Attributes:
+        seconds: since the start.
+        group: group of workers; empty: there is only one.
+        desired: replicas wanted from now on.
+        recommended: by the metrics alone.
+        values: of the metrics of all rules, in order; None: no value yet, or not a metric of this group's rule.
+    """
+
+    seconds: float
+    ready: int
+    starting: int
+    draining: int
+    desired: int
+    recommended: int
+    num_requests_waiting: int
+    num_requests_running: int
+    kv_cache_usage_perc: float
+    values: tuple[float | None, ...]
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSummary:
+    """Summary of a whole run.
+
+    Attributes:
+        gpu_hours: device hours times GPUs, from each worker's start until it is gone, including its start-up and the
+            end of its requests.
+        replicas_mean: serving replicas, over time; `replicas_min` and `replicas_max` likewise.
+        num_scale_ups: number of decisions for more workers.
+        start_up_seconds: from a worker's start to its first plan; the longest of all groups.
+        ttft_seconds: service level: time to the first token.
+        tpot_seconds: service level: mean time per further token.
+        good_ratio: share of all requests that met both; failed requests did not.
+    """
+
+    gpu_hours: float
+    replicas_min: int
+    replicas_mean: float
+    replicas_max: int
+    num_scale_ups: int
+    num_scale_downs: int
+    start_up_seconds: float
+    ttft_seconds: float
+    tpot_seconds: float
+    good_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """An autoscaled run.
+
+    Attributes:
+        metrics: of the rule, in its order; with several groups' rules, each metric once.
+        timeline: one row per decision.
+    """
+
+    summary: ScalingSummary
+    metrics: tuple[str, ...]
+    timeline: Sequence[ScalingRow]
+
+
+def scaling_csv(scaling: Scaling) -> str:
+    """Return the timeline, one line per decision; the rule's metrics follow as `metric:NAME`, per worker process.
+
+    With several groups of workers, `group` comes last.
+    """
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    groups = ("group",) * any(row.group for row in scaling.timeline)
+    writer.writerow((*_COLUMNS, *(f"metric:{metric}" for metric in scaling.metrics), *groups))
+    for row in scaling.timeline:
+        figures = (getattr(row, name) for name in _COLUMNS)
+        values = ("" if value is None else value for value in row.values)
+        group = (getattr(row, name) for name in groups)
+        writer.writerow([f"{one:.6g}" if isinstance(one, float) else one for one in (*figures, *values, *group)])
+    return text.getvalue()
+
+
+def scaling_lines(scaling: Scaling) -> list[tuple[str, str]]:
+    """Return the most important figures, each with its label."""
+    own = scaling.summary
+    changes = f"{own.num_scale_ups:,} times up, {own.num_scale_downs:,} times down"
+    used = (
+        f"{own.gpu_hours:,.2f} GPU hours of workers that start, serve or drain; {own.replicas_min} to"
+        f" {own.replicas_max} worker processes serve, {own.replicas_mean:.2f} on average; {changes}; a start takes"
+        f" {own.start_up_seconds:.1f} s"
+    )
+    level = f"TTFT up to {own.ttft_seconds:g} s and TPOT up to {own.tpot_seconds * 1e3:g} ms"
+    return [("scaling", used), ("", f"service level: {own.good_ratio:.2%} of requests with {level}")]
+
 
 EXIT_OK, EXIT_FAILURES, EXIT_INTERRUPTED = 0, 1, 130
 """Exit codes of a run: every request completed, some failed, a signal ended it."""

@@ -9,24 +9,25 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC
 from pathlib import Path
 from typing import Any, TextIO
 
-from lorrery.loadgen.report import LoadReport
-from lorrery.loadgen.requests_csv import write_requests
-from lorrery.loadgen.scaling_report import scaling_csv
+import numpy as np
+import numpy.typing as npt
+
+from lorrery.loadgen.report import LoadReport, scaling_csv
+from lorrery.loadgen.workload.outcome import OutcomeTable
 from lorrery.loadgen.workload.summary import FORMULAS
-from lorrery.service.errors import FormatError, LorreryError, SettingsError
+from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.files.writing import whole_file
 from lorrery.service.installed import VERSION
 from lorrery.vocabulary.adapters import FIGURES, FiguresByAdapter
 from lorrery.vocabulary.files import (
     ADAPTERS_FILE,
     FORMAT_VERSION,
-    KINDS,
     LIVE_KIND,
     REQUESTS_FILE,
     SCALING_FILE,
@@ -77,31 +78,6 @@ def write_report(report: LoadReport, folder: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise LorreryError(f"report: {error.filename}: {error.strerror}") from None
     return tuple(paths)
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """Read a JSON summary.
-
-    Args:
-        path: the file, or the folder that `write_report` wrote.
-
-    Raises:
-        FormatError: not such a file, or an unknown format version.
-    """
-    if path.is_dir():
-        path /= SUMMARY_FILE
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise FormatError(f"{path}: not a JSON file") from None
-    if not isinstance(content, dict) or content.get("kind") not in KINDS:
-        raise FormatError(f"{path}: not a summary of `lorrery load` or `lorrery simulate`")
-    if content.get("format_version") != FORMAT_VERSION:
-        found = content.get("format_version")
-        raise FormatError(f"{path}: format_version {found!r} is not known; this version reads {FORMAT_VERSION}")
-    return content
 
 
 def to_json(report: LoadReport) -> dict[str, Any]:
@@ -169,3 +145,108 @@ def _how_it_ran(report: LoadReport) -> dict[str, Any]:
 def _replace(path: Path, write: Callable[[TextIO], object]) -> None:
     with whole_file(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
         write(text)
+
+
+CSV_COLUMNS = (
+    "index",
+    "status",
+    "adapter_id",
+    "tenant_id",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "intended_seconds",
+    "sent_seconds",
+    "first_token_seconds",
+    "last_token_seconds",
+    "end_seconds",
+    "ttft_from_intended_ms",
+    "ttft_from_sent_ms",
+    "e2e_from_intended_ms",
+    "e2e_from_sent_ms",
+    "tpot_ms",
+    "norm_tpot_from_sent_ms",
+    "queue_seconds",
+    "adapter_load_seconds",
+    "prefill_seconds",
+    "decode_seconds",
+    "num_messages",
+    "num_requeues",
+    "worker_id",
+    "finish_reason",
+    "token_ids_crc32",
+    "detail",
+)
+PRIORITY = "priority"
+"""A further column, if a request has a priority other than 0."""
+
+_ROWS_AT_ONCE = 10_000
+
+Cells = Callable[[slice], Iterator[Any]]
+"""Return the cells of one column for some rows."""
+
+
+def write_requests(table: OutcomeTable, file: TextIO) -> None:
+    """Write the header and all rows, in the table's order."""
+    columns = _columns(table)
+    assert len(columns) == len(CSV_COLUMNS)
+    writer = csv.writer(file, lineterminator="\n")
+    if table.priority.any():
+        columns = (*columns, _whole(table.priority))
+        writer.writerow((*CSV_COLUMNS, PRIORITY))
+    else:
+        writer.writerow(CSV_COLUMNS)
+    for begin in range(0, len(table), _ROWS_AT_ONCE):
+        rows = slice(begin, min(begin + _ROWS_AT_ONCE, len(table)))
+        writer.writerows(zip(*(cells(rows) for cells in columns), strict=True))
+
+
+def _columns(table: OutcomeTable) -> tuple[Cells, ...]:
+    intended, sent, first, last = (
+        table.intended_seconds,
+        table.sent_seconds,
+        table.first_token_seconds,
+        table.last_token_seconds,
+    )
+    tokens, detail = table.output_tokens, table.detail
+
+    return (
+        _whole(table.index),
+        lambda rows: iter(table.status[rows]),
+        lambda rows: (adapter_id or "" for adapter_id in table.adapter_id[rows]),
+        lambda rows: iter(table.tenant_id[rows]),
+        _whole(table.prompt_tokens),
+        _whole(tokens),
+        _whole(table.cached_tokens),
+        *(_seconds(column) for column in (intended, sent, first, last, table.end_seconds)),
+        *(_from(origin, to) for to in (first, last) for origin in (intended, sent)),
+        lambda rows: _per_token_ms(last[rows] - first[rows], tokens[rows] - 1),
+        lambda rows: _per_token_ms(last[rows] - sent[rows], tokens[rows]),
+        *map(_seconds, (table.queue_seconds, table.adapter_load_seconds, table.prefill_seconds, table.decode_seconds)),
+        _whole(table.num_messages),
+        _whole(table.num_requeues),
+        lambda rows: iter(table.worker_id[rows]),
+        lambda rows: iter(table.finish_reason[rows]),
+        lambda rows: ("" if crc is None else f"{crc:08x}" for crc in table.token_ids_crc32[rows]),
+        lambda rows: (detail.get(row, "") for row in range(rows.start, rows.stop)),
+    )
+
+
+def _whole(column: npt.NDArray[np.int64]) -> Cells:
+    return lambda rows: iter(column[rows].tolist())
+
+
+def _seconds(column: npt.NDArray[np.float64]) -> Cells:
+    return lambda rows: _numbers(column[rows], 6)
+
+
+def _from(origin: npt.NDArray[np.float64], to: npt.NDArray[np.float64]) -> Cells:
+    return lambda rows: _numbers((to[rows] - origin[rows]) * 1e3, 3)
+
+
+def _numbers(values: npt.NDArray[np.float64], digits: int) -> Iterator[str]:
+    return ("" if math.isnan(value) else f"{value:.{digits}f}" for value in values.tolist())
+
+
+def _per_token_ms(seconds: npt.NDArray[np.float64], tokens: npt.NDArray[np.int64]) -> Iterator[str]:
+    return _numbers(np.divide(seconds, tokens, out=np.full(len(seconds), np.nan), where=tokens > 0) * 1e3, 3)

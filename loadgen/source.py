@@ -1,32 +1,33 @@
 """Builds the workload of the options. The only module that opens trace files."""
 
 import math
+import os
+import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import IO, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from lorrery.loadgen import option_rules
-from lorrery.loadgen.cluster_view import ClusterView
-from lorrery.loadgen.file_spool import FileSpool
 from lorrery.loadgen.option_texts import ALL_ADAPTERS, TRACE, expand_adapters, parse_bursts, parse_drift
 from lorrery.loadgen.options import GIVEN, LoadOptions
-from lorrery.loadgen.workload import arrivals, chat, popularity, slora
+from lorrery.loadgen.reception import ClusterView
+from lorrery.loadgen.workload import arrivals, conversations, popularity, slora
 from lorrery.loadgen.workload.arrays import Requests
+from lorrery.loadgen.workload.arrivals import again_and_again
 from lorrery.loadgen.workload.columns import WorkloadColumns
 from lorrery.loadgen.workload.conversations import Conversations
-from lorrery.loadgen.workload.drift import drifting_indices
+from lorrery.loadgen.workload.popularity import drifting_indices
 from lorrery.loadgen.workload.recorded import spread, step_seconds
 from lorrery.loadgen.workload.request import TraceError, Turn, WorkloadRequest, sessions
-from lorrery.loadgen.workload.rounds import again_and_again
 from lorrery.loadgen.workload.traces import Trace
 from lorrery.service.errors import FormatError, LorreryError, SettingsError
 from lorrery.service.files.reading import DAMAGED, damage, open_text
-
-__all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
 _DEFAULT_EXPONENT = 1.0
 _DRAWN = "; --adapters all or --num-adapters N draws adapters"
@@ -211,7 +212,9 @@ def _shared(options: LoadOptions, requests: Sequence[WorkloadRequest]) -> tuple[
     assert options.shared_prefix is not None
     tokens, groups = options.shared_prefix
     # A separate generator keeps times and lengths equal to those of a run without shared prefixes.
-    shared = chat.share_prefixes(requests, tokens, groups, np.random.default_rng([options.seed, _SHARED_DRAWS]))
+    shared = conversations.share_prefixes(
+        requests, tokens, groups, np.random.default_rng([options.seed, _SHARED_DRAWS])
+    )
     return shared, f"each prompt begins with {tokens} tokens of one of {groups} shared parts, drawn uniformly"
 
 
@@ -258,8 +261,10 @@ def _sessions(
         what = f"of {found.num_entries:,} conversations{rules}; their times are drawn"
     else:
         times = _arrival_times(options, rng)
-        shape = chat.ChatShape(options.turns_range, options.prompt_lengths, options.output_lengths, options.think)
-        requests = chat.chat(times, shape, rng)
+        shape = conversations.ChatShape(
+            options.turns_range, options.prompt_lengths, options.output_lengths, options.think
+        )
+        requests = conversations.chat(times, shape, rng)
         low, high = options.turns_range
         what = f"with {low} to {high} turns, uniform lengths"
     notes = f"sessions {what}; {_arrivals_note(options, 'sessions')}; think time {options.think:g} s on average"
@@ -283,7 +288,7 @@ def _conversations(options: LoadOptions, found: Conversations, rng: np.random.Ge
             Turn(session, number, len(ids), thinks[session][number] if number else 0.0, text=text, token_ids=ids)
             for number, (text, ids, _) in enumerate(pairs)
         ]
-        requests += chat.session_requests(len(requests), at, turns, [output for _, _, output in pairs])
+        requests += conversations.session_requests(len(requests), at, turns, [output for _, _, output in pairs])
     return requests
 
 
@@ -399,3 +404,53 @@ def _adapter_names(options: LoadOptions, known_adapters: Sequence[str]) -> list[
         whose = "the cluster lists" if options.adapters in (None, ALL_ADAPTERS) else "--adapters names"
         raise SettingsError(f"--num-adapters {options.num_adapters}: {whose} only {len(names)}")
     return names[: options.num_adapters]
+
+
+MEMORY_BYTES: Final = 1 << 25
+"""Kept before a write."""
+
+
+class FileSpool:
+    """Bytes of a trace that may be too many for memory: in memory while they are few, then in an unnamed file.
+
+    Block ids are most of a trace of prefixes, and texts most of a file of conversations, while a run reads one request
+    after another. The file disappears with the process, however it ends. If none can be written, the bytes stay in
+    memory. It is in the folder named by `TMPDIR`, else in `/tmp`; if that is in memory (tmpfs), the file saves none:
+    name a folder on a disk.
+    """
+
+    def __init__(self) -> None:
+        self._open = bytearray()
+        self._num_written = 0
+        self._file: IO[bytes] | None = None
+        self._can_write = True
+
+    def add(self, piece: bytes) -> int:
+        """See `Spool`."""
+        place = self._num_written + len(self._open)
+        self._open += piece
+        if self._can_write and len(self._open) >= MEMORY_BYTES:
+            self._write()
+        return place
+
+    def read(self, place: int, size: int) -> bytes:
+        """See `Spool`."""
+        at = place - self._num_written
+        if at >= 0:
+            return bytes(self._open[at : at + size])
+        assert self._file is not None
+        return os.pread(self._file.fileno(), size, place)
+
+    def _write(self) -> None:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="lorrery-", buffering=0)  # noqa: SIM115  # kept open
+                weakref.finalize(self, self._file.close)
+            written = 0
+            with memoryview(self._open) as content:
+                while written < len(content):
+                    written += os.pwrite(self._file.fileno(), content[written:], self._num_written + written)
+            self._num_written += written
+            self._open = bytearray()
+        except OSError:  # no space, or no writable folder
+            self._can_write = False

@@ -7,14 +7,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lorrery.loadgen.report import LoadReport, SimulationCost
-from lorrery.loadgen.scaling_report import scaling_lines
+from lorrery.loadgen.report import LoadReport, SimulationCost, scaling_lines
 from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.view.terminal import FigureTable
 from lorrery.vocabulary.adapters import FiguresByAdapter
 from lorrery.vocabulary.units import PS_PER_SECOND
-
-__all__ = ["print_report"]
 
 _BUSIEST = 6
 _NOTHING = "-"

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from lorrery.loadgen.cluster_view import ClusterView
-from lorrery.loadgen.reception import Ask, FinishView
+from lorrery.loadgen.reception import Ask, ClusterView, FinishView
 from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.v1.router_pb2 import (

@@ -18,6 +18,8 @@ _TOKEN_ID_BYTES = 5
 """Largest protobuf varint of a 32-bit number."""
 _OTHER_BYTES = 64 * 1024
 
+MAX_TOP_LOGPROBS = 20
+"""vLLM's default, and the limit of OpenAI's chat route."""
 MAX_SALT_CHARACTERS = 128
 _NOT_IN_SALT = frozenset("@/\\\0")
 
@@ -183,4 +185,19 @@ def check_token_ids(field: str, token_ids: "array[int]", vocab_size: int) -> Non
             field=f"{field}[{at}]",
             value=token_ids[at],
             limit=vocab_size - 1,
+        )
+
+
+def check_top_logprobs(num_top: int) -> None:
+    """Check the number of alternatives that a request asks for.
+
+    Raises:
+        InvalidRequest: it exceeds `MAX_TOP_LOGPROBS`.
+    """
+    if num_top > MAX_TOP_LOGPROBS:
+        raise InvalidRequest(
+            f"top_logprobs is {num_top}; a token has at most {MAX_TOP_LOGPROBS} alternatives; ask for fewer",
+            field="top_logprobs",
+            value=num_top,
+            limit=MAX_TOP_LOGPROBS,
         )

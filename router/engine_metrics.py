@@ -28,7 +28,7 @@ FAILED = frozenset({"unavailable", "unattainable", "fault", "failed"})
 
 
 class EdgeEngine:
-    """See the module.
+    """The metrics under other engines' names, as those of one engine.
 
     Args:
         settings: of the cluster.

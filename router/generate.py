@@ -1,5 +1,7 @@
 """One `Generate` call, from its first message to its last: read it, give it to a shard, write the answer as it arrives.
 
+Every protocol has its own `Call`; that of all gRPC protocols is here.
+
 The handler writes the messages for which it has to wait; its open request writes those that can be sent without
 waiting. However the call ends, the open request is released in `finally`, which carries a client's cancellation or
 deadline to the scheduler.
@@ -8,19 +10,17 @@ deadline to the scheduler.
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 from uuid import uuid4
 
 from lorrery.router import wire
-from lorrery.router.access import Access, check_tokens, taken_back
+from lorrery.router.access import Access, ApiKey, check_tokens, taken_back
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
-from lorrery.router.faults import Injector
-from lorrery.router.keys import ApiKey
+from lorrery.router.faults import METADATA_KEY, Injector
 from lorrery.router.logprobs import LogprobModel, OutputLogprobs
 from lorrery.router.metrics import RouterMetrics
-from lorrery.router.open_request import OpenRequest, WriteNow
-from lorrery.router.output import Output
+from lorrery.router.open_request import OpenRequest, Output, WriteNow
 from lorrery.router.placement import Placement
 from lorrery.router.reader import RequestReader, unknown_model
 from lorrery.router.request import Finish, Request
@@ -28,8 +28,10 @@ from lorrery.router.sampling import SamplingParams
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import OutputTrace
 from lorrery.service.clocks import UptimeClock
-from lorrery.service.errors import InjectedFault, Overloaded, Reason, Unauthenticated, UnknownName
+from lorrery.service.errors import InjectedFault, Overloaded, Reason, RequestError, Unauthenticated, UnknownName
+from lorrery.service.network import status
 from lorrery.service.network.calls import Writes
+from lorrery.service.network.credentials import metadata_values
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary.endings import CancelCause
@@ -167,10 +169,9 @@ class Generation:
             RequestError: the request is refused, or fails before its end.
         """
         tenant_id = self._access.tenant(caller, message.tenant_id)
-        timing.belongs_to(tenant_id)
-        adapter_id = self._reader.adapter_id(message)
-        timing.asks_for(adapter_id)
-        self._placement.check_hold_off(adapter_id, message.group.id or message.request_id, tenant_id)
+        timing.tenant_id = tenant_id
+        timing.adapter_id = adapter_id = self._reader.adapter_id(message)
+        self._placement.check_standing_refusals(adapter_id, message.group.id or message.request_id, tenant_id)
         request = await self._reader.read(message, caller, constraint)
         if trace is not None:
             trace.request, trace.model, trace.timing = request, self._reader.served[0], timing
@@ -311,3 +312,82 @@ class Generation:
             for open_request, caller in list(self._callers.items()):
                 if not self._access.is_valid(caller):
                     open_request.cut_off(taken_back(caller))
+
+
+FAREWELL_SECONDS = 5.0
+"""How long a handler waits for a slow reader to receive the final status."""
+
+ROUNDED_UP = 0.01
+"""By how much of its timeout a call's deadline lies later here than at its client, at most: gRPC sends the timeout, not
+the deadline, and its C core rounds that up to a whole 10 ms from 1 s on, 100 ms from 10 s, 1 s from 100 s."""
+
+ON_THE_WAY_SECONDS = 0.02
+"""How much later than that it may lie: for as long as the call was on its way."""
+
+
+class GrpcCall:
+    """The `generate.Call` of a gRPC call.
+
+    Args:
+        context: of the call.
+        write: takes each message, and begins the stream; None: the call's own `write`.
+    """
+
+    refused_together = False  # a call has one output
+    __slots__ = ("_context", "_deadline_slack", "aborted", "complete", "write")
+    write_now = None
+
+    def __init__(
+        self, context: status.Context, write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] | None = None
+    ) -> None:
+        self._context = context
+        timeout = context.time_remaining() or 0.0
+        self._deadline_slack = min(ROUNDED_UP * timeout + ON_THE_WAY_SECONDS, timeout / 2)
+        self.aborted = self.complete = False
+        self.write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] = write or self._write_first
+
+    async def _write_first(self, message: router_pb2.GenerateResponse) -> None:
+        self.write = self._context.write
+        await begin_stream(self._context)
+        await self._context.write(message)
+
+    @property
+    def fault_rules(self) -> Sequence[str]:
+        """See `Call`."""
+        return metadata_values(self._context, METADATA_KEY)
+
+    def take_logprobs(self, logprobs: OutputLogprobs) -> bool:
+        """See `Call`: a gRPC client reads them in messages."""
+        return False
+
+    def time_remaining(self) -> float | None:
+        """See `Call`."""
+        return self._context.time_remaining()
+
+    @property
+    def deadline_has_passed(self) -> bool:
+        """See `Call`; by the client's clock, which resets the call before the deadline is here."""
+        remaining = self._context.time_remaining()
+        return remaining is not None and remaining <= self._deadline_slack
+
+
+async def begin_stream(context: status.Context) -> None:
+    """Send the initial metadata, before the first message.
+
+    gRPC would send both together. If the reader then does not take the message, and the stream is aborted for that
+    reason, gRPC tries to send the metadata again, fails, and the client never receives the status.
+    """
+    await context.send_initial_metadata(())
+
+
+async def abort_stream(context: status.Context, error: RequestError) -> None:
+    """End a stream with an error's status. Never returns normally.
+
+    For a reader that has stopped reading, the status queues behind its unread messages. After `FAREWELL_SECONDS` this
+    call stops waiting; gRPC keeps the status for the reader.
+    """
+    try:
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await status.abort(context, error, status.public_text(error))
+    except TimeoutError:
+        raise asyncio.CancelledError from None

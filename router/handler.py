@@ -6,29 +6,35 @@ An edge parses requests and renders answers; access checks, metrics and errors a
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.router import adapters, cluster_faults, kv_events
-from lorrery.router.access import Access, check_load, check_operator, taken_back, visible_adapters, visible_status
+from lorrery.router import adapters, faults
+from lorrery.router.access import (
+    Access,
+    ApiKey,
+    check_load,
+    check_operator,
+    taken_back,
+    visible_adapters,
+    visible_status,
+)
 from lorrery.router.checks import receive_bytes
-from lorrery.router.cluster_watch import ClusterWatch
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.faults import Injector
 from lorrery.router.generate import Call, Generation, cause_of
-from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import LogprobModel
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.peft import AdapterReader
 from lorrery.router.placement import Placement
-from lorrery.router.prompt import encode_chat, encoded, prompt_token_ids
-from lorrery.router.reader import RequestReader, unknown_model
+from lorrery.router.reader import RequestReader, encode_chat, encoded, prompt_token_ids, unknown_model
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import CallTraces, current
+from lorrery.router.watching import ClusterWatch, follow
 from lorrery.service.errors import (
     InjectedFault,
     Internal,
@@ -64,7 +70,7 @@ _log = get_logger("router.handler")
 
 
 class Handler:
-    """See the module.
+    """The operations of a router, which every edge calls.
 
     Args:
         settings: of the cluster.
@@ -75,6 +81,8 @@ class Handler:
         tokenizer: shared by all clients.
         logprobs: log-probability model of its tokens.
         traces: of the calls that its edges serve.
+        access: authenticates callers.
+        num_open: open requests.
 
     Raises:
         SettingsError: the tokenizer or the file of keys cannot be read.
@@ -85,15 +93,15 @@ class Handler:
         self.traces = CallTraces(tracer)
         self.tokenizer = open_tokenizer(settings.router.tokenizer, settings.router.vocab_size)
         self.logprobs = LogprobModel(settings.worker.output.mode, self.tokenizer)
-        self._access = Access(settings)
+        self.access = Access(settings)
         self._metrics = metrics
-        metrics.tenants.foresee(self._access.tenants)
+        metrics.tenants.foresee(self.access.tenants)
         self._placement = Placement(settings, metrics)
         self._cluster_status = adapters.ClusterStatus(self._placement)
         self._injector = Injector(settings, metrics)
         self._generation = Generation(
-            self._access,
-            RequestReader(settings, self.tokenizer, self._access),
+            self.access,
+            RequestReader(settings, self.tokenizer, self.access),
             self.tokenizer,
             self.logprobs,
             self._placement,
@@ -103,12 +111,12 @@ class Handler:
         )
         self._paths = adapters.AdapterPaths(settings, self._placement.log)
         self._adapters = AdapterReader(settings.adapters.max_lora_rank, quirks=settings.router.vllm_quirks)
-        self._num_open = 0
+        self.num_open = 0
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
         metrics.watch(
-            open_handlers=lambda: self._num_open,
+            open_handlers=lambda: self.num_open,
             in_flight=lambda: self._placement.num_in_flight,
             waiting=lambda: self._placement.num_waiting,
         )
@@ -119,16 +127,6 @@ class Handler:
         settings = self.settings
         longest_token_bytes, max_stop_bytes = self.tokenizer.longest_token_bytes, settings.router.max_stop_bytes
         return receive_bytes(settings.scheduler.max_req_input_len, longest_token_bytes, max_stop_bytes)
-
-    @property
-    def protects(self) -> bool:
-        """Whether some calls need a key or a certificate."""
-        return self._access.protects
-
-    @property
-    def counts_keys(self) -> bool:
-        """Whether requests count against the quotas of an API key, whose tenant they take."""
-        return self._access.counts
 
     @property
     def is_ready(self) -> bool:
@@ -158,23 +156,6 @@ class Handler:
         """Stop requests from waiting for a scheduler, until one connects after all."""
         self._placement.expect_no_scheduler()
 
-    @property
-    def num_open(self) -> int:
-        """Number of open requests."""
-        return self._num_open
-
-    def caller(self, authorization: str, roles: Collection[str] = ()) -> ApiKey:
-        """Authenticate a caller; return its permissions.
-
-        Args:
-            authorization: gRPC metadata or HTTP header; empty: none.
-            roles: from the client certificate.
-
-        Raises:
-            Unauthenticated: no valid key.
-        """
-        return self._access.caller(authorization, roles)
-
     # --- generating -------------------------------------------------------------------------------------------------
 
     async def generate(
@@ -199,7 +180,7 @@ class Handler:
         trace = None if served is None else served.output()
         timing = Timing(self._metrics, "" if served is None else served.exemplar)
         outcome = "failed"
-        self._num_open += 1
+        self.num_open += 1
         self._idle.clear()
         try:
             who = caller()
@@ -219,8 +200,8 @@ class Handler:
             timing.ended(outcome)
             if trace is not None:
                 trace.ended(outcome, sys.exception())
-            self._num_open -= 1
-            if not self._num_open:
+            self.num_open -= 1
+            if not self.num_open:
                 self._idle.set()
 
     def _check_open(self) -> None:
@@ -231,7 +212,7 @@ class Handler:
         """
         if self._draining:
             raise Unavailable("the router is draining; ask another", Reason.DRAINING)
-        if self._num_open > (limit := self.settings.router.max_open_requests):
+        if self.num_open > (limit := self.settings.router.max_open_requests):
             raise Overloaded(
                 f"{limit} requests are open; max_open_requests is {limit}; try later",
                 Reason.TOO_MANY_OPEN_REQUESTS,
@@ -328,7 +309,7 @@ class Handler:
         return visible_status(caller, status)
 
     def kv_events(self, caller: ApiKey, adapter_id: str | None = None) -> AsyncGenerator[scheduler_pb2.KvEvents]:
-        """Return the events of all prefix caches merged into one; see `kv_events.follow`.
+        """Return the events of all prefix caches merged into one; see `watching.follow`.
 
         Raises:
             PermissionDenied: the caller is no operator.
@@ -336,7 +317,7 @@ class Handler:
         """
         check_operator(caller, "follow KV events")
         adapters.connected(self._placement)
-        return kv_events.follow(lambda: self._placement.shards, adapter_id)
+        return follow(lambda: self._placement.shards, adapter_id)
 
     def watch_cluster(self, caller: ApiKey, hz: float) -> ClusterWatch:
         """Return a watch of all schedulers.
@@ -354,7 +335,7 @@ class Handler:
         Raises:
             Unauthenticated: it has been revoked.
         """
-        if not self._access.is_valid(caller):
+        if not self.access.is_valid(caller):
             raise taken_back(caller)
 
     # --- the tokenizer ----------------------------------------------------------------------------------------------
@@ -416,7 +397,7 @@ class Handler:
             messages: as for `Tokenizer.chat_prompt`.
             caller: authenticates the caller.
             add_generation_prompt: append the start of the assistant's turn.
-            continue_final_message: see `prompt.encode_chat`, as for those that follow.
+            continue_final_message: see `reader.encode_chat`, as for those that follow.
             add_special_tokens: the same.
             only_count: the same.
             variables: further template variables.
@@ -454,21 +435,17 @@ class Handler:
             self.count_refused(error)
             raise
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens; see `Tokenizer.decode`."""
-        return self.tokenizer.decode(token_ids)
-
     # --- faults on request ------------------------------------------------------------------------------------------
 
     async def set_faults(self, caller: ApiKey, rules: Sequence[str], *, add: bool) -> None:
         """Set an operator's fault rules, replacing or adding to the previous ones."""
         check_operator(caller, "set faults")
-        await cluster_faults.set_faults(self._placement, self._injector, rules, add=add)
+        await faults.set_faults(self._placement, self._injector, rules, add=add)
 
     async def list_faults(self, caller: ApiKey) -> router_pb2.ListFaultsResponse:
         """List the fault rules of this router and its schedulers, with the number of times each has applied."""
         check_operator(caller, "list faults")
-        return await cluster_faults.list_faults(self._placement, self._injector)
+        return await faults.list_faults(self._placement, self._injector)
 
 
 def _cancelled(call: Call, error: asyncio.CancelledError) -> str:

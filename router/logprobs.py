@@ -17,12 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lorrery.router.request import Request
-from lorrery.service.errors import InvalidRequest
 from lorrery.tokenizer.base import NUM_WORDS, Tokenizer
 from lorrery.vocabulary.outputs import context_of, model_logits
 
-MAX_TOP_LOGPROBS = 20
-"""vLLM's default, and the limit of OpenAI's chat route."""
 NEVER = -9999.0
 """Replaces minus infinity, which JSON lacks; vLLM's value."""
 _STRIDE = 0x9E3779B97F4A7C15
@@ -178,18 +175,3 @@ def likeliest(logprobs: NDArray[np.float64], num_top: int) -> NDArray[np.intp]:
     high = np.flatnonzero(logprobs >= np.partition(logprobs, -num_top)[-num_top]) if num_top else np.empty(0, np.intp)
     best: NDArray[np.intp] = high[np.argsort(-logprobs[high], kind="stable")][:num_top]
     return best
-
-
-def check_top_logprobs(num_top: int) -> None:
-    """Check the number of alternatives that a request asks for.
-
-    Raises:
-        InvalidRequest: it exceeds `MAX_TOP_LOGPROBS`.
-    """
-    if num_top > MAX_TOP_LOGPROBS:
-        raise InvalidRequest(
-            f"top_logprobs is {num_top}; a token has at most {MAX_TOP_LOGPROBS} alternatives; ask for fewer",
-            field="top_logprobs",
-            value=num_top,
-            limit=MAX_TOP_LOGPROBS,
-        )

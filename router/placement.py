@@ -147,7 +147,7 @@ class Placement:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def check_hold_off(self, adapter_id: str, request_id: str, tenant_id: str) -> None:
+    def check_standing_refusals(self, adapter_id: str, request_id: str, tenant_id: str) -> None:
         """Check that a new request, of which only these ids have been read, is not sure to be refused.
 
         Raises:
@@ -155,7 +155,7 @@ class Placement:
         """
         accepting = self._accepting()
         if len(accepting) == 1 or (accepting and (adapter_id or request_id)):
-            self._chosen(adapter_id or request_id, accepting).hold_off.check(tenant_id)
+            self._chosen(adapter_id or request_id, accepting).refusals.check(tenant_id)
 
     def submit(self, open_request: OpenRequest) -> None:
         """Submit a request to a shard, now or when one accepts."""

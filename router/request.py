@@ -6,7 +6,7 @@ router draws if the client gave none. A resumption sends these and the tokens re
 
 from dataclasses import dataclass
 
-from lorrery.router.keys import ApiKey
+from lorrery.router.access import ApiKey
 from lorrery.router.sampling import SamplingParams
 from lorrery.service.telemetry.output_groups import OutputGroup
 from lorrery.tokenizer.base import EOS_ID

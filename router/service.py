@@ -1,28 +1,98 @@
-"""RouterService: the gRPC edge, and the router as a process. The operations themselves are in `handler.py`."""
+"""RouterService: the gRPC edge, the engine ports, and the router as a process. `handler.py` has the operations."""
 
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TypeVar
 
 import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from lorrery.router.edges.engines.ports import engine_servers
+from lorrery.router.access import ApiKey
+from lorrery.router.edges import PROTOCOLS
+from lorrery.router.edges.engines.engine import Engine
 from lorrery.router.engine_metrics import EdgeEngine
-from lorrery.router.grpc_call import GrpcCall, abort_stream, begin_stream
+from lorrery.router.generate import GrpcCall, abort_stream, begin_stream
 from lorrery.router.handler import Handler
 from lorrery.router.http.server import make_server
-from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
+from lorrery.router.settings import EnginePort, Protocol
 from lorrery.service.entry_point import NO_SCHEDULER_TO_COME, handled_by
 from lorrery.service.errors import RequestError
+from lorrery.service.installed import need_extra
 from lorrery.service.network import status
+from lorrery.service.network.calls import CallGuard
 from lorrery.service.network.credentials import authorization, certificate_roles, warn_if_exposed
+from lorrery.service.network.server import Health, bind, enable_reflection, new_server
+from lorrery.service.process import STOP_GRACE_SECONDS
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.tracing import open_tracer
 from lorrery.v1 import router_pb2, router_pb2_grpc
+
+
+class EngineServer:
+    """One engine port.
+
+    Args:
+        name: of its setting, also used in the announcement.
+        handler: of the router.
+        metrics: of the router.
+        port: its settings.
+
+    Raises:
+        SettingsError: its protocol needs a package that is not installed.
+    """
+
+    def __init__(self, name: str, handler: Handler, metrics: RouterMetrics, port: EnginePort) -> None:
+        self.name = name
+        self.address = port.listen
+        self._tls = handler.settings.server_tls
+        self._guard = CallGuard()
+        self._server = new_server(handler.receive_bytes, self._guard)
+        self._health = Health()
+        self._names = _register(name, port.protocol, Engine(handler, metrics, port), self._server)
+
+    async def start(self) -> str:
+        """Bind the address and start; return the address with the actual port.
+
+        Raises:
+            LorreryError: it cannot be bound.
+        """
+        await self._health.attach(self._server, self._names)
+        enable_reflection(self._server, self._names)
+        address = bind(self._server, self.address, self._tls, f"router.{self.name}")
+        await self._server.start()
+        self._guard.watch(int(address.rpartition(":")[2]))
+        return address
+
+    async def set_ready(self, ready: bool) -> None:
+        """Set the health status."""
+        await self._health.set(ready)
+
+    async def end_health(self) -> None:
+        """Report NOT_SERVING from now on."""
+        await self._health.end()
+
+    async def stop(self) -> None:
+        """Stop, and end every open call."""
+        await self._server.stop(STOP_GRACE_SECONDS)
+        await self._guard.all_ended(STOP_GRACE_SECONDS)
+
+
+def engine_servers(handler: Handler, metrics: RouterMetrics, ports: Mapping[str, EnginePort]) -> list[EngineServer]:
+    """Return a server for each port. Raises SettingsError: see `EngineServer`."""
+    return [EngineServer(name, handler, metrics, port) for name, port in ports.items()]
+
+
+def _register(name: str, protocol: Protocol, engine: Engine, server: grpc.aio.Server) -> Sequence[str]:
+    module, extra = PROTOCOLS[protocol]
+    if extra is not None:
+        need_extra(extra, f"router.{name}: the protocol {protocol}")
+    names: Sequence[str] = import_module(module).register(engine, server)
+    return names
+
 
 GENERATE = f"{router_pb2.DESCRIPTOR.services_by_name['RouterService'].full_name}/Generate"
 
@@ -81,7 +151,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
                     setting,
                     address,
                     tls,
-                    protected=self._handler.protects,
+                    protected=self._handler.access.protects,
                     cure="set router.keys, or server_tls with ca",
                 )
 
@@ -135,7 +205,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         Raises:
             Unauthenticated: no valid key.
         """
-        return self._handler.caller(authorization(context), certificate_roles(context))
+        return self._handler.access.caller(authorization(context), certificate_roles(context))
 
     # --- adapters and status ---
 

@@ -17,12 +17,14 @@ class Timing:
     Attributes:
         arrived: on `time.monotonic`.
         trace_id: id of its trace if that is sampled; else empty.
+        tenant_id: its tenant; None: not known yet.
+        adapter_id: the adapter that it names, empty: the base model; None: not known yet.
         first: time of writing the first token on `time.monotonic`; None: not yet.
         time_scale: wall seconds per device second; set once a shard works on the request.
     """
 
     __slots__ = (
-        *("_adapter", "_adapter_id", "_e2e", "_last", "_metrics", "_started", "_tenant", "_tenant_id", "arrived"),
+        *("_adapter", "_e2e", "_last", "_metrics", "_started", "_tenant", "adapter_id", "arrived", "tenant_id"),
         *("_group", "_has_token", "_max_tokens", "_prompt_tokens", "_submitted", "first", "time_scale", "trace_id"),
     )
 
@@ -33,28 +35,20 @@ class Timing:
         self.first: float | None = None
         self._e2e: float | None = None
         self.time_scale = 1.0
-        self._adapter_id: str | None = None
-        self._tenant_id: str | None = None
+        self.adapter_id: str | None = None
+        self.tenant_id: str | None = None
         self._started = self._submitted = self._has_token = False
         self._prompt_tokens = self._max_tokens = 0
         self._group: OutputGroup | None = None
         self._adapter: Traffic = metrics.adapters.other
         self._tenant: Traffic = metrics.tenants.other
 
-    def belongs_to(self, tenant_id: str) -> None:
-        """Set the request's tenant."""
-        self._tenant_id = tenant_id
-
-    def asks_for(self, adapter_id: str) -> None:
-        """Set the adapter that the request names; empty: the base model."""
-        self._adapter_id = adapter_id
-
     def submits(self, prompt_tokens: int, max_tokens: int, group: OutputGroup | None = None) -> None:
         """Record that the request, or one output of a group, is submitted to a scheduler."""
         self._prompt_tokens, self._max_tokens, self._group = prompt_tokens, max_tokens, group
         if self._metrics.engine is not None:
             self._submitted = True
-            self._metrics.engine.submitted(self._adapter_id or "")
+            self._metrics.engine.submitted(self.adapter_id or "")
 
     def message(self, num_tokens: int, output_tokens: int, frame_at: float | None) -> None:
         """Count a message.
@@ -90,13 +84,13 @@ class Timing:
         if self.trace_id:
             metrics.ttft.exemplify(ttft_seconds, self.trace_id)
         if metrics.engine is not None:
-            metrics.engine.started(self._adapter_id or "", ttft_seconds, self._prompt_tokens)
+            metrics.engine.started(self.adapter_id or "", ttft_seconds, self._prompt_tokens)
             self._has_token = True
 
     def _count_traffic(self) -> None:
         self._started = True
-        self._adapter = self._metrics.adapters.count(self._adapter_id or "")
-        self._tenant = self._metrics.tenants.count(self._tenant_id or "")
+        self._adapter = self._metrics.adapters.count(self.adapter_id or "")
+        self._tenant = self._metrics.tenants.count(self.tenant_id or "")
 
     def finish(self, prompt_tokens: int, output_tokens: int, finish: Finish | None = None) -> None:
         """Count a request that finished by itself; `finish` is its scheduler's."""
@@ -127,9 +121,9 @@ class Timing:
 
     def ended(self, outcome: str) -> None:
         """Count the end of the call, whatever its outcome."""
-        self._metrics.request_ended(outcome, self._adapter_id, self._tenant_id, started=self._started)
+        self._metrics.request_ended(outcome, self.adapter_id, self.tenant_id, started=self._started)
         if self._metrics.engine is not None:
-            name = self._adapter_id or ""
+            name = self.adapter_id or ""
             self._metrics.engine.ended(outcome, name, submitted=self._submitted, started=self._has_token)
 
     def latencies(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lorrery.router.keys import ApiKey
+from lorrery.router.access import ApiKey
 from lorrery.router.logprobs import TokenLogprobs
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams, read_sampling

@@ -20,19 +20,18 @@ from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.scheduler.facts import FaultsSet
 from lorrery.scheduler.faults import ClusterFaults, told_to
-from lorrery.scheduler.frames.feed import Feed
-from lorrery.scheduler.live_request import LiveRequest
+from lorrery.scheduler.liveness import Loss, Watch
 from lorrery.scheduler.messages import Load, WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.scheduler.requests import Requests
-from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.routers import LiveRequest, RouterLink
 from lorrery.scheduler.subscribers.engine_counts import EngineTallies, EngineTally
 from lorrery.scheduler.subscribers.gauges import Gauges
 from lorrery.scheduler.subscribers.journal import Journal
 from lorrery.scheduler.subscribers.kv_events import KvEvents
 from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.scheduler.subscribers.tracing import RequestTraces
-from lorrery.scheduler.watch import Loss, Watch
+from lorrery.scheduler.wire_frames import Feed
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.service.clocks import DeviceClock, UptimeClock
 from lorrery.service.faults.kinds import Fault
@@ -115,24 +114,14 @@ class Cluster:
     # --- read by the gauges, in another thread ------------------------------------------------------------------------
 
     @property
-    def attached(self) -> list[Dispatcher]:
-        """Its workers."""
-        return list(self.workers.values())
+    def members(self) -> list[Member]:
+        """Its attached workers, as the core sees them."""
+        return [worker.member for worker in list(self.workers.values())]
 
     @property
     def open_sequences(self) -> list[CoreSequence]:
         """Sequences of the requests that have not ended."""
         return [live.sequence for live in list(self.requests.lives.values())]
-
-    @property
-    def num_unplaced(self) -> int:
-        """Requests that wait for a worker."""
-        return self.core.num_unplaced
-
-    @property
-    def num_held(self) -> int:
-        """Requests that wait for a slot of their API key."""
-        return self.core.num_held
 
     @property
     def num_routers(self) -> int:
@@ -149,7 +138,7 @@ class Cluster:
     @property
     def load(self) -> Load:
         """The scheduler's present load."""
-        num_workers = sum(not worker.draining for worker in self.workers.values())
+        num_workers = sum(not worker.member.draining for worker in self.workers.values())
         return Load(num_workers, len(self.requests.lives), len(self.routers))
 
     @property
@@ -159,7 +148,7 @@ class Cluster:
         A draining worker is counted neither here nor, yet, at its destination: a second departure might be too many.
         """
         workers = list(reversed(self.workers.values()))
-        if not workers or any(worker.draining for worker in workers):
+        if not workers or any(worker.member.draining for worker in workers):
             return ""
         return min(workers, key=lambda worker: worker.member.candidate.load).worker_id
 
@@ -286,7 +275,7 @@ class Cluster:
         gave_back, events = self.core.lose(worker.member, at_ps, worker.boundary_ps)
         worker.lost(gave_back, at_ps)
         num_requeued = len(gave_back.sequences)
-        left = worker.draining or self._closing
+        left = worker.member.draining or self._closing
         if not left:
             self.metrics.workers_lost.inc()
         log.info("worker_left" if left else "worker_lost", worker_id=worker.worker_id, num_requeued=num_requeued)
@@ -295,7 +284,7 @@ class Cluster:
 
     def expect_no_worker(self) -> None:
         """End all waits for a worker, until one attaches."""
-        log.info("no_worker_expected", num_unplaced=self.num_unplaced)
+        log.info("no_worker_expected", num_unplaced=self.core.num_unplaced)
         self.requests.expect_no_worker()
 
     # --- balance ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,9 @@ from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.messages import StepReport
 
+Input = Placed | Withdrawn | Recall | Retire | LoadOnRequest
+"""What is handed to a worker's replica."""
+
 
 @dataclass(frozen=True, slots=True)
 class InputTaken:
@@ -21,7 +24,7 @@ class InputTaken:
     """
 
     number: int
-    what: Placed | Withdrawn | Recall | Retire | LoadOnRequest
+    what: Input
     overdue: bool
 
 
@@ -31,7 +34,7 @@ class InputLate:
 
     Attributes:
         number: of the input.
-        handle: of its request; `inputs.NOBODY`: it has none.
+        handle: of its request; `steps.NOBODY`: it has none.
         missed: plans already made at that boundary.
         never: it left before it took effect.
     """

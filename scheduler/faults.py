@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from lorrery.scheduler import wire_workers
 from lorrery.scheduler.facts import FaultsSet
+from lorrery.scheduler.liveness import Loss
 from lorrery.scheduler.messages import ProtocolError
-from lorrery.scheduler.watch import Loss
 from lorrery.service.clocks import DeviceClock
 from lorrery.service.errors import InjectedFault
 from lorrery.service.faults.kinds import (

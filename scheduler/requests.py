@@ -29,10 +29,9 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.prefix_cache.content import of_u32
 from lorrery.scheduler.core.refusals import Refusal, withheld
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
-from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.messages import Submit
 from lorrery.scheduler.replicas import ReplicaFactory
-from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.routers import Counted, LiveRequest, RouterLink
 from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.service.clocks import DeviceClock, UptimeClock
 from lorrery.service.names import Recent
@@ -238,9 +237,12 @@ class Requests:
         self._slices.do(cancel_each())
 
     def forget(self, live: LiveRequest) -> None:
-        """Drop a request that has ended."""
+        """Drop a request that has ended, and stop counting it against its API key."""
         if self.lives.pop(live.sequence.handle, None) is not None:
-            self._end_use(live)
+            may_release = self._core.ended(live.sequence, live.output_tokens, self._clock.now_ps())
+            if may_release and self._release_soon is None:
+                # Not at once: the worker whose step has ended it is about to get its next plan.
+                self._release_soon = asyncio.get_running_loop().call_soon(self._release)
         live.router.owned.pop(live.router_handle, None)
         self.tell_if_empty()
 
@@ -271,13 +273,6 @@ class Requests:
         if counted is not Counted.NOTHING:
             self._orphans.put((live.router.router_id, live.request_id), counted)
 
-    def _end_use(self, live: LiveRequest) -> None:
-        """Stop counting a request against its API key."""
-        may_release = self._core.ended(live.sequence, live.output_tokens, self._clock.now_ps())
-        if may_release and self._release_soon is None:
-            # Not at once: the worker whose step has ended it is about to get its next plan.
-            self._release_soon = asyncio.get_running_loop().call_soon(self._release)
-
     def _release(self) -> None:
         """Place held requests whose API key has a free slot."""
         self._release_soon = None
@@ -302,7 +297,14 @@ class Requests:
         for event in events:
             live = self.lives[event.sequence.handle]
             if isinstance(event, Placed):
-                self._place_at(self._workers[event.member.name], event, live, at_ps)
+                worker = self._workers[event.member.name]
+                if self._log_placement:
+                    fields = {"request_id": live.request_id, "worker_id": event.member.name, "why": event.why}
+                    log.info("placed", **fields, **log_fields(live.context))
+                worker.placed(event, at_ps)
+                adapter = event.sequence.adapter
+                if adapter is not None and self._core.is_out_of_use(adapter):
+                    worker.retired(adapter.key, at_ps)
             elif isinstance(event, Refused):
                 if event.error is not None:
                     self._log_error(event.refusal.message, event.error)
@@ -324,15 +326,6 @@ class Requests:
             else:
                 self._forget_all([live])
         self._watch_waits()
-
-    def _place_at(self, worker: Worker, event: Placed, live: LiveRequest, at_ps: int) -> None:
-        if self._log_placement:
-            name = event.member.name
-            log.info("placed", request_id=live.request_id, worker_id=name, why=event.why, **log_fields(live.context))
-        worker.placed(event, at_ps)
-        adapter = event.sequence.adapter
-        if adapter is not None and self._core.is_out_of_use(adapter):
-            worker.retired(adapter.key, at_ps)
 
     def carry_out(self, events: Iterable[Event], member: Member) -> None:
         """Carry out what a worker's decisions and steps mean for requests; the facts have been published."""

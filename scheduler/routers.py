@@ -1,4 +1,4 @@
-"""One router as the scheduler sees it: its requests, and the messages on their way to it.
+"""One router as the scheduler sees it: its requests until they end, and the messages on their way to it.
 
 The scheduler never waits for a router inside a step: outcomes gather here, and one writer sends everything gathered in
 one message. A router that keeps up gets one message per step; a slow one gets several steps merged; one that is so slow
@@ -7,12 +7,19 @@ connection.
 """
 
 import asyncio
+from array import array
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.refusals import Refusal
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.subscribers.tracing import RequestTrace
 from lorrery.service.clocks import DeviceClock
 from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.output_groups import OutputGroup
+from lorrery.service.telemetry.spans import TraceContext
 
 log = get_logger("scheduler.routers")
 
@@ -100,3 +107,58 @@ class RouterLink:
         self._others = []
         self._pending_bytes = 0
         return messages
+
+
+class Counted(IntEnum):
+    """How much of a request the metrics have counted: each value includes those before it."""
+
+    NOTHING = 0
+    ADMISSION = 1
+    FIRST_TOKEN = 2
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request, from its arrival to its end: the core's sequence, and what the core must not see.
+
+    Attributes:
+        sequence: the core's view of it.
+        router: that it came from.
+        router_handle: its handle on that router's stream.
+        adapter_id: that it names; empty: none.
+        sampling: the wire's message, passed on unchanged to the worker, including the hidden true output length.
+        token_ids: the output so far, for a resumption.
+        num_repeats: tokens that its worker makes again and its router has: those lost in a preemption.
+        counted: how much of it was counted on an earlier, broken stream.
+        orphaned: whether its router's stream has ended.
+        group: the client's request that it is one of several outputs of; None: it is the only one.
+        context: the span that it is part of; None: none.
+        trace: makes its spans; None: they are not kept.
+    """
+
+    sequence: Sequence
+    router: RouterLink
+    router_handle: int
+    request_id: str
+    adapter_id: str
+    prompt_token_ids_u32: bytes
+    sampling: object
+    token_ids: "array[int]" = field(default_factory=lambda: array("I"))
+    num_repeats: int = 0
+    counted: Counted = Counted.NOTHING
+    orphaned: bool = False
+    group: OutputGroup | None = None
+    context: TraceContext | None = None
+    trace: RequestTrace | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        """Its output; of a request that its router has cut, what is kept."""
+        withdrawal = self.sequence.withdrawal
+        kept = None if withdrawal is None or withdrawal.cause.finish is None else withdrawal.kept_tokens
+        return len(self.token_ids) if kept is None else min(kept, len(self.token_ids))
+
+    @property
+    def run_context(self) -> TraceContext | None:
+        """The span of its run, for its worker; None: it is not kept."""
+        return None if self.trace is None else self.trace.run_context()

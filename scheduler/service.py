@@ -1,8 +1,15 @@
-"""SchedulerService: the streams of routers and workers, and the calls of operators."""
+"""SchedulerService: the streams of routers and workers, and the calls of operators.
+
+Only peers of its own cluster may call. With `cluster_token` set every call must carry the token; with `server_tls.ca`
+set every certificate names a role, and the role must be one that may make this call. If both are set, both must hold;
+if neither is, any peer may call. Refused calls are logged, at most one a second of a kind: a worker with a wrong token
+dials for ever.
+"""
 
 import asyncio
 import atexit
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import NoReturn
 
 import grpc
 import grpc.aio
@@ -10,21 +17,84 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.scheduler import wire, wire_routers
 from lorrery.scheduler.cluster import Cluster
-from lorrery.scheduler.guard import OPERATORS, ROUTERS, WORKERS, Guard
 from lorrery.scheduler.streams import AttachStreams, RouteStreams
 from lorrery.scheduler.workers import Dispatcher
-from lorrery.service.errors import InvalidRequest, Overloaded, RankOverLimit, Reason, RequestError, UnknownName
+from lorrery.service.errors import (
+    InvalidRequest,
+    Overloaded,
+    PermissionDenied,
+    RankOverLimit,
+    Reason,
+    RequestError,
+    Unauthenticated,
+    UnknownName,
+)
 from lorrery.service.names import quoted, too_long, why_no_name
 from lorrery.service.network import status
 from lorrery.service.network.calls import Writes
-from lorrery.service.network.credentials import warn_if_exposed
+from lorrery.service.network.credentials import (
+    ClusterToken,
+    Role,
+    authorization,
+    certificate_roles,
+    token_of,
+    warn_if_exposed,
+)
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import until_first_ends
-from lorrery.service.telemetry.log import get_logger
+from lorrery.service.telemetry.log import BoundedLog, get_logger
 from lorrery.service.telemetry.tracing import open_tracer
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from lorrery.vocabulary.adapters import AdapterChange, WhenKnown
+
+ROUTERS = (Role.ROUTER,)
+WORKERS = (Role.WORKER,)
+OPERATORS = (Role.ROUTER, Role.OPERATOR)
+"""A router passes on calls of its operators."""
+
+
+class PeerAuthorization:
+    """Checks calls.
+
+    Args:
+        settings: of the cluster.
+
+    Raises:
+        SettingsError: the token cannot be read.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._token = ClusterToken(settings.cluster_token)
+        self._roles_count = settings.server_tls.ca is not None
+        self._refused = BoundedLog(get_logger("scheduler.guard"), "call_refused")
+
+    @property
+    def protects(self) -> bool:
+        """Whether any call is restricted."""
+        return self._token.required or self._roles_count
+
+    async def check(self, context: status.Context, roles: tuple[Role, ...]) -> None:
+        """End a forbidden call: UNAUTHENTICATED without the token, PERMISSION_DENIED with another role."""
+        token = token_of(authorization(context))
+        if self._token.required and not self._token.accepts(token):
+            what = "the token sent is not this cluster's" if token else "the cluster's token is needed here"
+            message = f"{what}; give this service the scheduler's file as cluster_token"
+            await self._refuse(context, roles, Unauthenticated(message, field="cluster_token"))
+        if self._roles_count and not certificate_roles(context) & set(roles):
+            shown = ", ".join(sorted(certificate_roles(context))) or "none"
+            message = (
+                f"the certificate's role is {shown}; this call is for {' and '.join(roles)};"
+                " `lorrery certs` makes certificates with roles"
+            )
+            await self._refuse(context, roles, PermissionDenied(message, field="client_tls.cert", value=shown))
+
+    async def _refuse(self, context: status.Context, roles: tuple[Role, ...], error: RequestError) -> NoReturn:
+        called_as = " or ".join(roles)
+        kind = f"{called_as}: {error.reason.name}"
+        self._refused.say(kind, called_as=called_as, peer=context.peer(), reason=str(error))
+        await status.abort(context, error)
+
 
 log = get_logger("scheduler")
 
@@ -38,7 +108,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
-        self._guard = Guard(settings)
+        self._peers = PeerAuthorization(settings)
         self.tracer = open_tracer(settings.tracing, self.name, registry)
         self._cluster = Cluster(settings, registry, self.tracer)
         self._routes = RouteStreams(settings, self._cluster)
@@ -68,7 +138,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             "scheduler.listen",
             self._settings.scheduler.listen,
             self._settings.server_tls,
-            protected=self._guard.protects,
+            protected=self._peers.protects,
             cure="set cluster_token, or server_tls with ca",
         )
         await set_ready(True)
@@ -90,7 +160,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request_iterator: AsyncIterator[pb.RouteRequest],
         context: grpc.aio.ServicerContext[pb.RouteRequest, pb.RouteResponse],
     ) -> None:
-        await self._guard.check(context, ROUTERS)
+        await self._peers.check(context, ROUTERS)
         await self._routes.serve(request_iterator, context)
 
     async def Attach(  # type: ignore[override]  # noqa: N802, D102
@@ -98,7 +168,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request_iterator: AsyncIterator[pb.AttachRequest],
         context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse],
     ) -> None:
-        await self._guard.check(context, WORKERS)
+        await self._peers.check(context, WORKERS)
         await self._attachments.serve(request_iterator, context)
 
     async def GetDemand(  # noqa: N802, D102
@@ -106,7 +176,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.GetDemandRequest,
         context: grpc.aio.ServicerContext[pb.GetDemandRequest, pb.GetDemandResponse],
     ) -> pb.GetDemandResponse:
-        await self._guard.check(context, WORKERS)
+        await self._peers.check(context, WORKERS)
         cluster = self._cluster
         return pb.GetDemandResponse(
             load=wire_routers.scheduler_load(cluster.load).load,
@@ -121,7 +191,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.WatchKvEventsRequest,
         context: grpc.aio.ServicerContext[pb.WatchKvEventsRequest, pb.WatchKvEventsResponse],
     ) -> None:
-        await self._guard.check(context, ROUTERS)
+        await self._peers.check(context, ROUTERS)
         if (why := too_long(request.worker_id)) is not None:
             raise InvalidRequest(f"worker_id {why}", field="worker_id")
         seconds = self._settings.scheduler.router_timeout_seconds
@@ -150,7 +220,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.WatchFramesRequest,
         context: grpc.aio.ServicerContext[pb.WatchFramesRequest, pb.WatchFramesResponse],
     ) -> None:
-        await self._guard.check(context, OPERATORS)
+        await self._peers.check(context, OPERATORS)
         frames = self._cluster.feed.frames(request.hz)
         try:
             async for frame in frames:
@@ -165,7 +235,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.RegisterAdapterRequest,
         context: grpc.aio.ServicerContext[pb.RegisterAdapterRequest, pb.RegisterAdapterResponse],
     ) -> pb.RegisterAdapterResponse:
-        await self._guard.check(context, OPERATORS)
+        await self._peers.check(context, OPERATORS)
         adapter = request.adapter
         most = self._settings.adapters.max_lora_rank
         why = why_no_name(adapter.adapter_id)
@@ -199,7 +269,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.UnregisterAdapterRequest,
         context: grpc.aio.ServicerContext[pb.UnregisterAdapterRequest, pb.UnregisterAdapterResponse],
     ) -> pb.UnregisterAdapterResponse:
-        await self._guard.check(context, OPERATORS)
+        await self._peers.check(context, OPERATORS)
         if (why := why_no_name(request.adapter_id)) is not None:
             raise InvalidRequest(f"adapter_id {why}", field="adapter_id")
         if request.version:
@@ -216,7 +286,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.ExpectNoWorkerRequest,
         context: grpc.aio.ServicerContext[pb.ExpectNoWorkerRequest, pb.ExpectNoWorkerResponse],
     ) -> pb.ExpectNoWorkerResponse:
-        await self._guard.check(context, OPERATORS)
+        await self._peers.check(context, OPERATORS)
         self._cluster.expect_no_worker()
         return pb.ExpectNoWorkerResponse()
 
@@ -225,7 +295,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.SetClusterFaultsRequest,
         context: grpc.aio.ServicerContext[pb.SetClusterFaultsRequest, pb.SetClusterFaultsResponse],
     ) -> pb.SetClusterFaultsResponse:
-        await self._guard.check(context, OPERATORS)
+        await self._peers.check(context, OPERATORS)
         self._cluster.set_faults(request.rules, add=request.add)
         return pb.SetClusterFaultsResponse()
 
@@ -234,7 +304,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.ListClusterFaultsRequest,
         context: grpc.aio.ServicerContext[pb.ListClusterFaultsRequest, pb.ListClusterFaultsResponse],
     ) -> pb.ListClusterFaultsResponse:
-        await self._guard.check(context, OPERATORS)
+        await self._peers.check(context, OPERATORS)
         faults = self._cluster.faults
         return pb.ListClusterFaultsResponse(
             faults=[
@@ -248,7 +318,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.GetStatusRequest,
         context: grpc.aio.ServicerContext[pb.GetStatusRequest, pb.GetStatusResponse],
     ) -> pb.GetStatusResponse:
-        await self._guard.check(context, OPERATORS)
+        await self._peers.check(context, OPERATORS)
         cluster = self._cluster
         known, name = cluster.core.adapters, request.adapter_id
         adapters = [known[name]] if name in known else () if name or request.no_adapters else known.values()
@@ -265,7 +335,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 def _worker_status(worker: Dispatcher) -> types_pb2.Worker:
-    state = types_pb2.WORKER_STATE_DRAINING if worker.draining else types_pb2.WORKER_STATE_READY
+    state = types_pb2.WORKER_STATE_DRAINING if worker.member.draining else types_pb2.WORKER_STATE_READY
     return types_pb2.Worker(
         worker_id=worker.worker_id,
         state=state,
@@ -275,7 +345,7 @@ def _worker_status(worker: Dispatcher) -> types_pb2.Worker:
         num_running=worker.replica.num_running,
         num_waiting=worker.replica.num_waiting,
         kv_tokens=worker.replica.kv_tokens,
-        max_total_token_num=worker.max_total_token_num,
+        max_total_token_num=worker.member.pool_tokens,
         resident_adapters=sorted({adapter.adapter_id for adapter in worker.replica.resident_adapters.values()}),
         kv_events=worker.kv_source,
     )

@@ -10,9 +10,9 @@ import grpc.aio
 from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core import refusals
+from lorrery.scheduler.liveness import Loss
 from lorrery.scheduler.messages import Load, ProtocolError
 from lorrery.scheduler.routers import RouterLink
-from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import INTERNAL, Dispatcher
 from lorrery.service.clocks import UptimeClock
 from lorrery.service.errors import Conflict, InvalidRequest, Reason, WorkerGivenUp, WrongWorker
@@ -148,9 +148,6 @@ class RouteStreams:
             self._cluster.requests.submit(submit, router)
 
 
-log = get_logger("scheduler")
-
-
 class AttachStreams:
     """Serves Attach streams.
 
@@ -217,7 +214,7 @@ class AttachStreams:
 
     async def _read_worker(self, messages: AsyncIterator[pb.AttachRequest], worker: Dispatcher) -> None:
         async for message in messages:
-            worker.heard()
+            worker.watch.heard(self._cluster.uptime.now())
             try:
                 self._receive(message, worker)
             except ProtocolError as error:

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Protocol
 
 from lorrery.scheduler import wire_workers
@@ -23,15 +22,14 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.scheduler.facts import Decided, InputLate, Stepped
+from lorrery.scheduler.facts import Decided, Input, InputLate, Stepped
 from lorrery.scheduler.faults import ClusterFaults, ToldFaults
-from lorrery.scheduler.inputs import Inputs
+from lorrery.scheduler.liveness import Loss, Watch
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
 from lorrery.scheduler.requests import Requests
-from lorrery.scheduler.steps import MAX_AHEAD_PS, FanOuts, RunningPlan
+from lorrery.scheduler.steps import MAX_AHEAD_PS, FanOuts, Inputs, RunningPlan
 from lorrery.scheduler.subscribers.engine_counts import EngineTally
 from lorrery.scheduler.subscribers.kv_events import WorkerKvEvents
-from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.wire_workers import ToWorker
 from lorrery.service.clocks import DeviceClock, UptimeClock
 from lorrery.vocabulary import u32
@@ -137,6 +135,7 @@ class Dispatcher:
         outbox: messages to the worker.
         num_tokens: output tokens since it attached.
         busy_ps: time in steps since then.
+        boundary_ps: the end of its last step.
     """
 
     def __init__(
@@ -163,9 +162,9 @@ class Dispatcher:
         self._inputs = Inputs()
         self._running: RunningPlan | None = None
         self._plan_id = 0  # of the last plan
-        self._boundary_ps = 0
+        self.boundary_ps = 0
         self._plans_ahead = member.replica.options.async_scheduling
-        self._next_decision = NextDecision(self._clock, partial(self._guarded, self._decide))
+        self._next_decision = NextDecision(self._clock, self._decide_guarded)
         self.outbox = Outbox()
         self._given_up = asyncio.Event()
         self._loads: dict[str, list[asyncio.Future[bool]]] = {}  # on request, by adapter key
@@ -180,24 +179,9 @@ class Dispatcher:
         return self.member.replica
 
     @property
-    def max_total_token_num(self) -> int:
-        """Size of its KV pool."""
-        return self.member.pool_tokens
-
-    @property
-    def draining(self) -> bool:
-        """Whether it gets no new sequences."""
-        return self.member.draining
-
-    @property
     def kv_source(self) -> wire_workers.KvEventSource | None:
         """Where it publishes KV events; None: nowhere."""
         return None if self._kv_events is None else self._kv_events.source
-
-    @property
-    def boundary_ps(self) -> int:
-        """The end of its last step."""
-        return self._boundary_ps
 
     @property
     def step_ps(self) -> int:
@@ -216,30 +200,40 @@ class Dispatcher:
 
     def placed(self, event: Placed, at_ps: int) -> None:
         """Handle a request that the core has given this worker."""
-        self._take(event, at_ps, expected=self._expects(at_ps, event.matters))
-        self._guarded(self._nudge, at_ps, event.matters)
+        self._take(event, at_ps, heeded=event.matters)
 
     def withdrawn(self, event: Withdrawn, at_ps: int) -> None:
         """Handle a request of this worker that has been cancelled."""
         self._take(event, at_ps)
-        self._guarded(self._nudge, at_ps, True)
 
     def recalled(self, handle: int, to: str, at_ps: int) -> None:
         """Handle a waiting request of this worker that is to move to another."""
         self._take(Recall(handle, to), at_ps)
-        self._guarded(self._nudge, at_ps, True)
 
     def retired(self, adapter_key: str, at_ps: int) -> None:
         """Release an adapter that no further request will name, once no sequence has it."""
         if self.member.retire(adapter_key, at_ps):
             self._take(Retire(adapter_key), at_ps)
-            self._guarded(self._nudge, at_ps, True)
 
-    def _take(
-        self, what: Placed | Withdrawn | Recall | Retire | LoadOnRequest, at_ps: int, *, expected: bool = True
-    ) -> None:
+    def _take(self, what: Input, at_ps: int, *, heeded: bool = True) -> None:
+        """Note and publish an input, and see that it takes effect in time: by a decision, or by an Interrupt.
+
+        Args:
+            what: the input.
+            at_ps: its time.
+            heeded: whether it may change the running plan.
+        """
+        running = self._running
+        expected = heeded or running is None or self._inputs.missed(at_ps)
         taken = self._inputs.take(what, at_ps, expected=expected, lost=bool(self.loss))
         self._facts.publish((taken,), at_ps, self.member)
+        if self.loss:
+            return
+        if running is None:
+            self._next_decision.soon(at_ps)
+        elif heeded and running.steps_left > 1 and not running.interrupted:
+            running.interrupted = True
+            self.outbox.send(wire_workers.interrupt(running.plan_id, at_ps))
 
     def load(self, adapter: Adapter, at_ps: int) -> asyncio.Future[bool] | None:
         """Load an adapter on request; None: this worker loads none.
@@ -252,7 +246,6 @@ class Dispatcher:
         over = asyncio.get_running_loop().create_future()
         self._loads.setdefault(adapter.key, []).append(over)
         self._take(LoadOnRequest(adapter), at_ps)
-        self._guarded(self._nudge, at_ps, True)
         return over
 
     def _end_loads(self, adapter_key: str, *, loaded: bool) -> None:
@@ -263,20 +256,6 @@ class Dispatcher:
     def _end_all_loads(self) -> None:
         for adapter_key in list(self._loads):
             self._end_loads(adapter_key, loaded=True)
-
-    def _expects(self, at_ps: int, heeded: bool) -> bool:
-        """Return whether an input should take effect at the next boundary."""
-        return heeded or self._running is None or self._inputs.missed(at_ps)
-
-    def _nudge(self, at_ps: int, heeded: bool) -> None:
-        running = self._running
-        if self.loss:
-            return
-        if running is None:
-            self._next_decision.soon(at_ps)
-        elif heeded and running.steps_left > 1 and not running.interrupted:
-            running.interrupted = True
-            self.outbox.send(wire_workers.interrupt(running.plan_id, at_ps))
 
     # --- failing ----------------------------------------------------------------------------------------------------
 
@@ -298,10 +277,10 @@ class Dispatcher:
         """Return once the stream has to end."""
         await self._given_up.wait()
 
-    def _guarded(self, act: Callable[..., None], *args: object) -> None:
-        """Call `act` for another stream or the loop; an error in it ends only this worker's stream."""
+    def _decide_guarded(self, at_ps: int) -> None:
+        """Decide for the loop; an error ends only this worker's stream."""
         try:
-            act(*args)
+            self._decide(at_ps)
         except Exception as error:
             self.give_up(Loss.ERROR, INTERNAL, error)
 
@@ -310,7 +289,7 @@ class Dispatcher:
     def _decide(self, at_ps: int, *, after_step: bool = False) -> None:
         """Plan at this boundary, or as soon as there is something to do; `after_step`: at the end of a step."""
         assert self._running is None, f"plan {self._plan_id} runs"
-        at_ps = max(at_ps, self._boundary_ps)
+        at_ps = max(at_ps, self.boundary_ps)
         while True:
             self._next_decision.cancel()
             started = time.thread_time()
@@ -334,7 +313,19 @@ class Dispatcher:
     def _begin(self, decision: Plan | Idle, at_ps: int) -> int | None:
         """Send a plan, or wait; return when to decide again if that has already passed."""
         if isinstance(decision, Plan):
-            self._start(decision)
+            self._plan_id += 1
+            self._running = RunningPlan(decision, self._plan_id)
+            now_ps = self._clock.now_ps()
+            message = wire_workers.write_plan(
+                decision,
+                self._plan_id,
+                now_ps,
+                self._cluster.requests.lives.__getitem__,
+                self.hello.needs_prompts,
+                None if self._engine is None else self._engine.take(now_ps),
+            )
+            self.watch.has_plan(self._plan_id, self._cluster.uptime.now())
+            self.outbox.send(message)
             return None
         if decision.leaves or decision.adapter_evictions:
             self._plan_id += 1
@@ -350,26 +341,7 @@ class Dispatcher:
             self._end_loads(adapter_key, loaded=loaded)
         self._facts.publish(self._adapter_log.take(), at_ps, self.member)
 
-    def _start(self, plan: Plan) -> None:
-        self._plan_id += 1
-        self._running = RunningPlan(plan, self._plan_id)
-        now_ps = self._clock.now_ps()
-        message = wire_workers.write_plan(
-            plan,
-            self._plan_id,
-            now_ps,
-            self._cluster.requests.lives.__getitem__,
-            self.hello.needs_prompts,
-            None if self._engine is None else self._engine.take(now_ps),
-        )
-        self.watch.has_plan(self._plan_id, self._cluster.uptime.now())
-        self.outbox.send(message)
-
     # --- reports of the worker --------------------------------------------------------------------------------------
-
-    def heard(self) -> None:
-        """Record a message of any kind."""
-        self.watch.heard(self._cluster.uptime.now())
 
     def answer(self, number: int, now_ps: int) -> None:
         """Answer a heartbeat."""
@@ -386,26 +358,26 @@ class Dispatcher:
         running = self._running
         if running is None or step.plan_id != running.plan_id:
             return
-        running.check(step, self._boundary_ps, self._clock.now_ps)
+        running.check(step, self.boundary_ps, self._clock.now_ps)
         self.watch.progressed(self._cluster.uptime.now())
         if step.ran.end_ps > step.start_ps:
             self._commit(running, step)
         if step.hand_back:
             self._running = None
             self.watch.has_no_plan()
-            self._boundary_ps = step.ran.end_ps
+            self.boundary_ps = step.ran.end_ps
             self._decide(step.ran.end_ps, after_step=True)
 
     def _commit(self, running: RunningPlan, step: StepReport) -> None:
         plan, ran, num_tokens = running.plan, step.ran, len(step.handles_u32) // u32.ITEM_BYTES
-        step_ps, gap_ps = ran.end_ps - step.start_ps, step.start_ps - running.expected_start_ps(self._boundary_ps)
+        step_ps, gap_ps = ran.end_ps - step.start_ps, step.start_ps - running.expected_start_ps(self.boundary_ps)
         replica = self.member.replica
         fan_out = self._fan_outs.note(step, running, replica.running, replica.ended)
         running.steps_left -= 1
         self.num_tokens += num_tokens
         self.busy_ps += step_ps
         self._last_step_ps = step_ps
-        self._boundary_ps = ran.end_ps
+        self.boundary_ps = ran.end_ps
         self._inputs.stepped(ran.end_ps)
         started = time.thread_time()
         try:
@@ -458,8 +430,8 @@ class Dispatcher:
         Raises:
             ProtocolError: it was sent none, or the time is impossible.
         """
-        latest_ps = max(self._boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
-        taken = self._told_faults.taken(from_ps, self._boundary_ps, latest_ps)
+        latest_ps = max(self.boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
+        taken = self._told_faults.taken(from_ps, self.boundary_ps, latest_ps)
         self._facts.publish((taken,), from_ps, self.member)
 
     # --- being gone -------------------------------------------------------------------------------------------------

@@ -303,7 +303,7 @@ def test_no_service_reads_the_time_of_day(room: str) -> None:
                 # What OpenAI's clients read as `created`.
                 stamps = path == PACKAGE / "router" / "http" / "openai_shapes.py" and node.attr == "time"
                 # What a subscriber to vLLM's KV events reads as a batch's time.
-                kv_events = ("worker/kv_events/publisher.py", "router/edges/engines/smg.py")
+                kv_events = ("worker/kv_events.py", "router/edges/engines/smg.py")
                 # What Prometheus has as the value of vllm:lora_requests_info, by which pickers find the latest.
                 of_vllm = (*kv_events, "service/telemetry/engine_metrics.py")
                 stamps = stamps or (path.relative_to(PACKAGE).as_posix() in of_vllm and node.attr == "time")

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.service.process import Service, service_command
 from lorrery.service.settings.cluster import Settings, load
-from lorrery.worker.realtime import take_realtime_priority
 from lorrery.worker.service import WorkerService
+from lorrery.worker.timekeeping import take_realtime_priority
 
 HELP = """Run a mock GPU that attaches to a scheduler.
 

@@ -25,18 +25,17 @@ from lorrery.service.telemetry.tracing import Tracer
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.units import NEVER, from_wire
 from lorrery.worker import wire
-from lorrery.worker.attachment import CLOSE_SECONDS, Attachment, Call, StreamBrokenError
+from lorrery.worker.attachment import CLOSE_SECONDS, Attachment, Call, StreamBrokenError, WorkerFaults
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.steptime import StepTimeModel
-from lorrery.worker.engine import Engine
-from lorrery.worker.faults import WorkerFaults
+from lorrery.worker.engine_metrics import Engine
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import LONGEST_SLEEP_SECONDS
 from lorrery.worker.tracing import SequenceTraces
 
 if TYPE_CHECKING:
-    from lorrery.worker.kv_events.publisher import Publisher
+    from lorrery.worker.kv_events import Publisher
 
 WELCOME_SECONDS = 10.0
 """How long a scheduler may take to answer the worker's hello."""
@@ -67,7 +66,7 @@ class Dial(Protocol):
 
 
 class HostedGpu:
-    """See the module.
+    """One GPU of the process, attached to one scheduler after another.
 
     Args:
         name: name of the worker.

@@ -19,14 +19,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from lorrery.service.faults.kinds import FREEZE_WORKER
-from lorrery.worker.accounts import StepAccounts, StepRecord
-from lorrery.worker.alarm import Alarm, open_alarm
 from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.slow import NO_SPELLS, Spells
 from lorrery.worker.device.work import PrefillWork, StepOutcome
-from lorrery.worker.metrics import WorkerMetrics
+from lorrery.worker.metrics import StepAccounts, StepRecord, WorkerMetrics
+from lorrery.worker.timekeeping import Timer, open_timer
 
 
 class Clock(Protocol):
@@ -149,7 +148,7 @@ class Pacer:
         self._accounts = StepAccounts(gpu, metrics, spells)
         self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # only while `run` runs
-        self._alarm: Alarm | None = None  # only while `run` runs
+        self._timer: Timer | None = None  # only while `run` runs
         self._soon: asyncio.Handle | None = None
         self._failed: asyncio.Future[None] | None = None
         self._last_report_ps = 0  # when the last step's end was reported
@@ -224,15 +223,15 @@ class Pacer:
     async def run(self) -> None:
         """Run the plans passed to `start`, until cancelled."""
         self._loop = asyncio.get_running_loop()
-        self._alarm = open_alarm(self._loop, self._look)
+        self._timer = open_timer(self._loop, self._look)
         self._failed = self._loop.create_future()
         self._look_soon()
         try:
             await self._failed
         finally:
             self._disarm()
-            self._alarm.close()
-            self._loop = self._alarm = None
+            self._timer.close()
+            self._loop = self._timer = None
             self.count()
 
     # Callbacks instead of a task that sleeps, which would cost one future and one task switch more per step.
@@ -245,15 +244,15 @@ class Pacer:
 
     def _look_at(self, at_seconds: float) -> None:
         """Call `_look` at this time of the monotonic clock."""
-        assert self._alarm is not None
-        self._alarm.set(at_seconds)
+        assert self._timer is not None
+        self._timer.set(at_seconds)
 
     def _disarm(self) -> None:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        if self._alarm is not None:
-            self._alarm.clear()
+        if self._timer is not None:
+            self._timer.clear()
 
     def _look(self) -> None:
         self._soon = None
@@ -305,7 +304,7 @@ class Pacer:
             running.start_ps = None
 
     def _thaw(self, running: _Running) -> bool:
-        """Return whether a frozen GPU may go on; otherwise set the alarm for the end of the freeze."""
+        """Return whether a frozen GPU may go on; otherwise set the timer for the end of the freeze."""
         thaw_ps = self._spells.thaw_ps(running.boundary_ps)
         thaw_seconds, now_seconds = self._clock.to_monotonic(thaw_ps), time.monotonic()
         if thaw_seconds > now_seconds:

@@ -22,11 +22,11 @@ from lorrery.service.telemetry.log import get_logger
 from lorrery.service.telemetry.tracing import open_tracer
 from lorrery.worker import wire
 from lorrery.worker.build import answers_of, device_of
-from lorrery.worker.engine import Engine
+from lorrery.worker.engine_metrics import Engine
 from lorrery.worker.hosted import HostedGpu
 from lorrery.worker.metrics import WorkerMetrics
-from lorrery.worker.realtime import RealtimePriority
 from lorrery.worker.schedulers import Schedulers
+from lorrery.worker.timekeeping import RealtimePriority
 
 log = get_logger("worker")
 
@@ -90,7 +90,7 @@ class WorkerService:
         kv_events = None
         if own.kv_events.endpoint is not None:
             need_extra("kv-events", f"worker.kv_events.endpoint {quoted(own.kv_events.endpoint)}")
-            from lorrery.worker.kv_events.publisher import Publisher  # ZeroMQ, imported only where it is used
+            from lorrery.worker.kv_events import Publisher  # ZeroMQ, imported only where it is used
 
             kv_events = Publisher(own.kv_events.of_gpu(number), name, model.name, metrics)
         return HostedGpu(name, settings, device.step_time, answers, hello, metrics, engine, self.tracer, kv_events)

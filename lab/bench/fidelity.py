@@ -37,7 +37,8 @@ from lab.bench.cluster import BenchBrokenError, endless_request, measured_cluste
 from lab.bench.marks import meets, ms, notes_below, percent
 from lab.bench.meter import BUSY_SHARE, Meter, Usage
 from lab.bench.scrape import Reading, fetch
-from lorrery.loadgen.client import Reception, RouterClient
+from lorrery.loadgen.client import RouterClient
+from lorrery.loadgen.reception import Reception
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.settings.sections import TlsSettings
 

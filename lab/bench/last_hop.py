@@ -34,7 +34,8 @@ from lab.bench.marks import notes_below, percent
 from lab.bench.meter import BUSY_SHARE, Meter, Usage
 from lab.bench.scrape import Reading, fetch
 from lab.bench.streams import StreamCount
-from lorrery.loadgen.client import Reception, RouterClient
+from lorrery.loadgen.client import RouterClient
+from lorrery.loadgen.reception import Reception
 from lorrery.service.local.cluster import LocalCluster
 from lorrery.service.network.channel import open_channel
 from lorrery.service.settings.sections import TlsSettings

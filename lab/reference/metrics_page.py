@@ -3,19 +3,19 @@
 from collections.abc import Iterable, Sequence
 
 from lab.reference.pages import DO_NOT_EDIT, paragraph, table
-from lorrery.loadgen.series import TABLE as LOADGEN
-from lorrery.router.http.requests_counted import TABLE as HTTP
-from lorrery.router.series import TABLE as ROUTER
+from lorrery.loadgen.metrics import TABLE as LOADGEN
+from lorrery.router.http.server import TABLE as HTTP
+from lorrery.router.metrics import TABLE as ROUTER
 from lorrery.scheduler.subscribers.series import TABLE as SCHEDULER
 from lorrery.service.telemetry.metrics import TABLE as PROCESS
 from lorrery.service.telemetry.series import Series
 from lorrery.service.telemetry.tracing import SPANS
-from lorrery.worker.series import CONSTANT_LABELS
-from lorrery.worker.series import TABLE as WORKER
+from lorrery.worker.metrics import CONSTANT_LABELS
+from lorrery.worker.metrics import TABLE as WORKER
 
 INTRODUCTION = f"""# Metrics
 
-{DO_NOT_EDIT.format("the services' series.py and lab/reference/metrics_page.py")}
+{DO_NOT_EDIT.format("the services' metrics and lab/reference/metrics_page.py")}
 
 Every process answers `GET /metrics`: the router on port 9101 with `deploy/cluster.toml`, the scheduler on 9102, the
 workers of `lorrery up` from 9103 on, in containers all of them on 9100, `lorrery load` where `--metrics HOST:PORT`

@@ -19,7 +19,7 @@ import numpy as np
 
 import lorrery
 from lab.studies import figure
-from lorrery.loadgen.workload.fairness import jain_index
+from lorrery.loadgen.workload.summary import jain_index
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

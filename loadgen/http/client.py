@@ -15,16 +15,13 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.http.answer import BAD_RESPONSE, Answer, error_text
 from lorrery.loadgen.http.connection import Connection, ConnectionLostError, Pool, Response
 from lorrery.loadgen.http.routes import Route
-from lorrery.loadgen.reception import Ask, Reception, Send
+from lorrery.loadgen.reception import Ask, ClusterView, Reception, Send
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.installed import VERSION
 from lorrery.service.settings.sections import TlsSettings
-
-__all__ = ["CONNECTION_FAILED", "CONNECTION_LOST", "HttpClient", "ServerAddress", "server_address"]
 
 CONNECTION_FAILED = "CONNECTION_FAILED"
 """Status of a request whose server could not be reached."""

@@ -13,8 +13,6 @@ from typing import cast
 
 import httptools
 
-__all__ = ["Connection", "ConnectionLostError", "Pool", "Response"]
-
 _REUSE_SECONDS = 2.0
 """Idle time after which a connection is not reused."""
 

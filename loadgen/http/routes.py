@@ -27,8 +27,6 @@ from lorrery.loadgen.workload.prompts import (
 )
 from lorrery.loadgen.workload.request import WorkloadRequest
 
-__all__ = ["Chat", "Completions", "Route", "Slora"]
-
 
 class Route(Protocol):
     """One route of one kind of server."""

@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike
 
 from lorrery.loadgen.workload.request import BLOCK_TOKENS, Turn, WorkloadRequest
 
-__all__ = ["Requests"]
-
 _NUMBERS = "iufO"
 """Kinds of NumPy arrays that hold numbers; objects may be integers of any size."""
 

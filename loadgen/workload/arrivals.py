@@ -1,11 +1,12 @@
-"""Simple synthetic workloads (an arrival process, uniform lengths), and changes to the timing of any workload.
+"""Simple synthetic workloads (an arrival process, uniform lengths), and changes to any workload: timing and rounds.
 
 Times are seconds from the start. Poisson and gamma processes begin with a gap, the constant one at 0.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, cycle, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,6 @@ import numpy.typing as npt
 from lorrery.loadgen.workload.columns import WorkloadColumns
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.vocabulary.units import LAST_SECONDS
-
-__all__ = ["Bursts", "constant", "fitting", "gamma", "limit", "mmpp", "poisson", "scale", "synthetic"]
-
 
 MOST_FACTOR, LEAST_SHARE = 1e6, 1e-6
 """Limits for bursts."""
@@ -213,3 +211,37 @@ def fitting(workload: Sequence[WorkloadRequest], max_input_len: int, max_total_l
         else:
             cut_session = session
     return kept
+
+
+WARMUP_CONCURRENCY = 4
+"""Clients that send the warm-up."""
+_WARMUP_OUTPUT_TOKENS = 16
+WARMUP_FIRST_INDEX = 2**32  # beyond any workload's
+
+
+def warmup_requests(workload: Sequence[WorkloadRequest], num_requests: int) -> list[WorkloadRequest]:
+    """Return short copies of a workload's first requests, with prompts that the workload does not contain.
+
+    Otherwise the run would find them in a prefix cache. A workload with fewer requests is repeated.
+    """
+    return [
+        replace(
+            request,
+            index=WARMUP_FIRST_INDEX + index,
+            output_tokens=min(request.output_tokens, _WARMUP_OUTPUT_TOKENS),
+            hash_ids=None,
+            turn=None,
+        )
+        for index, request in enumerate(islice(cycle(workload), num_requests))
+    ]
+
+
+def again_and_again(workload: Sequence[WorkloadRequest]) -> Iterator[WorkloadRequest]:
+    """Repeat a workload endlessly, with new indices and sessions and so new prompts in each round."""
+    num_sessions = 1 + max((one.turn.session for one in workload if one.turn is not None), default=0)
+    for position in count():
+        number, row = divmod(position, len(workload))
+        turn = workload[row].turn
+        if turn is not None:
+            turn = replace(turn, session=turn.session + number * num_sessions)
+        yield replace(workload[row], index=position, turn=turn)

@@ -8,15 +8,42 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import overload
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from lorrery.loadgen.workload.request import BLOCK_TOKENS, Turn, WorkloadRequest, of_columns
-from lorrery.loadgen.workload.spool import Spool
 
-__all__ = ["Blocks", "Chains", "WorkloadColumns"]
+
+class Spool(Protocol):
+    """Takes pieces, and returns each by its place and size."""
+
+    def add(self, piece: bytes) -> int:
+        """Add a piece; return its place."""
+        ...
+
+    def read(self, place: int, size: int) -> bytes:
+        """Return the piece of this place and size."""
+        ...
+
+
+class MemorySpool:
+    """A spool in memory."""
+
+    def __init__(self) -> None:
+        self._content = bytearray()
+
+    def add(self, piece: bytes) -> int:
+        """See `Spool`."""
+        place = len(self._content)
+        self._content += piece
+        return place
+
+    def read(self, place: int, size: int) -> bytes:
+        """See `Spool`."""
+        return bytes(self._content[place : place + size])
+
 
 _NO_ADAPTER = -1
 _ROWS_AT_ONCE = 1_000

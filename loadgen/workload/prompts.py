@@ -18,16 +18,6 @@ import numpy.typing as npt
 
 from lorrery.loadgen.workload.request import Turn
 
-__all__ = [
-    "FIRST_WORD_ID",
-    "LAST_WORD_ID",
-    "Prompt",
-    "output_seed",
-    "own_token_ids",
-    "prompt_token_ids",
-    "shared_token_ids",
-]
-
 FIRST_WORD_ID = 3
 LAST_WORD_ID = 1907
 

@@ -14,11 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.loadgen.workload.columns import Blocks, Chains, WorkloadColumns
+from lorrery.loadgen.workload.columns import Blocks, Chains, MemorySpool, Spool, WorkloadColumns
 from lorrery.loadgen.workload.request import BLOCK_TOKENS, MOST_TOKENS, TraceError
-from lorrery.loadgen.workload.spool import MemorySpool, Spool
-
-__all__ = ["MOST_ROWS", "RecordedRows", "spread", "step_seconds"]
 
 MOST_ROWS: Final = 10_000_000
 """In one workload; 48 bytes each, up to 40 more for blocks and sessions, and a third of that while they are sorted."""

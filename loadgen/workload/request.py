@@ -1,7 +1,7 @@
 """A workload: requests with intended send times, lengths and names, in send order.
 
 A workload states a client's intention, not a cluster's response. It comes from a generator (`slora`, `arrivals`,
-`chat`) or from a file (`traces`), and it feeds the live driver and the simulator alike.
+`conversations`) or from a file (`traces`), and it feeds the live driver and the simulator alike.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from lorrery.vocabulary.compiling import mypyc_attr
-
-__all__ = ["BLOCK_TOKENS", "MOST_TOKENS", "TraceError", "Turn", "WorkloadRequest", "of_columns", "sessions"]
-
 
 MOST_TOKENS = 2**31 - 1
 """In one prompt or answer: they are counted in 32 bits on the wire."""

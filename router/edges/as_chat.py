@@ -53,16 +53,6 @@ def check_fits(prompt_tokens: int, max_model_len: int) -> None:
         )
 
 
-OPENAI_TEXTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-    "thinking": "thinking",
-}
-"""Types of content that OpenAI's routes read, as vLLM's do (vllm/entrypoints/chat_utils.py), and the field of each with
-its text."""
-
 BILLING_HEADER = "x-anthropic-billing-header"
 """Begins a line of Claude Code's that differs in each request. vLLM leaves it out, so that prefixes are cached."""
 

@@ -17,14 +17,12 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from starlette.responses import Response
 
 from lorrery.router.field_names import Names
-from lorrery.router.http.answer import EVENT_STREAM, Collected
+from lorrery.router.http.answer import EVENT_STREAM, Collected, array_of, json_array
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
-from lorrery.router.http.errors import error_body
-from lorrery.router.http.field_names import COMPLETION, SLORA, TGI
+from lorrery.router.http.errors import COMPLETION, SLORA, TGI, error_body
 from lorrery.router.http.generating import LENIENT, Texts, check_room, check_vocabulary, outputs
 from lorrery.router.http.openai_requests import CompletionRequest
-from lorrery.router.http.pieces import array, array_of
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.errors import InvalidRequest, RequestError
 from lorrery.tokenizer.base import Tokenizer
@@ -265,7 +263,7 @@ class LlmMockShape:
     def whole(self, choices: Sequence[Collected]) -> Iterator[str]:
         """See `Shape`."""
         yield '{"text": '
-        yield from array(
+        yield from json_array(
             text + quoted(choice.text.getvalue())[1:] for text, choice in zip(self._quoted, choices, strict=True)
         )
         yield "}"

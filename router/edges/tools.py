@@ -17,8 +17,8 @@ from json import dumps
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NamedTuple
 
+from lorrery.router.http.bodies import Bounds, too_much
 from lorrery.router.http.forms import Form
-from lorrery.router.http.nesting import Bounds, too_much
 from lorrery.service.errors import InvalidRequest
 
 _LETTERS = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*'

@@ -3,26 +3,106 @@
 Nothing is sent before the first token: clients take the first byte as the first token, and an error before it can still
 have a status of its own. An event is one message of a generation, which is one token unless the router is late. A
 client that disconnects ends its generations.
+
+A JSON body may have any length, and is written piece by piece without blocking the event loop: a lazy sequence of text
+parts. A body that ends within the first piece has a content length; a longer one is sent in chunks as fast as its
+reader takes them, so it is never in memory as a whole. HTTP/1.0 has no chunks, so there it is.
 """
 
 import asyncio
 import contextlib
+import json
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
-from typing import Protocol
+from itertools import islice
+from typing import Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from lorrery.router.http.errors import error_response
-from lorrery.router.http.pieces import send_json
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.errors import RequestError
 from lorrery.service.tasks import Turns
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.endings import FinishReason
+
+PIECE_CHARACTERS = 1 << 16
+"""Size at which a piece is sent."""
+BATCH = 64
+"""List elements per part."""
+
+T = TypeVar("T")
+
+
+async def send_json(scope: Scope, send: Send, parts: Iterable[str], turns: Turns) -> None:
+    """Send a response whose body consists of `parts`; yields to the event loop whenever its turn is over."""
+    in_chunks = scope.get("http_version") != "1.0"
+    begun = False
+    turn = turns.begin()
+    gathered: list[str] = []
+    num_characters = 0
+    for part in parts:
+        gathered.append(part)
+        num_characters += len(part)
+        if in_chunks and num_characters >= PIECE_CHARACTERS:
+            if not begun:
+                begun = True
+                await _start(send)
+            await send({"type": "http.response.body", "body": "".join(gathered).encode(), "more_body": True})
+            gathered, num_characters = [], 0
+        if turn.is_over:
+            await turn.pass_on()
+    last = "".join(gathered).encode()
+    if not begun:
+        await _start(send, len(last))
+    await send({"type": "http.response.body", "body": last})
+
+
+async def _start(send: Send, length: int | None = None) -> None:
+    headers = [] if length is None else [(b"content-length", str(length).encode())]
+    headers.append((b"content-type", b"application/json"))
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+class JsonParts(Response):
+    """A response that is generated while it is sent.
+
+    Args:
+        parts: of its text.
+        turns: shared by all such responses.
+    """
+
+    def __init__(self, parts: Iterable[str], turns: Turns) -> None:
+        super().__init__()
+        self._parts = parts
+        self._turns = turns
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, as an ASGI application."""
+        await send_json(scope, send, self._parts, self._turns)
+
+
+def batches(elements: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield slices of `BATCH` elements."""
+    return (elements[at : at + BATCH] for at in range(0, len(elements), BATCH))
+
+
+def json_array(parts: Iterable[str]) -> Iterator[str]:
+    """Yield a JSON array; each part has one or more elements, with the separators between them."""
+    yield "["
+    for number, part in enumerate(parts):
+        yield f", {part}" if number else part
+    yield "]"
+
+
+def array_of(elements: Iterable[object]) -> Iterator[str]:
+    """Yield a JSON array of elements, which are taken lazily."""
+    source = iter(elements)
+    return json_array(json.dumps(batch)[1:-1] for batch in iter(lambda: list(islice(source, BATCH)), []))
+
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 _BEGUN_AT_ONCE = 16

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from lorrery.router.access import check_use
+from lorrery.router.access import ApiKey, check_use
 from lorrery.router.checks import check_length
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.faults import METADATA_KEY
@@ -15,12 +15,10 @@ from lorrery.router.field_names import Names, named
 from lorrery.router.generate import Call
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import Answer, Shape
-from lorrery.router.http.bodies import BodyReader
-from lorrery.router.http.field_names import COMPLETION
+from lorrery.router.http.bodies import BodyReader, Bounds
+from lorrery.router.http.errors import COMPLETION
 from lorrery.router.http.forms import Form
-from lorrery.router.http.nesting import Bounds
-from lorrery.router.http.token_json import TokenTexts
-from lorrery.router.keys import ApiKey
+from lorrery.router.http.token_details import TokenTexts
 from lorrery.service.errors import InvalidRequest, Unauthenticated
 from lorrery.service.settings.cluster import Settings
 from lorrery.service.tasks import Turns
@@ -99,7 +97,7 @@ class Edge:
             Unauthenticated: no valid key.
         """
         roles: Collection[str] = http.scope["state"].get(ROLES, ())
-        return self.handler.caller(http.headers.get("authorization", ""), roles)
+        return self.handler.access.caller(http.headers.get("authorization", ""), roles)
 
     def admit(self, http: Request) -> None:
         """Check that the caller is authenticated, and count refusals.
@@ -130,7 +128,7 @@ class Edge:
 
     def tenant(self, user: str | None) -> str:
         """Return the tenant that a request names; empty where API keys determine the tenant."""
-        return "" if user is None or self.handler.counts_keys else user
+        return "" if user is None or self.handler.access.counts else user
 
     async def encode_prompts(
         self, http: Request, messages: Sequence[router_pb2.GenerateRequest], names: Sequence[Names]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lorrery.router.edges.structured_output.merging import Json
+from lorrery.router.edges.structured_output.keywords import Json
 from lorrery.router.field_names import Names
 from lorrery.service.errors import InvalidRequest
 from lorrery.service.names import quoted

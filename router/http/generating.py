@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from lorrery.router.checks import MAX_TOP_LOGPROBS
 from lorrery.router.http.forms import (
     Form,
     StructuredOutputs,
@@ -22,7 +23,6 @@ from lorrery.router.http.forms import (
     of_structured_outputs,
     only_one,
 )
-from lorrery.router.logprobs import MAX_TOP_LOGPROBS
 from lorrery.service.errors import InvalidRequest
 from lorrery.service.names import cut, quoted
 from lorrery.v1 import router_pb2, types_pb2

@@ -10,18 +10,16 @@ from fastapi import APIRouter, Body, Request
 from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
-from lorrery.router.edges.anthropic.errors import is_anthropics
+from lorrery.router.edges.anthropic.routes import is_anthropics
 from lorrery.router.field_names import Names, named
+from lorrery.router.http.answer import JsonParts, array_of
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import EITHER, Edge
-from lorrery.router.http.errors import json_response
-from lorrery.router.http.field_names import CHAT, COMPLETION, of_prompt
+from lorrery.router.http.errors import CHAT, COMPLETION, json_response, of_prompt
 from lorrery.router.http.generating import GeneratingRequest, check_room, check_vocabulary, outputs
-from lorrery.router.http.openai_details import Details, Prompt
 from lorrery.router.http.openai_requests import ChatBatchRequest, ChatRequest, CompletionRequest
 from lorrery.router.http.openai_shapes import ChatShape, CompletionShape, unix_seconds
-from lorrery.router.http.pieces import JsonParts, array_of
-from lorrery.router.http.token_json import LogprobsJson
+from lorrery.router.http.token_details import Details, LogprobsJson, Prompt
 from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import router_pb2
 
@@ -181,7 +179,7 @@ async def _answer(
         prompt = prompts[0]
         prompt_text = None
         if request.return_prompt_text and not isinstance(prompt, str):
-            prompt_text = edge.handler.detokenize(prompt)
+            prompt_text = edge.handler.tokenizer.decode(prompt)
         in_batch = isinstance(request, ChatBatchRequest)
         shown = ChatShape(
             *common,
@@ -221,7 +219,7 @@ async def _details(
             if not echo or request.return_token_ids:  # as in vLLM, whoever asks for token ids gets the prompt as those
                 prompts.append(Prompt("", token_ids, logprobs))
                 continue
-            shown = text or edge.handler.detokenize(token_ids)
+            shown = text or edge.handler.tokenizer.decode(token_ids)
             cut = message.HasField("truncate_prompt_tokens")
             num_cut = max(0, len(shown) - edge.texts.num_characters(token_ids)) if cut else 0
             prompts.append(Prompt(shown, token_ids, logprobs, num_cut))

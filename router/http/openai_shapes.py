@@ -14,11 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from lorrery.router.edges.tools import ChatCalls
-from lorrery.router.http.answer import DONE, EVENT_STREAM, Collected, data, finish_word
+from lorrery.router.http.answer import DONE, EVENT_STREAM, Collected, array_of, data, finish_word
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.forms import Form
-from lorrery.router.http.openai_details import Details, Piece
-from lorrery.router.http.pieces import array_of
+from lorrery.router.http.token_details import Details, Piece
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.errors import RequestError
 from lorrery.service.installed import VERSION

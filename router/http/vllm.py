@@ -14,16 +14,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, model_validator
 from starlette.responses import Response
 
-from lorrery.router.access import check_load
+from lorrery.router.access import ApiKey, check_load
 from lorrery.router.field_names import named
+from lorrery.router.http.answer import JsonParts, array_of
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
-from lorrery.router.http.errors import body, json_response
-from lorrery.router.http.field_names import LORA
+from lorrery.router.http.errors import LORA, body, json_response
 from lorrery.router.http.generating import LENIENT, Options
 from lorrery.router.http.openai_requests import ChatMessage, Tool, template_variables, turns
-from lorrery.router.http.pieces import JsonParts, array_of
-from lorrery.router.keys import ApiKey
 from lorrery.router.peft import BrokenAdapterError
 from lorrery.service.errors import InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
 from lorrery.service.names import cut, quoted
@@ -251,7 +249,7 @@ def routes(edge: Edge) -> APIRouter:
                 limit=2**32 - 1,
             )
         await handler.count(caller, request.model, len(request.tokens))
-        return json_response({"prompt": await asyncio.to_thread(handler.detokenize, request.tokens)})
+        return json_response({"prompt": await asyncio.to_thread(handler.tokenizer.decode, request.tokens)})
 
     @router.get("/kv_event_sources")
     async def kv_event_sources(http: Request) -> Response:

@@ -7,7 +7,8 @@ belong to neighbouring moments.
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
-from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.subscribers import series
 from lorrery.scheduler.subscribers.metrics import LEVELS, AdapterUse, SchedulerMetrics, TenantUse
@@ -15,48 +16,19 @@ from lorrery.service.telemetry.series import Exporter, Sample, Series
 from lorrery.service.telemetry.top_names import OTHER, TopNames
 
 
-class AttachedWorker(Protocol):
-    """What the gauges read of a worker."""
-
-    worker_id: str
-
-    @property
-    def replica(self) -> Replica:
-        """Its batch and queue."""
-        ...
-
-    @property
-    def max_total_token_num(self) -> int:
-        """Its KV pool."""
-        ...
-
-    @property
-    def draining(self) -> bool:
-        """Whether it gets no new sequences."""
-        ...
-
-
 class State(Protocol):
     """What the gauges read of a scheduler."""
 
+    core: ClusterCore
+
     @property
-    def attached(self) -> Collection[AttachedWorker]:
-        """Its workers."""
+    def members(self) -> Collection[Member]:
+        """Its attached workers."""
         ...
 
     @property
     def open_sequences(self) -> Collection[Sequence]:
         """Sequences of the requests that have not ended."""
-        ...
-
-    @property
-    def num_unplaced(self) -> int:
-        """Requests that wait for a worker."""
-        ...
-
-    @property
-    def num_held(self) -> int:
-        """Requests that wait for a slot of their API key."""
         ...
 
     @property
@@ -89,13 +61,13 @@ class Gauges:
     def _requests(self, shown: Exporter) -> None:
         state = self._state
         shown.value(series.IN_FLIGHT, lambda: len(state.open_sequences))
-        shown.value(series.UNPLACED, lambda: state.num_unplaced)
-        shown.value(series.HELD, lambda: state.num_held)
+        shown.value(series.UNPLACED, lambda: state.core.num_unplaced)
+        shown.value(series.HELD, lambda: state.core.num_held)
         shown.value(series.FAIRNESS, lambda: state.fairness)
         shown.value(series.ROUTERS, lambda: state.num_routers)
         shown.value(series.WAITING, self._num_waiting)
-        shown.value(series.RUNNING, lambda: sum(worker.replica.num_running for worker in state.attached))
-        shown.value(series.ADAPTER_PINS, lambda: sum(worker.replica.running.adapter_pins for worker in state.attached))
+        shown.value(series.RUNNING, lambda: sum(worker.replica.num_running for worker in state.members))
+        shown.value(series.ADAPTER_PINS, lambda: sum(worker.replica.running.adapter_pins for worker in state.members))
         by_adapter = _Counted(state, self._adapters, _adapter_id)
         by_tenant = _Counted(state, self._tenants, _tenant_id)
         shown.read(series.ADAPTER_WAITING, by_adapter.count)
@@ -105,39 +77,41 @@ class Gauges:
 
     def _num_waiting(self) -> int:
         state = self._state
-        return sum(worker.replica.num_waiting for worker in state.attached) + state.num_unplaced + state.num_held
+        return (
+            sum(worker.replica.num_waiting for worker in state.members) + state.core.num_unplaced + state.core.num_held
+        )
 
     def _workers(self, shown: Exporter) -> None:
         shown.read(series.WORKERS, self._by_state)
         self._of_each(shown, series.WORKER_RUNNING, lambda worker: worker.replica.num_running)
         self._of_each(shown, series.WORKER_WAITING, lambda worker: worker.replica.num_waiting)
         self._of_each(shown, series.WORKER_KV, lambda worker: worker.replica.kv_tokens)
-        self._of_each(shown, series.WORKER_KV_POOL, lambda worker: worker.max_total_token_num)
+        self._of_each(shown, series.WORKER_KV_POOL, lambda worker: worker.pool_tokens)
         self._of_each(shown, series.WORKER_RESIDENT, lambda worker: len(worker.replica.resident_adapters))
         self._of_each(shown, series.WORKER_LOADING, lambda worker: len(worker.replica.adapters.loading))
         shown.read(series.WORKER_KV_BLOCKS, self._blocks)
         shown.read(series.WORKER_ADAPTER_RESIDENT, self._resident)
 
-    def _of_each(self, shown: Exporter, of: Series, read: Callable[[AttachedWorker], float]) -> None:
-        shown.read(of, lambda: [((worker.worker_id,), read(worker)) for worker in self._state.attached])
+    def _of_each(self, shown: Exporter, of: Series, read: Callable[[Member], float]) -> None:
+        shown.read(of, lambda: [((worker.name,), read(worker)) for worker in self._state.members])
 
     def _by_state(self) -> Iterable[Sample]:
-        workers = self._state.attached
+        workers = self._state.members
         yield ("ready",), sum(not worker.draining for worker in workers)
         yield ("draining",), sum(worker.draining for worker in workers)
 
     def _blocks(self) -> Iterable[Sample]:
-        for worker in self._state.attached:
+        for worker in self._state.members:
             use = worker.replica.memory.block_use(worker.replica.running)
             if use is not None:
-                yield (worker.worker_id, "used"), use.used
-                yield (worker.worker_id, "cached"), use.cached
-                yield (worker.worker_id, "free"), use.free
+                yield (worker.name, "used"), use.used
+                yield (worker.name, "cached"), use.cached
+                yield (worker.name, "free"), use.free
 
     def _resident(self) -> Iterable[Sample]:
         top = self._adapters
         labels = [label for label, _ in top.shown()][1:]  # the base model is no adapter
-        for worker in self._state.attached:
+        for worker in self._state.members:
             residency = worker.replica.adapters
             for level, held in zip(LEVELS, (residency.gpu, residency.host), strict=True):
                 numbers = dict.fromkeys(labels, 0)
@@ -145,7 +119,7 @@ class Gauges:
                     label = top.label(adapter_id)
                     numbers[label if label in numbers else OTHER] += 1
                 for label, number in numbers.items():
-                    yield (worker.worker_id, label, level), number
+                    yield (worker.name, label, level), number
 
 
 class _Counted:

@@ -24,8 +24,8 @@ from lorrery.scheduler.core.inbox import LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.facts import Decided, FaultsSet, InputLate, InputTaken, Stepped
-from lorrery.scheduler.inputs import NOBODY
-from lorrery.scheduler.live_request import LiveRequest
+from lorrery.scheduler.routers import LiveRequest
+from lorrery.scheduler.steps import NOBODY
 from lorrery.scheduler.subscribers.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
 from lorrery.service.errors import LorreryError
 from lorrery.service.installed import VERSION

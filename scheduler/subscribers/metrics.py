@@ -27,10 +27,10 @@ from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Phases, Sequence
 from lorrery.scheduler.facts import Decided, InputLate, Stepped
-from lorrery.scheduler.live_request import Counted, LiveRequest
+from lorrery.scheduler.liveness import Loss
+from lorrery.scheduler.routers import Counted, LiveRequest
 from lorrery.scheduler.subscribers import series
-from lorrery.scheduler.subscribers.adapter_tally import AdapterTally, count
-from lorrery.scheduler.watch import Loss
+from lorrery.scheduler.subscribers.history import AdapterTally, count
 from lorrery.service.faults.kinds import LOAD_KINDS, WORKER_KINDS
 from lorrery.service.settings.sections import MetricsSettings
 from lorrery.service.telemetry.series import Exporter, Histogram, Sample, Series
@@ -47,7 +47,7 @@ MAX_TENANTS = 10_000
 class ServedByTenant:
     """Prompt and output tokens by tenant, of the current minute and the one before, so that memory is bounded.
 
-    Jain's index has the formula of reports (`loadgen/workload/fairness.py`). A request counts when it ends.
+    Jain's index has the formula of reports (`loadgen/workload/summary.py`). A request counts when it ends.
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.cli.keys import app
-from lorrery.router.keys import KEY_PREFIX, read_keys
+from lorrery.router.access import KEY_PREFIX, read_keys
 from lorrery.service.errors import SettingsError
 
 

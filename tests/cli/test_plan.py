@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,9 +13,13 @@ from lorrery.cli.app import app as lorrery
 from lorrery.cli.plan import app
 from lorrery.cli.plan_text import draw_points
 from lorrery.cli.simulate import app as simulate
-from lorrery.loadgen.report_files import read_report
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.worker.device.capacity import Point
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Return a run's summary."""
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from lorrery.cli.simulate import app
-from lorrery.loadgen.report_files import read_report
-from lorrery.loadgen.requests_csv import CSV_COLUMNS
+from lorrery.loadgen.report_files import CSV_COLUMNS
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running
@@ -21,6 +21,11 @@ from lorrery.service.errors import LorreryError, SettingsError
 
 CONFIG = ["--config", str(Path(__file__).parents[2] / "deploy" / "cluster.toml")]
 TRACES = Path(__file__).parents[2] / "deploy" / "traces"
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Return a run's summary."""
+    return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
 def run(*arguments: str, code: int = 0) -> str:

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
+from lorrery.loadgen.metrics import TABLE as LOADGEN
 from lorrery.loadgen.metrics import LoadMetrics
-from lorrery.loadgen.series import TABLE as LOADGEN
 from lorrery.loadgen.workload.outcome import OK, RequestOutcome
-from lorrery.router.http.requests_counted import TABLE as HTTP
-from lorrery.router.http.requests_counted import RequestsCounted
+from lorrery.router.http.server import TABLE as HTTP
+from lorrery.router.http.server import RequestsCounted
+from lorrery.router.metrics import TABLE as ROUTER
 from lorrery.router.metrics import RouterMetrics
-from lorrery.router.series import TABLE as ROUTER
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.subscribers.gauges import Gauges
@@ -20,9 +20,8 @@ from lorrery.scheduler.subscribers.metrics import SchedulerMetrics
 from lorrery.scheduler.subscribers.series import TABLE as SCHEDULER
 from lorrery.service.telemetry.metrics import TABLE, ServiceState, new_registry
 from lorrery.service.telemetry.series import Series
-from lorrery.worker.metrics import WorkerMetrics
-from lorrery.worker.series import CONSTANT_LABELS
-from lorrery.worker.series import TABLE as WORKER
+from lorrery.worker.metrics import CONSTANT_LABELS, WorkerMetrics
+from lorrery.worker.metrics import TABLE as WORKER
 
 
 class Entry(NamedTuple):
@@ -43,10 +42,9 @@ def router_metrics() -> CollectorRegistry:
 
 def scheduler_metrics() -> CollectorRegistry:
     replica = build_replica(ReplicaSettings("fcfs", memory="paged", max_total_token_num=1000, max_req_total_len=100))
-    worker = SimpleNamespace(worker_id="one", replica=replica, max_total_token_num=1000, draining=False)
-    state: Any = SimpleNamespace(
-        attached=[worker], open_sequences=[], num_unplaced=0, num_held=0, num_routers=0, fairness=1.0
-    )
+    member = SimpleNamespace(name="one", replica=replica, pool_tokens=1000, draining=False)
+    core = SimpleNamespace(num_unplaced=0, num_held=0)
+    state: Any = SimpleNamespace(core=core, members=[member], open_sequences=[], num_routers=0, fairness=1.0)
     registry = CollectorRegistry()
     Gauges(SchedulerMetrics(registry, {}), state)
     return registry

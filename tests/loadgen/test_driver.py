@@ -7,7 +7,7 @@ from lorrery.loadgen import client as client_module
 from lorrery.loadgen.client import RouterClient
 from lorrery.loadgen.driver import Driver, DriveSettings
 from lorrery.loadgen.metrics import LoadMetrics
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.workload.outcome import OutcomeTable
 from lorrery.loadgen.workload.prompts import prompt_token_ids
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.summary import summarise

@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
-from lorrery.loadgen.own_load import OwnLoad, OwnLoadMeter
-from lorrery.loadgen.report import make_report
-from lorrery.loadgen.report_files import in_json, read_report, write_report
-from lorrery.loadgen.requests_csv import CSV_COLUMNS
+from lorrery.loadgen.reception import ClusterView
+from lorrery.loadgen.report import OwnLoad, OwnLoadMeter, make_report
+from lorrery.loadgen.report_files import CSV_COLUMNS, in_json, write_report
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.table import print_report
-from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OutcomeTable, RequestOutcome
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.service.errors import FormatError
 
 CLUSTER = ClusterView("Llama-2-7B", 2.0, 1, 1, 2048, 3072, (("A100", 2),))
 
@@ -62,11 +58,10 @@ def printed(made, width=100):
     return capture.get()
 
 
-def test_a_written_summary_reads_back(tmp_path):
+def test_a_summary_can_be_read_without_this_program(tmp_path):
     made = report([outcome(0), outcome(1, "UNAVAILABLE", detail="no worker")])
     summary, _ = write_report(made, tmp_path / "deep" / "er")
-    content = read_report(summary)
-    assert content == read_report(summary.parent)
+    content = json.loads(summary.read_text(encoding="utf-8"))
     assert content["format_version"] == 1
     assert content["options"]["target"] == "there:1"
     assert content["workload"]["attribution"] == "somebody's trace"
@@ -107,29 +102,6 @@ def test_the_csv_has_priorities_if_a_request_has_one(tmp_path):
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == (*CSV_COLUMNS, "priority")
     assert [row["priority"] for row in rows] == ["0", "-2"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "not a JSON file"),
-        ("[" * 100_000, "not a JSON file"),
-        ("[]", "not a summary"),
-        ('{"format_version": 1}', "not a summary"),
-        ('{"kind": "lorrery load", "format_version": 2}', "format_version 2 is not known"),
-        ('{"kind": "lorrery load report"}', "format_version None is not known"),
-    ],
-)
-def test_another_file_or_format_is_a_format_error(tmp_path, content, message):
-    path = tmp_path / "summary.json"
-    path.write_text(content)
-    with pytest.raises(FormatError, match=message):
-        read_report(path)
-
-
-def test_a_missing_report_is_a_format_error(tmp_path):
-    with pytest.raises(FormatError, match="No such file"):
-        read_report(tmp_path / "nothing.json")
 
 
 def test_the_table_fits_a_hundred_columns_and_says_what_matters():

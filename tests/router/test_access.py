@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from lorrery.router.keys import read_keys
+from lorrery.router.access import read_keys
 from lorrery.service.errors import SettingsError
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from tests.cluster.client import error_info

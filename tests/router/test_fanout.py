@@ -133,7 +133,7 @@ async def test_a_slow_reader_that_leaves_takes_its_handler_along(start_router: S
 async def test_a_slow_reader_holds_no_handler_and_hears_why_when_it_reads_again(
     start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lorrery.router.grpc_call.FAREWELL_SECONDS", 0.05)
+    monkeypatch.setattr("lorrery.router.generate.FAREWELL_SECONDS", 0.05)
     router = await start_router(max_pending_tokens=64)
     route = await router.route()
     slow = router.generate()

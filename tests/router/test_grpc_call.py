@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from lorrery.router.grpc_call import GrpcCall
+from lorrery.router.generate import GrpcCall
 
 
 @dataclass

@@ -9,8 +9,8 @@ import grpc.aio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.router.kv_events import OneCache, follow
 from lorrery.router.shard import Shard
+from lorrery.router.watching import OneCache, follow
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from lorrery.vocabulary import u32

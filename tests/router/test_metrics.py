@@ -7,12 +7,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lorrery.router.metrics import RouterMetrics
+from lorrery.router.metrics import OUTCOMES, RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish, Request
 from lorrery.router.sampling import SamplingParams
-from lorrery.router.series import OUTCOMES
-from lorrery.router.streams import Fanout
+from lorrery.router.session import Fanout
 from lorrery.router.timing import Timing
 from lorrery.router.wire import TokensFrame
 from lorrery.service.settings.sections import MetricsSettings
@@ -38,8 +37,8 @@ def read(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
 
 def served(metrics: RouterMetrics, adapter_id: str, tenant_id: str, tokens: int = 3) -> None:
     timing = Timing(metrics)
-    timing.belongs_to(tenant_id)
-    timing.asks_for(adapter_id)
+    timing.tenant_id = tenant_id
+    timing.adapter_id = adapter_id
     for number in range(1, tokens + 1):
         timing.message(1, number, None)
     timing.finish(7, tokens)
@@ -69,8 +68,8 @@ def test_base_model_and_no_tenant_have_names_of_their_own(metrics: RouterMetrics
 
 def test_refused_requests_count_for_their_tenant(metrics: RouterMetrics, registry: CollectorRegistry):
     timing = Timing(metrics)
-    timing.belongs_to("acme")
-    timing.asks_for("sql")
+    timing.tenant_id = "acme"
+    timing.adapter_id = "sql"
     timing.ended("over_quota")
     assert read(registry, "tenant_requests_total", tenant="acme", outcome="over_quota") == 1
     assert read(registry, "adapter_requests_total", adapter="sql", outcome="over_quota") == 1
@@ -79,7 +78,7 @@ def test_refused_requests_count_for_their_tenant(metrics: RouterMetrics, registr
 def test_adapters_that_there_are_not_take_no_place(metrics: RouterMetrics, registry: CollectorRegistry):
     for number in range(100):
         timing = Timing(metrics)
-        timing.asks_for(f"guess-{number}")
+        timing.adapter_id = f"guess-{number}"
         timing.ended("not_found")
     served(metrics, "sql", "acme")
     assert read(registry, "adapter_requests_total", adapter="other", outcome="not_found") == 100

@@ -11,8 +11,7 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish, Request
 from lorrery.router.sampling import SamplingParams
-from lorrery.router.session import Session
-from lorrery.router.streams import Fanout
+from lorrery.router.session import Fanout, Session
 from lorrery.service.errors import Internal, NeverFits, RequestError
 from lorrery.v1 import router_pb2, scheduler_pb2_grpc
 from lorrery.vocabulary.adapters import AdapterLog

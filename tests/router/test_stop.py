@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lorrery.router.output import Output, StopMatcher, stop_automaton, stop_token_sequences
+from lorrery.router.open_request import Output, StopMatcher, stop_automaton, stop_token_sequences
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams
 from lorrery.tokenizer.file import BuiltinTokenizer

@@ -10,7 +10,7 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams
-from lorrery.router.streams import Fanout
+from lorrery.router.session import Fanout
 from lorrery.router.wire import TokensFrame
 from lorrery.service.errors import Internal, Unavailable
 from lorrery.v1 import router_pb2

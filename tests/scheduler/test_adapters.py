@@ -269,7 +269,7 @@ async def test_an_old_version_that_comes_to_a_worker_later_leaves_it_when_its_re
         else:
             old = await register(scheduler, "x", 8)
             await router.submit(1, adapter="x", max_new=2, pinned=old)
-            await wait_until(lambda: cluster.num_unplaced == 1, what="the request to wait")
+            await wait_until(lambda: cluster.core.num_unplaced == 1, what="the request to wait")
             await unregister(scheduler, "x")
             worker = await scheduler.attach()
         plan = await worker.plan()

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lorrery.scheduler.adapters_file as module
-from lorrery.scheduler.adapters import LoadedAdapters
-from lorrery.scheduler.adapters_file import AdaptersFile
+import lorrery.scheduler.adapters as module
+from lorrery.scheduler.adapters import AdaptersFile, LoadedAdapters
 from lorrery.service.errors import FormatError, LorreryError
 from lorrery.service.settings.cluster import load
 from lorrery.vocabulary.adapters import AdapterChange, AdapterLog

@@ -2,7 +2,7 @@
 
 from lorrery.scheduler.core.inbox import Recall
 from lorrery.scheduler.facts import InputLate
-from lorrery.scheduler.inputs import Inputs
+from lorrery.scheduler.steps import Inputs
 
 
 def expect(inputs: Inputs, handle: int, at_ps: int) -> None:

@@ -17,8 +17,8 @@ from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.facts import Decided, Stepped
-from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import StepReport, WorkerHello
+from lorrery.scheduler.routers import LiveRequest
 from lorrery.scheduler.subscribers.journal import Journal
 from lorrery.service.errors import LorreryError
 from lorrery.service.settings.cluster import Settings, load

@@ -2,7 +2,7 @@
 
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.live_request import LiveRequest
+from lorrery.scheduler.routers import LiveRequest
 from lorrery.scheduler.steps import FanOut
 from lorrery.vocabulary import u32
 

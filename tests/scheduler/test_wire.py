@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lorrery.router import wire as router_wire
-from lorrery.router.keys import ApiKey
+from lorrery.router.access import ApiKey
 from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.sequence import Adapter

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.loadgen.workload.progressions import spelt_out
+from lorrery.loadgen.workload.distribution import spelt_out
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters.loads import LoadFault, Tier
 from lorrery.scheduler.core.build import build_replica

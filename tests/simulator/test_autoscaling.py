@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.loadgen.scaling_report import scaling_lines
-from lorrery.loadgen.workload.outcome import RequestOutcome
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.report import scaling_lines
+from lorrery.loadgen.workload.outcome import OutcomeTable, RequestOutcome
 from lorrery.service.errors import SettingsError
 from lorrery.simulator.autoscaling import good_ratio
 from lorrery.simulator.result import SimulationResult

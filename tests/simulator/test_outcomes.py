@@ -3,7 +3,7 @@
 import numpy as np
 
 from lorrery.loadgen.workload.distribution import Distribution
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.workload.outcome import OutcomeTable
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary.endings import FinishReason

@@ -10,8 +10,8 @@ from grpc_status import rpc_status
 
 from lorrery.router.session import Session
 from lorrery.scheduler.core.cluster_facts import Placed, Withdrawn
-from lorrery.scheduler.live_request import LiveRequest
-from lorrery.scheduler.watch import Loss
+from lorrery.scheduler.liveness import Loss
+from lorrery.scheduler.routers import LiveRequest
 from lorrery.scheduler.workers import Dispatcher
 from tests.cluster.client import Ask
 from tests.cluster.gauges import HELD

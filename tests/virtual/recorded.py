@@ -71,7 +71,7 @@ def run_record(record: LiveRecord, journal: Path) -> list[str]:
             await asyncio.sleep(STEP_SECONDS)
             worker.begin()
             async with asyncio.timeout(STEP_SECONDS):
-                while not any(one._running for one in scheduler.service._cluster.attached):  # noqa: ASYNC110
+                while not any(one._running for one in scheduler.service._cluster.workers.values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
 
         async def taken(num_requests: int) -> None:

@@ -15,8 +15,7 @@ from lorrery.service.settings.cluster import changed, load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
-from lorrery.worker.kv_events.payload import encode
-from lorrery.worker.kv_events.publisher import END, Publisher
+from lorrery.worker.kv_events import END, Publisher, encode
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.settings import KvEventsSettings
 

@@ -107,7 +107,7 @@ async def test_steps_follow_one_another_and_take_what_the_model_says():
 
 
 class Bell:
-    """An alarm that the test rings."""
+    """A timer that the test rings."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self.ring, self.num_set = ring, 0
@@ -130,7 +130,7 @@ class HeldClock(SleepersClock):
 
 async def test_gpus_whose_steps_end_together_tell_them_before_any_begins_the_next(monkeypatch):
     bells: list[Bell] = []
-    monkeypatch.setattr("lorrery.worker.pacer.open_alarm", lambda _loop, ring: bells.append(Bell(ring)) or bells[-1])
+    monkeypatch.setattr("lorrery.worker.pacer.open_timer", lambda _loop, ring: bells.append(Bell(ring)) or bells[-1])
     clock = HeldClock(lambda _sleep: 0)
     clock.now += step_ps(1) // 2  # no step is over before the clock moves
     benches = [Bench(clock=clock), Bench(clock=clock)]

@@ -11,13 +11,13 @@ from textwrap import dedent
 import pytest
 
 from lorrery.service.errors import SettingsError
-from lorrery.worker.realtime import take_realtime_priority
+from lorrery.worker.timekeeping import take_realtime_priority
 from tests.cluster.harness import wait_until
 
 HEAD = """
 import json, os, resource, threading
 from lorrery.service.errors import SettingsError
-from lorrery.worker.realtime import LITTLE_CPU, MOST_CPU, take_realtime_priority
+from lorrery.worker.timekeeping import LITTLE_CPU, MOST_CPU, take_realtime_priority
 
 def policies():
     return sorted({os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")})

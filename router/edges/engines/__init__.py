@@ -4,12 +4,9 @@ Each protocol has its own port. All of them use the same handler as the router's
 
 | file | contents |
 |---|---|
-| `ports.py` | which protocols listen where |
-| `engine.py` | what all protocols share: authentication, names, load, adapters |
+| `engine.py` | what all protocols share: authentication, names, load, adapters, the tokenizer's files |
 | `generation.py` | one request of n outputs, and what ends it |
-| `reading.py` | what all protocols refuse or leave out |
-| `field_names.py` | each protocol's names for fields in errors |
-| `vllm.py`, `vllm_control.py` | vLLM's own: `vllm.Inference`, `vllm.Control` |
+| `reading.py` | what all protocols refuse or leave out; each protocol's names for fields in errors |
+| `vllm.py` | vLLM's own: `vllm.Inference`, `vllm.Control` |
 | `smg.py`, `smg_vllm.py`, `smg_sglang.py` | `vllm.grpc.engine.VllmEngine`, `sglang.grpc.scheduler.SglangScheduler` |
-| `tokenizer_files.py` | the tokenizer's folder, as a path and as an archive |
 """

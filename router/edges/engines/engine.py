@@ -1,26 +1,29 @@
-"""What the engine protocols share: authentication, served names, load and adapters.
+"""What the engine protocols share: authentication, served names, load, adapters, and the tokenizer's files.
 
 An engine is the whole cluster. With `EnginePort.adapter` it serves that adapter under its own name, for gateways
 without support for adapters.
 """
 
+import asyncio
+import hashlib
+import io
 import time
-from collections.abc import Awaitable, Callable
+import zipfile
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import grpc.aio
 
-from lorrery.router.access import check_operator
+from lorrery.router.access import ApiKey, check_operator
 from lorrery.router.edges.engines.generation import MAX_OUTPUTS, Open, OpenRequests, Write
-from lorrery.router.edges.engines.tokenizer_files import tokenizer_folder
 from lorrery.router.edges.structured_output.drawing import SharedConstraint
 from lorrery.router.field_names import Names, named
-from lorrery.router.grpc_call import GrpcCall, abort_stream
+from lorrery.router.generate import GrpcCall, abort_stream
 from lorrery.router.handler import Handler
-from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.settings import EnginePort
 from lorrery.service.errors import InvalidRequest, NoKvEvents, NotOffered, RequestError, UnknownName
@@ -28,7 +31,51 @@ from lorrery.service.names import quoted
 from lorrery.service.network import status
 from lorrery.service.network.credentials import authorization, certificate_roles
 from lorrery.service.telemetry.series import Throughput
+from lorrery.tokenizer.file import SHIPPED
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
+
+CHUNK_BYTES = 1 << 20
+_NAMES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json"),
+    *("chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer.model"),
+)
+"""Files of a tokenizer; its folder may be a model's, which has weights too."""
+_YEAR_ZERO = (1980, 1, 1, 0, 0, 0)
+"""Fixed time stamp, so that equal files make equal archives."""
+
+
+def tokenizer_folder(setting: Path | None) -> Path:
+    """Return the folder of the tokenizer that `router.tokenizer` names; unset: the shipped one's."""
+    if setting is None:
+        return SHIPPED.resolve()
+    return (setting if setting.is_dir() else setting.parent).resolve()
+
+
+async def archive(folder: Path) -> bytes:
+    """Return a zip archive of a tokenizer's files.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    return await asyncio.to_thread(_archive, folder)
+
+
+def chunks(content: bytes) -> Iterator[tuple[bytes, str]]:
+    """Yield an archive in chunks, the last with the SHA-256 of the whole in hexadecimal."""
+    for begin in range(0, len(content), CHUNK_BYTES):
+        last = begin + CHUNK_BYTES >= len(content)
+        yield content[begin : begin + CHUNK_BYTES], hashlib.sha256(content).hexdigest() if last else ""
+
+
+def _archive(folder: Path) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as files:
+        for name in _NAMES:
+            path = folder / name
+            if path.is_file():
+                files.writestr(zipfile.ZipInfo(name, _YEAR_ZERO), path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return content.getvalue()
+
 
 _T = TypeVar("_T")
 
@@ -57,7 +104,7 @@ class Load:
 
 
 class Engine:
-    """See the module.
+    """The cluster as one inference engine: what the services of all engine protocols call.
 
     Args:
         handler: of the router.
@@ -109,7 +156,7 @@ class Engine:
         Raises:
             Unauthenticated: no valid key.
         """
-        return self.handler.caller(authorization(context), certificate_roles(context))
+        return self.handler.access.caller(authorization(context), certificate_roles(context))
 
     async def answer(self, context: status.Context, answer: Callable[[ApiKey], Awaitable[_T]]) -> _T:
         """Serve a call that is not a request; errors of a scheduler become its status.

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lorrery.router.grpc_call import FAREWELL_SECONDS, GrpcCall, begin_stream
+from lorrery.router.generate import FAREWELL_SECONDS, GrpcCall, begin_stream
 from lorrery.service.errors import Conflict, Overloaded, Reason
 from lorrery.service.names import quoted
 from lorrery.service.network import status

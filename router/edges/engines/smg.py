@@ -6,16 +6,16 @@ an event that clears everything: no batches are kept.
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from smg_grpc_proto.generated import common_pb2
 
-from lorrery.router.edges.engines.engine import Engine, Load
-from lorrery.router.edges.engines.generation import Output
-from lorrery.router.edges.engines.tokenizer_files import archive, chunks
+from lorrery.router.edges.engines.engine import Engine, Load, archive, chunks
+from lorrery.router.edges.engines.generation import Output, Write, matched_stop
 from lorrery.service.network import status
 from lorrery.v1 import router_pb2
 from lorrery.v1 import scheduler_pb2 as pb
@@ -26,13 +26,65 @@ NO_PROFILER = "there is no GPU to profile; the metrics are at router.metrics"
 NO_FLUSH = "blocks that nobody uses are evicted as room is needed; start the scheduler again for an empty cache"
 
 
-async def tokenizer_chunks(folder: Path) -> AsyncIterator[Any]:
-    """Yield the archive of a tokenizer in chunks."""
-    for piece, digest in chunks(await archive(folder)):
+async def tokenizer_chunks(engine: Engine, context: status.Context) -> AsyncIterator[Any]:
+    """Yield the archive of the tokenizer's files in chunks."""
+    engine.caller(context)
+    for piece, digest in chunks(await archive(Path(engine.folder))):
         yield common_pb2.GetTokenizerChunk(data=piece, sha256=digest)
 
 
-def add_logprobs(message: Any, token_ids: Any, logprobs: Any) -> None:
+def model_info(engine: Engine, context: status.Context) -> dict[str, Any]:
+    """Return the fields of `GetModelInfoResponse`."""
+    engine.caller(context)
+    return {
+        "model_path": engine.folder,
+        "tokenizer_path": engine.folder,
+        "is_generation": True,
+        "served_model_name": engine.served_name,
+        "max_context_length": engine.max_model_len,
+        "max_req_input_len": engine.settings.scheduler.max_req_input_len,
+        "vocab_size": engine.handler.tokenizer.vocab_size,
+        "eos_token_ids": [engine.handler.tokenizer.eos_id],
+    }
+
+
+def writer(
+    engine: Engine,
+    context: status.Context,
+    message: router_pb2.GenerateRequest,
+    messages: Any,
+    *,
+    streams: bool,
+    fields: Mapping[str, Any] = MappingProxyType({}),
+) -> Write:
+    """Return what writes the outputs of a request: chunks of new tokens if it streams, each output in full at its end.
+
+    Args:
+        engine: answers the request.
+        context: of the call.
+        message: the request.
+        messages: the protocol's module of messages.
+        streams: whether chunks are wanted.
+        fields: further ones of each response.
+    """
+
+    async def write(output: Output, news: router_pb2.GenerateResponse) -> None:
+        if streams and news.token_ids:
+            chunk = messages.GenerateStreamChunk(**_chunk_of(output, news))
+            if news.logprobs:
+                _add_logprobs(chunk.output_logprobs, news.token_ids, news.logprobs)
+            await context.write(messages.GenerateResponse(chunk=chunk, **fields))
+        if output.reason is not None:
+            stop = matched_stop(engine.handler.tokenizer, output, message.sampling)
+            complete = messages.GenerateComplete(**_complete_of(output, stop))
+            if output.logprobs:
+                _add_logprobs(complete.output_logprobs, output.token_ids, output.logprobs)
+            await context.write(messages.GenerateResponse(complete=complete, **fields))
+
+    return write
+
+
+def _add_logprobs(message: Any, token_ids: Any, logprobs: Any) -> None:
     """Add the log-probabilities of tokens to a message's `output_logprobs`."""
     for token_id, one in zip(token_ids, logprobs, strict=True):
         message.token_logprobs.append(one.logprob)
@@ -40,7 +92,7 @@ def add_logprobs(message: Any, token_ids: Any, logprobs: Any) -> None:
         message.top_logprobs.add(values=one.top_logprobs, token_ids=one.top_token_ids)
 
 
-def chunk_of(output: Output, news: router_pb2.GenerateResponse) -> dict[str, Any]:
+def _chunk_of(output: Output, news: router_pb2.GenerateResponse) -> dict[str, Any]:
     """Return the fields of a chunk: the new tokens, and the total so far."""
     return {
         "token_ids": news.token_ids,
@@ -50,7 +102,7 @@ def chunk_of(output: Output, news: router_pb2.GenerateResponse) -> dict[str, Any
     }
 
 
-def complete_of(output: Output, stop: int | str | None) -> dict[str, Any]:
+def _complete_of(output: Output, stop: int | str | None) -> dict[str, Any]:
     """Return the fields of the last message of an output, with all of its tokens."""
     fields: dict[str, Any] = {
         "output_ids": output.token_ids,

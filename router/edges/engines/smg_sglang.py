@@ -4,7 +4,6 @@ A request names its adapter by the `lora_id` that `LoadLoRAAdapter` gave it, or 
 """
 
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -12,9 +11,7 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2, sglang_scheduler_pb2_
 
 from lorrery.router.edges.engines import smg
 from lorrery.router.edges.engines.engine import Engine, not_offered
-from lorrery.router.edges.engines.field_names import SGLANG, SGLANG_LORA
-from lorrery.router.edges.engines.generation import Output, matched_stop
-from lorrery.router.edges.engines.reading import generate_request, read_constraint, refuse
+from lorrery.router.edges.engines.reading import SGLANG, SGLANG_LORA, generate_request, read_constraint, refuse
 from lorrery.router.field_names import named
 from lorrery.service.errors import Conflict, InvalidRequest
 from lorrery.service.installed import VERSION
@@ -44,21 +41,8 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
         engine = self._engine
         with named(SGLANG):
             message = self._read(request)
-
-        async def write(output: Output, news: router_pb2.GenerateResponse) -> None:
-            response = sglang_scheduler_pb2.GenerateResponse
-            if request.stream and news.token_ids:
-                chunk = sglang_scheduler_pb2.GenerateStreamChunk(**smg.chunk_of(output, news))
-                if news.logprobs:
-                    smg.add_logprobs(chunk.output_logprobs, news.token_ids, news.logprobs)
-                await context.write(response(request_id=message.request_id, chunk=chunk))
-            if output.reason is not None:
-                stop = matched_stop(engine.handler.tokenizer, output, message.sampling)
-                complete = sglang_scheduler_pb2.GenerateComplete(**smg.complete_of(output, stop))
-                if output.logprobs:
-                    smg.add_logprobs(complete.output_logprobs, output.token_ids, output.logprobs)
-                await context.write(response(request_id=message.request_id, complete=complete))
-
+        request_id = {"request_id": message.request_id}
+        write = smg.writer(engine, context, message, sglang_scheduler_pb2, streams=request.stream, fields=request_id)
         await engine.generate(context, f"{NAME}/Generate", message, request.sampling_params.n, write, SGLANG)
 
     def _read(self, request: Any) -> router_pb2.GenerateRequest:
@@ -114,18 +98,7 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
 
     async def GetModelInfo(self, request: Any, context: status.Context) -> Any:
         """Tell what it serves."""
-        engine = self._engine
-        engine.caller(context)
-        return sglang_scheduler_pb2.GetModelInfoResponse(
-            model_path=engine.folder,
-            tokenizer_path=engine.folder,
-            is_generation=True,
-            served_model_name=engine.served_name,
-            max_context_length=engine.max_model_len,
-            max_req_input_len=engine.settings.scheduler.max_req_input_len,
-            vocab_size=engine.handler.tokenizer.vocab_size,
-            eos_token_ids=[engine.handler.tokenizer.eos_id],
-        )
+        return sglang_scheduler_pb2.GetModelInfoResponse(**smg.model_info(self._engine, context))
 
     async def GetServerInfo(self, request: Any, context: status.Context) -> Any:
         """Tell how it runs."""
@@ -171,8 +144,7 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
 
     async def GetTokenizer(self, request: Any, context: status.Context) -> AsyncIterator[Any]:
         """Send the tokenizer's files."""
-        self._engine.caller(context)
-        async for chunk in smg.tokenizer_chunks(Path(self._engine.folder)):
+        async for chunk in smg.tokenizer_chunks(self._engine, context):
             yield chunk
 
     # --- adapters ---

@@ -1,7 +1,6 @@
 """`vllm.grpc.engine.VllmEngine`, as the gateway smg uses it. It has no adapters: see `EnginePort.adapter`."""
 
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -9,9 +8,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from lorrery.router.edges.engines import smg
 from lorrery.router.edges.engines.engine import Engine, not_offered
-from lorrery.router.edges.engines.field_names import SMG_VLLM
-from lorrery.router.edges.engines.generation import Output, matched_stop
-from lorrery.router.edges.engines.reading import generate_request, read_constraint, refuse
+from lorrery.router.edges.engines.reading import SMG_VLLM, generate_request, read_constraint, refuse
 from lorrery.router.field_names import named
 from lorrery.service.installed import VERSION
 from lorrery.service.network import status
@@ -39,19 +36,7 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
         with named(SMG_VLLM):
             message = await self._read(request, context)
 
-        async def write(output: Output, news: router_pb2.GenerateResponse) -> None:
-            if request.stream and news.token_ids:
-                chunk = vllm_engine_pb2.GenerateStreamChunk(**smg.chunk_of(output, news))
-                if news.logprobs:
-                    smg.add_logprobs(chunk.output_logprobs, news.token_ids, news.logprobs)
-                await context.write(vllm_engine_pb2.GenerateResponse(chunk=chunk))
-            if output.reason is not None:
-                stop = matched_stop(engine.handler.tokenizer, output, message.sampling)
-                complete = vllm_engine_pb2.GenerateComplete(**smg.complete_of(output, stop))
-                if output.logprobs:
-                    smg.add_logprobs(complete.output_logprobs, output.token_ids, output.logprobs)
-                await context.write(vllm_engine_pb2.GenerateResponse(complete=complete))
-
+        write = smg.writer(engine, context, message, vllm_engine_pb2, streams=request.stream)
         await engine.generate(context, f"{NAME}/Generate", message, request.sampling_params.n, write, SMG_VLLM)
 
     async def _read(self, request: Any, context: status.Context) -> router_pb2.GenerateRequest:
@@ -108,18 +93,7 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
 
     async def GetModelInfo(self, request: Any, context: status.Context) -> Any:
         """Describe the model."""
-        engine = self._engine
-        engine.caller(context)
-        return vllm_engine_pb2.GetModelInfoResponse(
-            model_path=engine.folder,
-            served_model_name=engine.served_name,
-            tokenizer_path=engine.folder,
-            is_generation=True,
-            max_context_length=engine.max_model_len,
-            max_req_input_len=engine.settings.scheduler.max_req_input_len,
-            vocab_size=engine.handler.tokenizer.vocab_size,
-            eos_token_ids=[engine.handler.tokenizer.eos_id],
-        )
+        return vllm_engine_pb2.GetModelInfoResponse(**smg.model_info(self._engine, context))
 
     async def GetServerInfo(self, request: Any, context: status.Context) -> Any:
         """Describe the server."""
@@ -141,8 +115,7 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
 
     async def GetTokenizer(self, request: Any, context: status.Context) -> AsyncIterator[Any]:
         """Send the tokenizer's files."""
-        self._engine.caller(context)
-        async for chunk in smg.tokenizer_chunks(Path(self._engine.folder)):
+        async for chunk in smg.tokenizer_chunks(self._engine, context):
             yield chunk
 
     async def SubscribeKvEvents(self, request: Any, context: status.Context) -> None:

@@ -11,10 +11,9 @@ from lorrery.router.edges.responses.shapes import ResponseShape
 from lorrery.router.field_names import named
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import EITHER, Edge
-from lorrery.router.http.errors import body, json_response
-from lorrery.router.http.field_names import RESPONSES
+from lorrery.router.http.errors import RESPONSES, body, json_response
 from lorrery.router.http.generating import check_vocabulary, outputs
-from lorrery.router.http.token_json import LogprobsJson
+from lorrery.router.http.token_details import LogprobsJson
 
 
 def routes(edge: Edge) -> APIRouter:
@@ -90,8 +89,8 @@ def routes(edge: Edge) -> APIRouter:
 
 def _shown(edge: Edge, prompt: list[int]) -> tuple[str, list[int]]:
     """Return a prompt as its text, without the special tokens that were added to that, and its tokens."""
-    added = edge.handler.detokenize(edge.handler.tokenizer.encode_prompt(""))
-    return edge.handler.detokenize(prompt).removeprefix(added), prompt
+    added = edge.handler.tokenizer.decode(edge.handler.tokenizer.encode_prompt(""))
+    return edge.handler.tokenizer.decode(prompt).removeprefix(added), prompt
 
 
 def _unknown(response_id: str) -> Response:

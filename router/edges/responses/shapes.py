@@ -26,7 +26,7 @@ from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.errors import error_body, http_status
 from lorrery.router.http.forms import Form
 from lorrery.router.http.openai_shapes import created_cache_tokens, unix_seconds
-from lorrery.router.http.token_json import LogprobsJson, Run
+from lorrery.router.http.token_details import LogprobsJson, Run
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.errors import RequestError
 from lorrery.v1 import router_pb2, types_pb2

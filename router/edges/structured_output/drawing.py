@@ -9,7 +9,7 @@ from random import Random
 
 from lorrery.router.edges.structured_output import pattern, schema
 from lorrery.router.edges.structured_output.budget import MAX_ALL_STEPS, Budget, UnmetError
-from lorrery.router.edges.structured_output.merging import Json
+from lorrery.router.edges.structured_output.keywords import Json
 from lorrery.service.errors import InvalidRequest
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary.outputs import hash64

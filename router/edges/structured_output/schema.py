@@ -22,6 +22,9 @@ from lorrery.router.edges.structured_output import pattern
 from lorrery.router.edges.structured_output.budget import MAX_LEVELS, Budget, DeadEndError
 from lorrery.router.edges.structured_output.keywords import (
     ALTERNATIVES,
+    Json,
+    Schema,
+    both,
     bound,
     check,
     complexity,
@@ -30,13 +33,14 @@ from lorrery.router.edges.structured_output.keywords import (
     further,
     json_type,
     modern,
+    number,
     plain,
     size,
+    types_of,
     window,
     with_dependents,
 )
-from lorrery.router.edges.structured_output.merging import Json, Schema, both, number, types_of
-from lorrery.router.edges.structured_output.strings import FORMATS, phrase, word
+from lorrery.router.edges.structured_output.pattern import FORMATS, phrase, word
 from lorrery.service.names import quoted
 
 _ATTEMPTS = (False, True, True)

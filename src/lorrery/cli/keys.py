@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lorrery.cli.flags import VersionOption
-from lorrery.router.keys import KEY_PREFIX, digest
+from lorrery.router.access import KEY_PREFIX, digest
 from lorrery.service.commands import Command, command_app
 from lorrery.service.errors import SettingsError
 from lorrery.service.names import why_no_name

@@ -6,8 +6,8 @@ from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 
-from lorrery.loadgen.scaling_report import Scaling, ScalingRow, ScalingSummary
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.report import Scaling, ScalingRow, ScalingSummary
+from lorrery.loadgen.workload.outcome import OutcomeTable
 from lorrery.scheduler.core.autoscaling.figures import Sample, Window
 from lorrery.scheduler.core.autoscaling.rule import Autoscaler, Decision, Reading
 from lorrery.service.settings.autoscaler import AutoscalerSettings

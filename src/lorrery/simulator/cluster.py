@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.reception import ClusterView
 from lorrery.loadgen.report import UNSENT
+from lorrery.loadgen.workload.arrivals import WARMUP_CONCURRENCY, again_and_again
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again
 from lorrery.scheduler.core.autoscaling.rule import MOST_REPLICAS
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter

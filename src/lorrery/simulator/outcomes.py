@@ -6,11 +6,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.loadgen.workload.distribution import Distribution
-from lorrery.loadgen.workload.labels import Labels
-from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
-from lorrery.loadgen.workload.progressions import Chunks, describe
+from lorrery.loadgen.workload.distribution import Chunks, Distribution, describe
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, Labels, OutcomeTable
 from lorrery.scheduler.core.cluster_facts import GaveBack
 from lorrery.scheduler.core.facts import Cancelled, Failed, Handler, Preempted
 from lorrery.scheduler.core.member import Member

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.loadgen.report import LoadReport, SimulationCost
+from lorrery.loadgen.report import LoadReport, Scaling, SimulationCost
 from lorrery.loadgen.report_files import write_report
-from lorrery.loadgen.scaling_report import Scaling
-from lorrery.loadgen.workload.outcome import OK
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.workload.outcome import OK, OutcomeTable
 from lorrery.loadgen.workload.summary import Summary
 from lorrery.simulator.arguments import read_path
 from lorrery.vocabulary.adapters import FiguresByAdapter

@@ -14,7 +14,7 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
 from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.workload.arrays import Requests
-from lorrery.loadgen.workload.rounds import warmup_requests
+from lorrery.loadgen.workload.arrivals import warmup_requests
 from lorrery.service.faults.kinds import Fault
 from lorrery.service.settings.cluster import Settings
 from lorrery.simulator.cluster import SimulatedCluster

@@ -25,8 +25,7 @@ from lorrery.scheduler.core.facts import (
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
-from lorrery.scheduler.subscribers.history import History
+from lorrery.scheduler.subscribers.history import AdapterTally, History
 from lorrery.service.faults.rules import NO_FAULTS
 from lorrery.simulator.interpreter import WeakTarget, weak_call
 from lorrery.simulator.request import SimulatedRequest

@@ -17,8 +17,7 @@ import numpy as np
 from rich import box
 
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.loadgen.workload.slora import draw, generate_requests
-from lorrery.loadgen.workload.slora_summary import slora_summary
+from lorrery.loadgen.workload.slora import draw, generate_requests, slora_summary
 from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.round_robin import RoundRobin

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.loadgen.http.sse import MOST_EVENT_BYTES, EventStream
+from lorrery.loadgen.http.answer import MOST_EVENT_BYTES, EventStream
 
 
 def by_the_standard(stream):

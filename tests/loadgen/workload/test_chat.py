@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.loadgen.workload import arrivals
-from lorrery.loadgen.workload.chat import ChatShape, chat, share_prefixes
+from lorrery.loadgen.workload.arrivals import again_and_again, warmup_requests
+from lorrery.loadgen.workload.conversations import ChatShape, chat, share_prefixes
 from lorrery.loadgen.workload.prompts import prompt_token_ids
 from lorrery.loadgen.workload.request import WorkloadRequest, sessions
-from lorrery.loadgen.workload.rounds import again_and_again, warmup_requests
 
 
 def drawn(num_sessions=20, seed=1, *, turns=(1, 5), think=3.0, shared=None):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lorrery.loadgen.workload import arrivals
 from lorrery.loadgen.workload.columns import WorkloadColumns
-from lorrery.loadgen.workload.labels import Labels
+from lorrery.loadgen.workload.outcome import Labels
 from lorrery.loadgen.workload.popularity import assign
 from lorrery.loadgen.workload.request import WorkloadRequest
 

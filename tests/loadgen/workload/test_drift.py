@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lorrery.loadgen.option_texts import parse_bursts, parse_drift
-from lorrery.loadgen.workload.drift import Diurnal, Flash, Shift, drifting_indices
+from lorrery.loadgen.workload.popularity import Diurnal, Flash, Shift, drifting_indices
 from lorrery.service.errors import SettingsError
 
 COUNT = 200_000

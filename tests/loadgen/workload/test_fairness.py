@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.loadgen.workload.fairness import jain_index
+from lorrery.loadgen.workload.summary import jain_index
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 import lorrery
-from lorrery.loadgen import file_spool
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.source import BuiltWorkload, build_workload
-from lorrery.loadgen.workload import pieces
 from lorrery.loadgen.workload.request import TraceError
 from lorrery.loadgen.workload.traces import Trace
 from lorrery.service.errors import FormatError, SettingsError
@@ -333,8 +331,8 @@ def test_what_does_not_fit_in_memory_goes_through_a_file(tmp_path: Path, monkeyp
     lines = [json.dumps(row | {"hash_ids": row["hash_ids"].tolist()}) for row in rows]  # type: ignore[attr-defined]
     path = written(tmp_path, "\n".join(lines))
     whole = list(built(path).requests)
-    monkeypatch.setattr(file_spool, "MEMORY_BYTES", 1_000)
-    monkeypatch.setattr(pieces, "_READ", 64)
+    monkeypatch.setattr("lorrery.loadgen.source.MEMORY_BYTES", 1_000)
+    monkeypatch.setattr("lorrery.loadgen.workload.traces._READ", 64)
     assert list(built(path).requests) == whole
     assert list(built(written(tmp_path, "[" + ", ".join(lines) + "]")).requests) == whole
     talks = [json.dumps(LMSYS), json.dumps({"conversation": LMSYS["conversation"][:2]})] * 20

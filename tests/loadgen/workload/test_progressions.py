@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorrery.loadgen.workload import progressions
-from lorrery.loadgen.workload.distribution import Distribution, distribution
-from lorrery.loadgen.workload.progressions import Rows, describe, spelt_out
+from lorrery.loadgen.workload.distribution import MOST_SPELT_OUT, Distribution, Rows, describe, distribution, spelt_out
 
+MODULE = "lorrery.loadgen.workload.distribution"
 ROW = st.tuples(
     st.one_of(st.integers(0, 20), st.integers(0, 10**13)),
     st.one_of(st.integers(-3, 3), st.integers(-(10**6), 10**9)),
@@ -38,9 +37,9 @@ def check(rows: list[tuple[int, ...]]) -> None:
 
 @pytest.fixture
 def looks_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progressions, "MOST_SPELT_OUT", 4)
-    monkeypatch.setattr(progressions, "MOST_ROWS", 2)
-    monkeypatch.setattr(progressions, "_SAMPLE", 16)
+    monkeypatch.setattr(f"{MODULE}.MOST_SPELT_OUT", 4)
+    monkeypatch.setattr(f"{MODULE}.MOST_ROWS", 2)
+    monkeypatch.setattr(f"{MODULE}._SAMPLE", 16)
 
 
 @given(rows=st.lists(ROW, max_size=12))
@@ -68,7 +67,7 @@ def test_a_million_values_are_described_as_when_spelt_out() -> None:
         rng.integers(1, 3, num),
     ))  # fmt: skip
     rows[::50, 0] *= 40
-    assert int(rows[:, 2].sum()) > 3 * progressions.MOST_SPELT_OUT
+    assert int(rows[:, 2].sum()) > 3 * MOST_SPELT_OUT
     check([tuple(row) for row in rows.tolist()])
 
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.loadgen.workload.distribution import distribution
-from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome
-from lorrery.loadgen.workload.outcome_table import OutcomeTable, token_gaps
-from lorrery.loadgen.workload.slora_summary import slora_summary
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OutcomeTable, RequestOutcome, token_gaps
+from lorrery.loadgen.workload.slora import slora_summary
 from lorrery.loadgen.workload.summary import BASE_MODEL
 from lorrery.loadgen.workload.summary import summarise as summarise_table
 

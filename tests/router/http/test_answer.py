@@ -7,11 +7,9 @@ from functools import partial
 import pytest
 
 from lorrery.router import logprobs
-from lorrery.router.http.answer import WRITER, Answer
-from lorrery.router.http.openai_details import Details, Prompt
+from lorrery.router.http.answer import BATCH, PIECE_CHARACTERS, WRITER, Answer
 from lorrery.router.http.openai_shapes import ChatShape, CompletionShape
-from lorrery.router.http.pieces import BATCH, PIECE_CHARACTERS
-from lorrery.router.http.token_json import LogprobsJson, TokenTexts
+from lorrery.router.http.token_details import Details, LogprobsJson, Prompt, TokenTexts
 from lorrery.router.logprobs import OutputLogprobs
 from lorrery.service.tasks import Turns
 from lorrery.v1 import router_pb2, types_pb2

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from starlette.exceptions import HTTPException
 
-from lorrery.router.http.bodies import BodyReader
-from lorrery.router.http.nesting import MAX_LEVELS, Bounds, too_much
+from lorrery.router.http.bodies import MAX_LEVELS, BodyReader, Bounds, too_much
 from lorrery.service.tasks import Turns
 from tests.router.http.conftest import StartHttp, refusal
 

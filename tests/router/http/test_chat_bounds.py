@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lorrery.router.prompt import LONG_TEXT_CHARACTERS
+from lorrery.router.reader import LONG_TEXT_CHARACTERS
 from lorrery.service.settings.cluster import Settings
 from lorrery.tokenizer.file import SHIPPED, BuiltinTokenizer, open_tokenizer
 from tests.router.http.conftest import StartHttp, one_answer, refusal

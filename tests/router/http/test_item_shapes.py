@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from lorrery.router.edges.anthropic.shapes import MessageShape
+from lorrery.router.edges.anthropic.routes import MessageShape
 from lorrery.router.edges.responses.requests import ResponsesRequest
 from lorrery.router.edges.responses.shapes import ResponseShape
 from lorrery.router.http.answer import Collected
 from lorrery.router.http.forms import Form, json_schema
-from lorrery.router.http.token_json import LogprobsJson, TokenTexts
+from lorrery.router.http.token_details import LogprobsJson, TokenTexts
 from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.endings import FinishReason

@@ -9,11 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lorrery.router.http.answer import Collected
-from lorrery.router.http.openai_details import Details, Prompt
 from lorrery.router.http.openai_shapes import ChatShape, CompletionShape
-from lorrery.router.http.token_json import LogprobsJson, TokenTexts
+from lorrery.router.http.token_details import Details, LogprobsJson, Prompt, TokenTexts
 from lorrery.router.logprobs import OutputLogprobs, Words
-from lorrery.router.output import Output
+from lorrery.router.open_request import Output
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams
 from lorrery.tokenizer.base import EOS_ID

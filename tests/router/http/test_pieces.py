@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lorrery.router.http.pieces import BATCH, PIECE_CHARACTERS, JsonParts, array_of
+from lorrery.router.http.answer import BATCH, PIECE_CHARACTERS, JsonParts, array_of
 from lorrery.service.tasks import Turns
 
 PART = "x" * 1000

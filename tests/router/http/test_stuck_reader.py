@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.router.http.stuck_reader import LOOKS, ReaderWatch
+from lorrery.router.http.connection import LOOKS, ReaderWatch
 from tests.router.http.conftest import HttpRouter, StartHttp
 
 TIMEOUT_SECONDS = 4.0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lorrery.router.http.pieces import BATCH
-from lorrery.router.http.token_json import LogprobsJson, Run, TokenTexts
+from lorrery.router.http.answer import BATCH
+from lorrery.router.http.token_details import LogprobsJson, Run, TokenTexts
 from lorrery.router.logprobs import NEVER, OutputLogprobs, TokenLogprobs
 from lorrery.router.logprobs import Words as ModelWords
 from lorrery.tokenizer.base import BOS_ID, EOS_ID, NUM_WORDS

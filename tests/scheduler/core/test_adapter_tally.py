@@ -7,8 +7,7 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Facts
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
-from lorrery.scheduler.subscribers.snapshot import MAX_NAMES, OTHERS
+from lorrery.scheduler.subscribers.history import MAX_NAMES, OTHERS, AdapterTally
 from lorrery.vocabulary.adapters import AdapterFigures, summed
 from tests.scheduler.core.test_adapters import A, B, residency
 

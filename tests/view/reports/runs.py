@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lorrery.loadgen.requests_csv import CSV_COLUMNS
+from lorrery.loadgen.report_files import CSV_COLUMNS
 
 PHASE_COLUMNS = ("queue_seconds", "adapter_load_seconds", "prefill_seconds", "decode_seconds")
 

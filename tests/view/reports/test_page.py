@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import lorrery
 from lorrery.cli.report import app
-from lorrery.loadgen.requests_csv import CSV_COLUMNS, PRIORITY
+from lorrery.loadgen.report_files import CSV_COLUMNS, PRIORITY
 from lorrery.service.errors import FormatError, SettingsError
 from lorrery.simulator.subscribers.step_files import COLUMNS as STEP_COLUMNS
 from lorrery.view.reports.read import read_folders

@@ -9,7 +9,7 @@ import typer
 
 from lorrery.cli.serve.settings import Engine, settings_file
 from lorrery.cli.up_cluster import Printer, in_words, run_until_stopped
-from lorrery.router.keys import digest
+from lorrery.router.access import digest
 from lorrery.service.faults.kinds import check_faults
 from lorrery.service.files.writing import temporary_folder
 from lorrery.service.local.cluster import LocalCluster

@@ -22,7 +22,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence, Withdrawal
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
-from lorrery.scheduler.subscribers.adapter_tally import AdapterTally
+from lorrery.scheduler.subscribers.history import AdapterTally
 from lorrery.scheduler.subscribers.record import Record
 from lorrery.service.errors import FormatError, SettingsError
 from lorrery.service.faults.rules import LoadRules, RuleBook

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from lorrery.scheduler.core.cluster_facts import GaveBack
 from lorrery.scheduler.core.facts import Handler
-from lorrery.scheduler.subscribers.snapshot import Tables, WorkerSnapshot
-from lorrery.scheduler.subscribers.watcher import CoreFrame, Watcher
-from lorrery.scheduler.subscribers.watcher import EndedRow as CoreEnded
+from lorrery.scheduler.subscribers.frames import CoreFrame, Tables, Watcher, WorkerSnapshot
+from lorrery.scheduler.subscribers.frames import EndedRow as CoreEnded
 from lorrery.service.installed import VERSION
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.worker import RunBegan, StepSpan

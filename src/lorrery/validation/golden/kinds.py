@@ -4,8 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from lorrery.loadgen.workload.slora import draw
-from lorrery.loadgen.workload.slora_summary import slora_summary
+from lorrery.loadgen.workload.slora import draw, slora_summary
 from lorrery.router.sampling import read_sampling
 from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.prefix_cache import StaticTrie

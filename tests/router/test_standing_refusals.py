@@ -2,8 +2,7 @@
 
 import pytest
 
-from lorrery.router import hold_off
-from lorrery.router.hold_off import MAX_HOLD_SECONDS, MAX_RETRY_SECONDS, HoldOff
+from lorrery.router.shard import MAX_HOLD_SECONDS, MAX_RETRY_SECONDS, StandingRefusals
 from lorrery.service.errors import Overloaded, Reason, RequestError, Unattainable
 
 
@@ -18,7 +17,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(hold_off, "time", made)
+    monkeypatch.setattr("lorrery.router.shard.time", made)
     return made
 
 
@@ -26,14 +25,14 @@ def full(retry_seconds: float | None = 2.0) -> RequestError:
     return Overloaded("9 requests wait", Reason.QUEUE_FULL, retry_seconds, field="f", limit=9)
 
 
-def refusal(held: HoldOff, tenant_id: str) -> RequestError:
+def refusal(held: StandingRefusals, tenant_id: str) -> RequestError:
     with pytest.raises(RequestError) as caught:
         held.check(tenant_id)
     return caught.value
 
 
 def test_a_refusal_for_all_holds_for_a_moment_and_each_is_told_to_come_back_one_place_later(clock: Clock) -> None:
-    held = HoldOff()
+    held = StandingRefusals()
     held.check("a")
     held.note(full(), None, 0.25)
     errors = [refusal(held, tenant) for tenant in ("a", "b", "")]
@@ -48,7 +47,7 @@ def test_a_refusal_for_all_holds_for_a_moment_and_each_is_told_to_come_back_one_
 
 
 def test_a_refusal_for_a_tenant_holds_for_no_other(clock: Clock) -> None:
-    held = HoldOff()
+    held = StandingRefusals()
     held.note(full(None), "loud", 0.0)
     held.check("a")
     assert refusal(held, "loud").retry_seconds is None
@@ -57,7 +56,7 @@ def test_a_refusal_for_a_tenant_holds_for_no_other(clock: Clock) -> None:
 
 
 def test_it_holds_no_longer_than_the_scheduler_expects(clock: Clock) -> None:
-    held = HoldOff()
+    held = StandingRefusals()
     held.note(Unattainable("late", None, 0.01), None, 0.01)
     assert isinstance(refusal(held, "a"), Unattainable)
     clock.now += 0.011
@@ -65,8 +64,8 @@ def test_it_holds_no_longer_than_the_scheduler_expects(clock: Clock) -> None:
 
 
 def test_what_is_remembered_of_tenants_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hold_off, "MAX_TENANTS", 3)
-    held = HoldOff()
+    monkeypatch.setattr("lorrery.router.shard.MAX_TENANTS", 3)
+    held = StandingRefusals()
     for tenant in "abcde":
         held.note(full(), tenant, 0.5)
     assert len(held._of_tenant) == 3

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.worker.need import Demand, better, drawn
+from lorrery.worker.schedulers import Demand, better, drawn
 
 states = st.dictionaries(
     st.sampled_from("abcdef"), st.tuples(st.integers(0, 8), st.integers(0, 2000)), min_size=1, max_size=6

@@ -1,4 +1,4 @@
-"""Alarms ring at their time, on either kind of event loop."""
+"""Timers ring at their time, on either kind of event loop."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from lorrery.worker.alarm import Alarm, open_alarm
+from lorrery.worker.timekeeping import Timer, open_timer
 
 pytestmark = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -27,20 +27,20 @@ def num_files() -> int:
 
 
 class Bell:
-    """An alarm and when it has rung."""
+    """A timer and when it has rung."""
 
     def __init__(self) -> None:
         self.rung_at: list[float] = []
         self.again_in: list[float] = []
         self.and_then: Callable[[], None] | None = None
         self._heard = asyncio.Event()
-        self.alarm: Alarm = open_alarm(asyncio.get_running_loop(), self._ring)
+        self.timer: Timer = open_timer(asyncio.get_running_loop(), self._ring)
 
     def _ring(self) -> None:
         self.rung_at.append(time.monotonic())
         self._heard.set()
         if self.again_in:
-            self.alarm.set(time.monotonic() + self.again_in.pop())
+            self.timer.set(time.monotonic() + self.again_in.pop())
         if self.and_then is not None:
             self.and_then()
 
@@ -55,8 +55,8 @@ def test_rings_once_and_not_before_its_time(new_loop: NewLoop) -> None:
     async def main() -> None:
         first, second = Bell(), Bell()
         due = time.monotonic() + 0.0103
-        first.alarm.set(due)
-        second.alarm.set(due + 0.02)
+        first.timer.set(due)
+        second.timer.set(due + 0.02)
         assert await first.heard() >= due
         assert await second.heard() >= due + 0.02
         assert len(first.rung_at) == len(second.rung_at) == 1
@@ -68,7 +68,7 @@ def test_a_time_that_has_passed_rings_soon(new_loop: NewLoop) -> None:
     async def main() -> None:
         bell = Bell()
         for past_seconds in (0.0, 1.0, time.monotonic()):
-            bell.alarm.set(time.monotonic() - past_seconds)
+            bell.timer.set(time.monotonic() - past_seconds)
             await bell.heard()
         assert len(bell.rung_at) == 3
 
@@ -78,12 +78,12 @@ def test_a_time_that_has_passed_rings_soon(new_loop: NewLoop) -> None:
 def test_the_last_time_set_counts(new_loop: NewLoop) -> None:
     async def main() -> None:
         bell = Bell()
-        bell.alarm.set(time.monotonic() + 0.002)
+        bell.timer.set(time.monotonic() + 0.002)
         due = time.monotonic() + 0.02
-        bell.alarm.set(due)
+        bell.timer.set(due)
         assert await bell.heard() >= due
-        bell.alarm.set(time.monotonic() + 3600)
-        bell.alarm.set(time.monotonic() + 0.002)
+        bell.timer.set(time.monotonic() + 3600)
+        bell.timer.set(time.monotonic() + 0.002)
         await bell.heard()
         assert len(bell.rung_at) == 2
 
@@ -94,7 +94,7 @@ def test_may_be_set_again_while_it_rings(new_loop: NewLoop) -> None:
     async def main() -> None:
         bell = Bell()
         bell.again_in = [0.002] * 3
-        bell.alarm.set(time.monotonic())
+        bell.timer.set(time.monotonic())
         while len(bell.rung_at) < 4:
             await bell.heard()
         assert not bell.again_in
@@ -105,12 +105,12 @@ def test_may_be_set_again_while_it_rings(new_loop: NewLoop) -> None:
 def test_cleared_or_closed_it_never_rings(new_loop: NewLoop) -> None:
     async def main() -> None:
         cleared, closed, later = Bell(), Bell(), Bell()
-        cleared.alarm.set(time.monotonic() + 0.002)
-        cleared.alarm.clear()
-        closed.alarm.set(time.monotonic() + 0.002)
-        closed.alarm.close()
-        closed.alarm.close()
-        later.alarm.set(time.monotonic() + 0.01)
+        cleared.timer.set(time.monotonic() + 0.002)
+        cleared.timer.clear()
+        closed.timer.set(time.monotonic() + 0.002)
+        closed.timer.close()
+        closed.timer.close()
+        later.timer.set(time.monotonic() + 0.01)
         await later.heard()
         assert not cleared.rung_at
         assert not closed.rung_at
@@ -119,20 +119,20 @@ def test_cleared_or_closed_it_never_rings(new_loop: NewLoop) -> None:
 
 
 @pytest.mark.parametrize(
-    "act", [lambda alarm: alarm.clear(), lambda alarm: alarm.close(), lambda alarm: alarm.set(time.monotonic() + 3600)]
+    "act", [lambda timer: timer.clear(), lambda timer: timer.close(), lambda timer: timer.set(time.monotonic() + 3600)]
 )
 def test_what_is_done_once_it_is_due_holds_though_the_loop_has_seen_it_expire(
-    act: Callable[[Alarm], None], new_loop: NewLoop
+    act: Callable[[Timer], None], new_loop: NewLoop
 ) -> None:
-    """Both alarms are due when the loop looks, and the first to ring acts on the other."""
+    """Both timers are due when the loop looks, and the first to ring acts on the other."""
 
     async def main() -> None:
         bells = Bell(), Bell()
         for bell, other in (bells, bells[::-1]):
-            bell.and_then = partial(act, other.alarm)
-            bell.alarm.set(time.monotonic())
+            bell.and_then = partial(act, other.timer)
+            bell.timer.set(time.monotonic())
         later = Bell()
-        later.alarm.set(time.monotonic() + 0.01)
+        later.timer.set(time.monotonic() + 0.01)
         await later.heard()
         assert sorted(len(bell.rung_at) for bell in bells) == [0, 1]
 
@@ -147,11 +147,11 @@ def test_set_anew_once_it_is_due_it_rings_at_the_new_time(new_loop: NewLoop) -> 
         def put_off(other: Bell) -> None:
             if not due:
                 due.append(time.monotonic() + 0.01)
-                other.alarm.set(due[0])
+                other.timer.set(due[0])
 
         for bell, other in (bells, bells[::-1]):
             bell.and_then = partial(put_off, other)
-            bell.alarm.set(time.monotonic())
+            bell.timer.set(time.monotonic())
         for bell in bells:
             await bell.heard()
         assert [len(bell.rung_at) for bell in bells] == [1, 1]
@@ -171,8 +171,8 @@ def test_a_ring_that_raises_is_not_repeated(new_loop: NewLoop) -> None:
             raise error
 
         bell.and_then = fail
-        bell.alarm.set(time.monotonic())
-        later.alarm.set(time.monotonic() + 0.01)
+        bell.timer.set(time.monotonic())
+        later.timer.set(time.monotonic() + 0.01)
         await later.heard()
         assert len(bell.rung_at) == 1
         assert raised == [error]
@@ -183,10 +183,10 @@ def test_a_ring_that_raises_is_not_repeated(new_loop: NewLoop) -> None:
 def test_set_after_close_it_never_rings(new_loop: NewLoop) -> None:
     async def main() -> None:
         closed, later = Bell(), Bell()
-        closed.alarm.close()
-        closed.alarm.set(time.monotonic())
-        closed.alarm.clear()
-        later.alarm.set(time.monotonic() + 0.01)
+        closed.timer.close()
+        closed.timer.set(time.monotonic())
+        closed.timer.clear()
+        later.timer.set(time.monotonic() + 0.01)
         await later.heard()
         assert not closed.rung_at
 
@@ -198,7 +198,7 @@ def test_a_loop_that_cannot_watch_it_leaves_no_file(new_loop: NewLoop) -> None:
     loop.close()
     num_open = num_files()
     with contextlib.suppress(RuntimeError):  # the loop is closed, as uvloop says at once
-        open_alarm(loop, lambda: None).close()
+        open_timer(loop, lambda: None).close()
     assert num_files() == num_open
 
 
@@ -207,7 +207,7 @@ def test_closed_it_leaves_no_file(new_loop: NewLoop) -> None:
         bells = [Bell() for _ in range(20)]
         num_open = num_files()
         for bell in bells:
-            bell.alarm.close()
+            bell.timer.close()
         opened = num_open - num_files()
         assert opened == (20 if new_loop is uvloop.new_event_loop else 0)
 

@@ -19,7 +19,7 @@ REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LEN
 
 
 class Engine:
-    """See the module.
+    """One GPU's metrics under other engines' names.
 
     Args:
         settings: of the cluster.
