@@ -8,14 +8,13 @@ from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.adapters.slots import AdapterSlots
 from lorrery.scheduler.core.batching.table import BATCHINGS, way_of
 from lorrery.scheduler.core.memory.table import MEMORIES, PREFIX_CACHES
+from lorrery.scheduler.core.planner import ReplicaOptions
 from lorrery.scheduler.core.policies import NO_BOUND, QUEUES, batching_name, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Batching, Queue
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.queues.profile import DeviceProfile
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.deployment import Deployment

@@ -25,15 +25,14 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.acceptance import LETS_ALL_IN, ClusterRules, Door
-from lorrery.scheduler.core.backlog import Backlog
+from lorrery.scheduler.core.acceptance import LETS_ALL_IN, Backlog, ClusterRules, Door
 from lorrery.scheduler.core.cluster_facts import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.facts import Recalled, withdrawn
 from lorrery.scheduler.core.member import Member, Tally
 from lorrery.scheduler.core.placements.balance import Balance, Move
 from lorrery.scheduler.core.placements.forecast import OutputShare
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.placing import SLICE, Placing
-from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.quotas import Quota, Quotas
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence, Withdrawal

@@ -6,6 +6,7 @@ boundary have already taken effect (`core.replica`).
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import islice
 
 from lorrery.scheduler.core.adapters.loads import Ahead
@@ -13,16 +14,45 @@ from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Step, decodes_on
-from lorrery.scheduler.core.checked.base import original
+from lorrery.scheduler.core.checked.base import PolicyErrors, original
 from lorrery.scheduler.core.inbox import Inbox
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.plan import Idle, Plan
-from lorrery.scheduler.core.policy_errors import PolicyErrors
-from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Batching, Queue
 from lorrery.scheduler.core.queues.base import goes_by_arrival, is_asked_every_step
-from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """Options of a replica that do not belong to its policy.
+
+    Attributes:
+        strict: S-LoRA's handling of a cancelled running request: one more step, then out.
+        takes_all: let a request that could never fit wait for ever, as vLLM does, instead of refusing it.
+        no_lora: serve every request from the base model and move no adapter (S-LoRA's `--no-lora`).
+        min_computed_tokens: prompt tokens that are computed even if the whole prompt is cached: 1, or 0 as in llm-mock.
+        max_overtakes: how many sequences may overtake one that waits for its adapter, if the queue allows it; None: any
+            number.
+        look_ahead: number of waiting sequences, first in queue order, whose adapters are loaded ahead.
+        async_scheduling: whether a step is decided while the one before it runs (vLLM, with `memory.on_demand`): events
+            during that step have effect one step later. A sequence that it ends keeps what it holds meanwhile, and
+            takes part once more unless its length is what ended it.
+        overlap: whether a step's result is known one decision late, see `core.overlap`.
+    """
+
+    strict: bool = False
+    takes_all: bool = False
+    no_lora: bool = False
+    min_computed_tokens: int = 1
+    max_overtakes: int | None = 0
+    look_ahead: int = 0
+    async_scheduling: bool = False
+    overlap: bool = False
+
+
+PLAIN = ReplicaOptions()
+"""The defaults."""
 
 
 class Planner:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.early_drop import EarlyDrop
 from lorrery.scheduler.core.queues.fifo import Fifo

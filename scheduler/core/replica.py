@@ -14,6 +14,7 @@ from lorrery.scheduler.core.adapters.offload import Offload
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext, next_chunk
+from lorrery.scheduler.core.checked.base import PolicyErrors
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.queue import CheckedBatch, CheckedQueue
 from lorrery.scheduler.core.facts import Cancelled, Dropped, Event, Failed, Finished, Raised, Recalled, withdrawn
@@ -23,14 +24,11 @@ from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.overlap import Overlap
 from lorrery.scheduler.core.placements.headroom import Headroom
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
-from lorrery.scheduler.core.planner import Planner
-from lorrery.scheduler.core.policy_errors import PolicyErrors
+from lorrery.scheduler.core.planner import PLAIN, Planner, ReplicaOptions
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, SharedBlocks
-from lorrery.scheduler.core.protocols.batching import Batching
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Batching, Queue
 from lorrery.scheduler.core.queues.base import hears_of_steps
 from lorrery.scheduler.core.refusals import DropReason
-from lorrery.scheduler.core.replica_options import PLAIN, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 

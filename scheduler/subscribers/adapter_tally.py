@@ -6,7 +6,7 @@ Memory is bounded by `snapshot.MAX_NAMES` adapters; later ones count together.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from lorrery.scheduler.core.adapters.log import AdapterLog
+from lorrery.scheduler.core.adapters.loads import AdapterLog
 from lorrery.scheduler.core.facts import AdapterEvent, AdapterLost, Evicted, Handler, LoadBegan, LoadEnded
 from lorrery.scheduler.subscribers.snapshot import MAX_NAMES, OTHERS
 from lorrery.vocabulary.adapter_figures import AdapterFigures

@@ -22,9 +22,8 @@ from lorrery.scheduler.core.placements.worker_table import FEW
 from lorrery.scheduler.core.policies import QUEUES, batching_name
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
 from lorrery.scheduler.core.queues.profile import DeviceProfile
-from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.replica_settings import ReplicaSettings, SglangRules
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.scheduler.core.sglang_rules import SglangRules
 from lorrery.service.faults.kinds import (
     FREEZE_WORKER,
     LOAD_FAILURE,

@@ -5,9 +5,9 @@ if the batch became empty (`tests/golden/router_loop.jsonl`).
 """
 
 from lorrery.scheduler.core.adapters.residency import Residency
+from lorrery.scheduler.core.checked.base import PolicyErrors
 from lorrery.scheduler.core.facts import AdaptersKept, Event
-from lorrery.scheduler.core.policy_errors import PolicyErrors
-from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.protocols import Batching
 from lorrery.scheduler.core.running import Running
 
 

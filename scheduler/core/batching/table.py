@@ -4,17 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.chunked import Chunked
-from lorrery.scheduler.core.batching.continuous import Continuous
-from lorrery.scheduler.core.batching.llm_mock import LlmMock
-from lorrery.scheduler.core.batching.mixed import Mixed
-from lorrery.scheduler.core.batching.prefill_first import PrefillFirst
+from lorrery.scheduler.core.batching.chunked import Chunked, PrefillFirst
 from lorrery.scheduler.core.batching.sglang import Sglang
 from lorrery.scheduler.core.batching.slora_loop import SloraLoop
-from lorrery.scheduler.core.batching.static import Static
 from lorrery.scheduler.core.batching.vllm import Vllm
+from lorrery.scheduler.core.batching.whole_prompts import Continuous, LlmMock, Mixed, Static
 from lorrery.scheduler.core.policies import batch_limits
-from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.protocols import Batching
 from lorrery.scheduler.core.replica_settings import Exclusion, NotIn, ReplicaSettings
 from lorrery.vocabulary.units import NEVER
 

@@ -14,12 +14,11 @@ from typing import Any, Final
 
 from lorrery.scheduler.core.admission import BOTH_ANSWERS, CHECK_IT, STILL_DROPPED, AdmissionPass
 from lorrery.scheduler.core.batch import Batch
-from lorrery.scheduler.core.checked.base import Checked, Waits, a
+from lorrery.scheduler.core.checked.base import Checked, PolicyErrors, Waits, a
 from lorrery.scheduler.core.facts import Event
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr

@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.memory.base import Memory, UnlimitedMemory
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory
-from lorrery.scheduler.core.memory.no_evict import NoEvictMemory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
-from lorrery.scheduler.core.memory.paged import PagedMemory
+from lorrery.scheduler.core.memory.paged import NoEvictMemory, PagedMemory
 from lorrery.scheduler.core.memory.peak import PeakMemory
-from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.policies import batch_limits, batching_name, limits_family, policy_of
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache

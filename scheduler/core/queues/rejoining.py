@@ -12,7 +12,7 @@ from heapq import merge
 from itertools import dropwhile, islice
 from typing import Final
 
-from lorrery.scheduler.core.adapters.drain import key_of
+from lorrery.scheduler.core.adapters.slots import key_of
 from lorrery.scheduler.core.adapters.use import Joined
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.budgeted_admission import BudgetedPass

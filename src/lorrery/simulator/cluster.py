@@ -13,7 +13,7 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import UNSENT
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again
-from lorrery.scheduler.core.autoscaling.rule import MOST_REPLICAS
+from lorrery.scheduler.core.autoscaling import MOST_REPLICAS
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello

@@ -20,8 +20,8 @@ from typing import Final
 from lorrery.scheduler.core.acceptance import LETS_ALL_IN, ClusterRules
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.facts import FaultBegan, Subscriber
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.plan import Idle, Plan
-from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.subscribers.history import History
 from lorrery.service.faults.rules import NO_FAULTS
 from lorrery.simulator.boundaries import Boundaries

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from lorrery.loadgen.workload.arrays import Requests
-from lorrery.scheduler.core.autoscaling.figures import METRICS, Sample, Window
-from lorrery.scheduler.core.autoscaling.rule import MOST_REPLICAS, Decision
+from lorrery.scheduler.core.autoscaling import METRICS, MOST_REPLICAS, Decision, Sample, Window
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.faults.kinds import Fault
 from lorrery.simulator.arguments import read_positive, read_whole

@@ -5,8 +5,7 @@ from itertools import count
 
 import pytest
 
-from lorrery.scheduler.core.acceptance import ClusterRules
-from lorrery.scheduler.core.backlog import ENOUGH_INTERVALS, SHORTEST_PS
+from lorrery.scheduler.core.acceptance import ENOUGH_INTERVALS, SHORTEST_PS, ClusterRules
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed, Refused, Withdrawn

@@ -13,8 +13,8 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.balance import MOST_MOVES
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.plan import Plan, Ran
-from lorrery.scheduler.core.protocols.placement import Placement
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason

@@ -1,5 +1,4 @@
-from lorrery.scheduler.core.acceptance import ClusterRules
-from lorrery.scheduler.core.backlog import LONGEST_PS, SHORTEST_PS, DrainRate
+from lorrery.scheduler.core.acceptance import LONGEST_PS, SHORTEST_PS, ClusterRules, DrainRate
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_facts import Refused
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded

@@ -3,9 +3,9 @@
 import pytest
 
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory, NewTokenRatio
+from lorrery.scheduler.core.replica_settings import SglangRules
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.scheduler.core.sglang_rules import SglangRules
 
 
 def test_the_ratio_falls_step_by_step_to_its_least_and_starts_again_when_idle():

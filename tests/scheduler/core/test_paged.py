@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.facts import Admitted, Cancelled, Event, Finished, Preempted
-from lorrery.scheduler.core.memory.growth import BlockGrowth
-from lorrery.scheduler.core.memory.paged import PagedMemory
+from lorrery.scheduler.core.memory.paged import BlockGrowth, PagedMemory
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica

@@ -15,7 +15,7 @@ from lorrery.scheduler.core.facts import Raised
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
-from lorrery.scheduler.core.protocols.batching import Batching
+from lorrery.scheduler.core.protocols import Batching
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence

@@ -6,7 +6,7 @@ import pytest
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
-from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.batching.whole_prompts import Continuous
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.queue import CheckedQueue

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lorrery.scheduler.core.memory import reservation as reservation_module
+from lorrery.scheduler.core.memory.peak import MOST_UNASKED, RunningPeak
 from lorrery.scheduler.core.memory.reservation import PeakReservation
-from lorrery.scheduler.core.memory.running_peak import MOST_UNASKED, RunningPeak
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from tests.scheduler.core.oracle.reservation import IndexedReservation

@@ -10,8 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import count
 
-from lorrery.scheduler.core.autoscaling.figures import Window
-from lorrery.scheduler.core.autoscaling.rule import Autoscaler
+from lorrery.scheduler.core.autoscaling import Autoscaler, Window
 from lorrery.service.errors import LorreryError, SettingsError
 from lorrery.service.local.cluster import START_SECONDS, LocalCluster
 from lorrery.service.local.scrape import ClusterScraper

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lorrery.scheduler.core.autoscaling.figures import HISTOGRAMS, Sample
+from lorrery.scheduler.core.autoscaling import HISTOGRAMS, Sample
 
 __all__ = ["ClusterScraper", "Series"]
 

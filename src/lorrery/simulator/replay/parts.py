@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence, Withdrawal
 from lorrery.scheduler.messages import WorkerHello

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.placements.candidate import Figures
-from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.worker.device.pace import Pace
 

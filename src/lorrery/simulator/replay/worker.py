@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.adapters.log import AdapterLog
+from lorrery.scheduler.core.adapters.loads import AdapterLog
 from lorrery.scheduler.core.facts import Event, Preempted, Recalled
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan, Ran

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from lorrery.loadgen.workload.slora import draw
 from lorrery.loadgen.workload.slora_summary import slora_summary
 from lorrery.router.sampling import read_sampling
-from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.prefix_cache import StaticTrie
+from lorrery.scheduler.core.refusals import Limits, check_lengths
 from lorrery.service.errors import InvalidRequest
 from lorrery.validation.golden.kind import Kind, Mismatch, Record, compare, compare_close
 from lorrery.validation.golden.llmmock_scheduler import LlmMockScheduler

@@ -11,7 +11,7 @@ from typing import Any
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits
 from lorrery.scheduler.core.memory.base import Check
 from lorrery.scheduler.core.memory.peak import PeakMemory
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.golden.kind import Record

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from lorrery.scheduler.core.protocols.queue import Queue
+from lorrery.scheduler.core.protocols import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.early_drop import EarlyDrop, SloraOverload
 from lorrery.scheduler.core.queues.fifo import Fifo

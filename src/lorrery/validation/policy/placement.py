@@ -17,7 +17,7 @@ from lorrery.scheduler.core.checked.base import original
 from lorrery.scheduler.core.checked.placement import fields_of, put_back
 from lorrery.scheduler.core.placements.base import Choice
 from lorrery.scheduler.core.placements.candidate import PREDICTED, Figures, not_kept
-from lorrery.scheduler.core.protocols.placement import Placement
+from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.plugins import in_words
 from lorrery.simulator.replay.placements import RecordedCandidate
