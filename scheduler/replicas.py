@@ -16,7 +16,7 @@ from lorrery.scheduler.core.build import TABLES_PACKAGE, Devices, build_replica
 from lorrery.scheduler.core.checked.batching import CheckedBatching
 from lorrery.scheduler.core.checked.placement import CheckedPlacement
 from lorrery.scheduler.core.checked.queue import CheckedQueue
-from lorrery.scheduler.core.placements.options import PlacementOptions, Weights
+from lorrery.scheduler.core.placements.by_adapter import PlacementOptions, Weights
 from lorrery.scheduler.core.placements.table import PLACEMENTS, Placement
 from lorrery.scheduler.core.policies import batch_limits, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache

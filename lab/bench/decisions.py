@@ -51,7 +51,7 @@ from lorrery.scheduler.core.combinations import why_excluded
 from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.policies import QUEUES
-from lorrery.scheduler.core.prefix_cache.content import of_runs
+from lorrery.scheduler.core.prefix_cache.base import of_runs
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.service.version import core_is_compiled

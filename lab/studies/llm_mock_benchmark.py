@@ -13,7 +13,7 @@ import numpy.typing as npt
 from lab.studies.corpus import draw_prompts
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.placements.by_load import RoundRobin
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.simulator.build import build_requests, build_workers

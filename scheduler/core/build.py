@@ -12,8 +12,8 @@ from lorrery.scheduler.core.planner import ReplicaOptions
 from lorrery.scheduler.core.policies import NO_BOUND, QUEUES, batching_name, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.protocols import Batching, Queue
-from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
-from lorrery.scheduler.core.queues.profile import DeviceProfile
+from lorrery.scheduler.core.queues.pets import DeviceProfile
+from lorrery.scheduler.core.queues.waiting import MAX_OVERTAKES
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue

@@ -11,15 +11,11 @@ from dataclasses import dataclass, field
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.protocols import Queue
-from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.early_drop import EarlyDrop
-from lorrery.scheduler.core.queues.fifo import Fifo
-from lorrery.scheduler.core.queues.longest_prefix import LongestPrefix
-from lorrery.scheduler.core.queues.peft import Peft
-from lorrery.scheduler.core.queues.pets import Pets
-from lorrery.scheduler.core.queues.priority import Priority
-from lorrery.scheduler.core.queues.profile import MeasuredProfile, Profile
-from lorrery.scheduler.core.queues.rejoining import Rejoining
+from lorrery.scheduler.core.queues.few_adapters import Cluster, Peft
+from lorrery.scheduler.core.queues.fifo import Fifo, Priority
+from lorrery.scheduler.core.queues.pets import MeasuredProfile, Pets, Profile
+from lorrery.scheduler.core.queues.sglang import LongestPrefix, Rejoining
 from lorrery.scheduler.core.queues.vtc_fair import VtcFair
 from lorrery.scheduler.core.replica_settings import (
     LIMITS,

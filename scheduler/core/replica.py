@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from lorrery.scheduler.core.adapters.offload import Offload
 from lorrery.scheduler.core.adapters.residency import Residency
+from lorrery.scheduler.core.admission import Headroom
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext, next_chunk
 from lorrery.scheduler.core.checked.base import PolicyErrors
@@ -22,7 +23,6 @@ from lorrery.scheduler.core.inbox import Inbox, LoadOnRequest, Recall, Retire
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.overlap import Overlap
-from lorrery.scheduler.core.placements.headroom import Headroom
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.planner import PLAIN, Planner, ReplicaOptions
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, SharedBlocks

@@ -7,7 +7,7 @@ from fractions import Fraction
 from lorrery.scheduler.core.adapters.loads import AdapterOptions
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.queues.early_drop import FIRST_TOKEN_SLO_PS
-from lorrery.scheduler.core.queues.profile import Profile
+from lorrery.scheduler.core.queues.pets import Profile
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ def test_a_way_to_batch_and_a_placement_come_from_outside_too() -> None:
             "scheduler.policy=fcfs",
             "scheduler.max_num_batched_tokens=4096",
             "scheduler.batching=lorrery.scheduler.core.batching.whole_prompts:Mixed",
-            "scheduler.placement=lorrery.scheduler.core.placements.power_of_two:PowerOfTwo",
+            "scheduler.placement=lorrery.scheduler.core.placements.by_load:PowerOfTwo",
         ],
     )
     factory = ReplicaFactory(settings)

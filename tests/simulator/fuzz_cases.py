@@ -21,7 +21,7 @@ from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.placements.worker_table import FEW
 from lorrery.scheduler.core.policies import QUEUES, batching_name
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
-from lorrery.scheduler.core.queues.profile import DeviceProfile
+from lorrery.scheduler.core.queues.pets import DeviceProfile
 from lorrery.scheduler.core.replica_settings import ReplicaSettings, SglangRules
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.service.faults.kinds import (

@@ -24,7 +24,7 @@ from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.budgeted_admission import BudgetedPass
 from lorrery.scheduler.core.memory.estimated import EstimatedMemory
 from lorrery.scheduler.core.plan import Chunk
-from lorrery.scheduler.core.queues.rejoining import Rejoining
+from lorrery.scheduler.core.queues.sglang import Rejoining
 from lorrery.scheduler.core.replica_settings import DEFAULT, SglangRules
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence

@@ -8,15 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
-from lorrery.scheduler.core.placements.adapter_hash import AdapterHash
-from lorrery.scheduler.core.placements.adapter_shards import AdapterShards
 from lorrery.scheduler.core.placements.base import Candidate, Choice
-from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
-from lorrery.scheduler.core.placements.options import DEFAULT_OPTIONS, PlacementOptions
-from lorrery.scheduler.core.placements.power_of_two import PowerOfTwo
+from lorrery.scheduler.core.placements.by_adapter import DEFAULT_OPTIONS, AdapterHash, AdapterShards, PlacementOptions
+from lorrery.scheduler.core.placements.by_load import LeastLoaded, PowerOfTwo, RoundRobin
 from lorrery.scheduler.core.placements.predicted_finish import PredictedFinish
 from lorrery.scheduler.core.placements.prefix_match import PrefixMatch
-from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.placements.weighted import Weighted
 from lorrery.scheduler.core.sequence import Sequence
 

@@ -23,8 +23,7 @@ from math import isinf
 import numpy as np
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice, Score, bound_of
-from lorrery.scheduler.core.placements.homes import Homes
-from lorrery.scheduler.core.placements.options import DEFAULT_OPTIONS, PlacementOptions
+from lorrery.scheduler.core.placements.by_adapter import DEFAULT_OPTIONS, Homes, PlacementOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 IN_REACH = 0.8

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.prefix_cache.content import of_runs, of_tokens
+from lorrery.scheduler.core.prefix_cache.base import of_runs, of_tokens
 from lorrery.scheduler.core.sequence import Content
 
 LEAST_WORDS: Final = 4

@@ -21,7 +21,7 @@ from lorrery.loadgen.workload.slora import draw, generate_requests
 from lorrery.loadgen.workload.slora_summary import slora_summary
 from lorrery.scheduler.core.adapters.loads import Tier
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.placements.by_load import RoundRobin
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter

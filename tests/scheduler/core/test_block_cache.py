@@ -8,9 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.memory.base import UnlimitedMemory
 from lorrery.scheduler.core.plan import Chunk, Plan
+from lorrery.scheduler.core.prefix_cache.base import of_runs
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
-from lorrery.scheduler.core.prefix_cache.content import of_runs
 from lorrery.scheduler.core.prefix_cache.extents import root_name
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence

@@ -12,7 +12,7 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.base import Candidate, Choice, table_of
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.placements.worker_table import FEW
-from lorrery.scheduler.core.prefix_cache.content import of_runs
+from lorrery.scheduler.core.prefix_cache.base import of_runs
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence

@@ -24,7 +24,7 @@ from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.planner import ReplicaOptions
 from lorrery.scheduler.core.protocols import Queue
-from lorrery.scheduler.core.queues.cluster import Cluster
+from lorrery.scheduler.core.queues.few_adapters import Cluster
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.queues.vtc_fair import VtcFair
 from lorrery.scheduler.core.replica import Replica

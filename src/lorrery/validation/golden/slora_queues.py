@@ -10,12 +10,10 @@ from fractions import Fraction
 from typing import Any
 
 from lorrery.scheduler.core.protocols import Queue
-from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.early_drop import EarlyDrop, SloraOverload
+from lorrery.scheduler.core.queues.few_adapters import Cluster, Peft
 from lorrery.scheduler.core.queues.fifo import Fifo
-from lorrery.scheduler.core.queues.peft import Peft
-from lorrery.scheduler.core.queues.pets import Pets
-from lorrery.scheduler.core.queues.profile import LENGTH_STEP, MAX_PROFILED_TOKENS, MeasuredProfile
+from lorrery.scheduler.core.queues.pets import LENGTH_STEP, MAX_PROFILED_TOKENS, MeasuredProfile, Pets
 from lorrery.scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
 from lorrery.validation.golden.kind import Kind, Mismatch, Record, compare, compare_close
 from lorrery.validation.golden.queue_bench import QueueBench

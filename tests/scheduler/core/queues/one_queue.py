@@ -6,7 +6,7 @@ from lorrery.scheduler.core.facts import Admitted
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.planner import ReplicaOptions
 from lorrery.scheduler.core.protocols import Queue
-from lorrery.scheduler.core.queues.profile import Profile
+from lorrery.scheduler.core.queues.pets import Profile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.policy.drive import World

@@ -8,7 +8,7 @@ from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.whole_prompts import Continuous
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.planner import ReplicaOptions
-from lorrery.scheduler.core.queues.cluster import Cluster
+from lorrery.scheduler.core.queues.few_adapters import Cluster
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.validation.policy.drive import step_by_step
