@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lorrery.service.faults.kinds import SLOW_WORKER
-from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.batch import Batch, PrefillWork, StepOutcome
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.slow import Spells
-from lorrery.worker.device.work import PrefillWork, StepOutcome
 from lorrery.worker.metrics import WorkerMetrics
 
 COUNT_AFTER = 64

@@ -8,8 +8,7 @@ from lorrery.service.faults.kinds import FREEZE_WORKER, SLOW_WORKER
 from lorrery.service.telemetry.series import Exporter
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker import series
-from lorrery.worker.device.batch import Batch
-from lorrery.worker.device.cost import PARTS, StepCost
+from lorrery.worker.device.batch import PARTS, Batch, StepCost
 from lorrery.worker.engine import Engine
 
 STATES = ("loading", "dialling", "attached", "draining")

@@ -21,11 +21,10 @@ import numpy as np
 from lorrery.service.faults.kinds import FREEZE_WORKER
 from lorrery.worker.accounts import StepAccounts, StepRecord
 from lorrery.worker.alarm import Alarm, open_alarm
-from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.batch import Batch, PrefillWork, StepOutcome
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.slow import NO_SPELLS, Spells
-from lorrery.worker.device.work import PrefillWork, StepOutcome
 from lorrery.worker.metrics import WorkerMetrics
 
 

@@ -19,7 +19,7 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.output import LlmMockLength
 
 NUM_PROMPTS, CORPUS_PROMPTS = 50, 5_000

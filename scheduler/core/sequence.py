@@ -135,7 +135,7 @@ class Adapter:
 
 @mypyc_attr(acyclic=True)
 class Content:
-    """An input in the form that prefix caches compare, see `prefix_cache.content`.
+    """An input in the form that prefix caches compare, see `prefix_cache.base`.
 
     Attributes:
         data: the known input, unit by unit.

@@ -27,7 +27,7 @@ from lorrery.simulator.engine import Simulation
 from lorrery.simulator.outcomes import STATUS
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.profile import read_profile
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.steptime import StepTimeModel

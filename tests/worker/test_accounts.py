@@ -9,12 +9,12 @@ from lorrery.service.settings.cluster import Settings
 from lorrery.service.telemetry.metrics import new_registry
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.accounts import COUNT_AFTER, StepAccounts, StepRecord
+from lorrery.worker.device.batch import PrefillWork
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.slow import NO_SPELLS, Spells
-from lorrery.worker.device.work import PrefillWork
 from lorrery.worker.engine import Engine
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import StepReport

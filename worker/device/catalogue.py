@@ -25,8 +25,7 @@ from lorrery.worker.device.entries import (
     names_in,
     shown,
 )
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
+from lorrery.worker.device.hardware import AllReduce, CatalogueError, Gpu, KernelFit
 
 FORMAT = 1
 DEFAULT_FIT = "default"

@@ -7,8 +7,7 @@ begins no step for a while, as a GPU that hangs.
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
-from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment, StepCost
 from lorrery.worker.device.steptime import StepTimeModel
 
 

@@ -7,12 +7,10 @@ that sums are exact: a run planned again in the middle of a segment gives bit-eq
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
-from lorrery.worker.device.constant import ConstantSteps
-from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment, StepCost
+from lorrery.worker.device.constant import ConstantSteps, LlmMock
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.fitted import Fitted
-from lorrery.worker.device.llm_mock import LlmMock
 from lorrery.worker.device.naive import NaiveRoofline
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.table import ProfileTable

@@ -14,8 +14,7 @@ from lorrery.cli.output import write
 from lorrery.service.errors import FormatError
 from lorrery.view.terminal import FigureTable, table_console
 from lorrery.worker.device.catalogue import Catalogue
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import KV_TYPES, WEIGHT_TYPES, Gpu
+from lorrery.worker.device.hardware import KV_TYPES, WEIGHT_TYPES, CatalogueError, Gpu
 from lorrery.worker.device.kernel_calibration import PartFit, calibrated, fit, parts_of, percent_errors
 from lorrery.worker.device.kernel_rows import KernelRow
 from lorrery.worker.device.kernels import compute_type

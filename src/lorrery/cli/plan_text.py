@@ -11,7 +11,7 @@ from lorrery.simulator.plan.plan import Claim, ClaimAnswer, Level, Plan, Sizing
 from lorrery.simulator.plan.replica import adapter_costs
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.device.capacity import Point, Workload
-from lorrery.worker.device.memory import weight_bytes
+from lorrery.worker.device.deployment import weight_bytes
 
 PLOT_COLUMNS, PLOT_ROWS = 60, 12
 _PLOT_MARGINS = 17

@@ -32,7 +32,7 @@ from lorrery.view.terminal import FigureTable
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import CatalogueError
 from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.roofline import Roofline
 

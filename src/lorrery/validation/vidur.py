@@ -26,8 +26,7 @@ from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.validation.padded_fifo import PaddedFifo
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork
-from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, StepCost
 from lorrery.worker.device.steps import EngineStep
 from lorrery.worker.device.steptime import StepTimeModel
 

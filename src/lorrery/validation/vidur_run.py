@@ -16,8 +16,8 @@ from lorrery.validation.vidur import BatchRules, RecordedSteps, RequestTimes, re
 from lorrery.view.terminal import FigureTable
 from lorrery.worker.build import read_catalogue, read_steps_file
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.fitted import Fitted
+from lorrery.worker.device.hardware import CatalogueError
 
 QUANTILES = (0.5, 0.9, 0.99)
 JUDGED = (0.5, 0.99)

@@ -24,7 +24,7 @@ from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 from tests.scheduler.core.wrong_batchings import (
     Batch,
     ChunksInFloats,

@@ -2,7 +2,7 @@ from fractions import Fraction
 
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.batch import Batch
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.slow import NO_SPELLS, Slowed, Spells
 
 

@@ -24,9 +24,8 @@ from lorrery.vocabulary.cancel_cause import CancelCause
 from lorrery.worker.build import answers_of, device_of, spells_of
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.output import Sampling
+from lorrery.worker.device.output import GREEDY, Sampler, Sampling
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.sampler import GREEDY, Sampler
 from lorrery.worker.device.slow import Spells
 
 _ENGINES_BEFORE_7 = {"present-day": "present-day-2025", "present-day-unified": "present-day-unified-2025"}

@@ -17,8 +17,8 @@ from lorrery.simulator.replay.parts import ReplayedRequest, ReplayParts
 from lorrery.simulator.replay.result import DifferenceError, Replayed, compare
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.units import NEVER
+from lorrery.worker.device.batch import StepOutcome
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.work import StepOutcome
 
 
 @dataclass(slots=True)

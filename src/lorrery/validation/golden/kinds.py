@@ -18,7 +18,7 @@ from lorrery.validation.golden.slora_queues import SLORA_QUEUES
 from lorrery.validation.golden.vllm_scheduler import VllmScheduler
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.constant import LlmMock
 from lorrery.worker.device.output import LlmMockLength
 
 
@@ -138,7 +138,7 @@ STEP_TIME_TOLERANCE = 1e-6
 
 
 class LlmMockStepTime:
-    """llm-mock's step-time formula, against `worker.device.llm_mock`: one batch, and the duration of its step.
+    """llm-mock's step-time formula, against `worker.device.constant`: one batch, and the duration of its step.
 
     Ours counts integer picoseconds and rounds its cost coefficient once, by 6.4e-8 of it.
     """

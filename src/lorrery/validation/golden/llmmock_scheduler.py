@@ -24,8 +24,8 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.golden.kind import Mismatch, Record, compare, compare_close
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+from lorrery.worker.device.constant import LlmMock as LlmMockStepTime
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.llm_mock import LlmMock as LlmMockStepTime
 from lorrery.worker.device.output import LlmMockLength, Sampling, ending
 from lorrery.worker.device.rows import DeviceSequence
 
