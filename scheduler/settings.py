@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from lorrery.scheduler.core.batching.table import BATCHINGS
-from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
+from lorrery.scheduler.core.build import why_excluded, why_too_few_tokens
 from lorrery.scheduler.core.memory.table import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES, limits_of

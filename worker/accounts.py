@@ -17,7 +17,7 @@ from typing import NamedTuple
 from lorrery.service.faults.kinds import SLOW_WORKER
 from lorrery.worker.device.batch import Batch, PrefillWork, StepOutcome
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.slow import Spells
+from lorrery.worker.device.steptime import Spells
 from lorrery.worker.metrics import WorkerMetrics
 
 COUNT_AFTER = 64

@@ -7,7 +7,7 @@ from lorrery.service.faults.kinds import WORKER_LOSS, Fault, parse_fault
 from lorrery.service.faults.rules import RuleBook
 from lorrery.service.settings.cluster import Settings
 from lorrery.worker.build import spells_of
-from lorrery.worker.device.slow import Spells
+from lorrery.worker.device.steptime import Spells
 
 
 class WorkerFaults:

@@ -24,7 +24,7 @@ from lorrery.worker.alarm import Alarm, open_alarm
 from lorrery.worker.device.batch import Batch, PrefillWork, StepOutcome
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.slow import NO_SPELLS, Spells
+from lorrery.worker.device.steptime import NO_SPELLS, Spells
 from lorrery.worker.metrics import WorkerMetrics
 
 

@@ -12,8 +12,8 @@ from lorrery.vocabulary.wire_time import from_wire, to_wire
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.batch import PrefillWork
 from lorrery.worker.device.output import GREEDY, Sampler, Sampling
-from lorrery.worker.device.pace import Pace
 from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.steptime import Pace
 from lorrery.worker.pacer import Plan, StepReport
 
 

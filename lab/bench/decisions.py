@@ -46,8 +46,7 @@ from lab.bench.marks import or_dash
 from lab.bench.sim_scenarios import PROJECT
 from lab.bench.sim_speed import COMPILED
 from lorrery.scheduler.core.batching.table import BATCHINGS
-from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.combinations import why_excluded
+from lorrery.scheduler.core.build import build_replica, why_excluded
 from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.policies import QUEUES

@@ -23,15 +23,15 @@ from lorrery.scheduler.core.facts import (
     Raised,
     Recalled,
 )
+from lorrery.scheduler.core.placements.candidate import ReplicaCandidate
 from lorrery.scheduler.core.placements.forecast import Forecast, OutputShare
-from lorrery.scheduler.core.placements.replica_candidate import ReplicaCandidate
 from lorrery.scheduler.core.placements.worker_table import WorkerTable
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.refusals import DropReason
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.units import NEVER
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 _ENDS = (Finished, Cancelled, Dropped, Failed)
 

@@ -16,8 +16,7 @@ from lorrery.scheduler.core.checked.base import error_text
 from lorrery.scheduler.core.cluster_facts import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.member import Member, class_name
 from lorrery.scheduler.core.placements.base import Candidate
-from lorrery.scheduler.core.placements.candidate import Figures, WatchedCandidate
-from lorrery.scheduler.core.placements.replica_candidate import ReplicaCandidate
+from lorrery.scheduler.core.placements.candidate import Figures, ReplicaCandidate, WatchedCandidate
 from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.placements.worker_table import FEW, WorkerTable
 from lorrery.scheduler.core.sequence import Sequence

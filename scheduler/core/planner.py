@@ -15,6 +15,7 @@ from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Step, decodes_on
 from lorrery.scheduler.core.checked.base import PolicyErrors, original
+from lorrery.scheduler.core.facts import AdaptersKept, Event
 from lorrery.scheduler.core.inbox import Inbox
 from lorrery.scheduler.core.memory.on_demand import OnDemandMemory
 from lorrery.scheduler.core.plan import Idle, Plan
@@ -96,6 +97,7 @@ class Planner:
         self._batching = batching
         self._adapters = adapters
         self._uses_adapters = not options.no_lora
+        self._evicts_unused = not (options.no_lora or adapters.options.keep_unused)
         self._inbox = inbox
         self._errors = errors
         self._one_step = is_asked_every_step(queue)
@@ -225,6 +227,33 @@ class Planner:
         for sequence in joins:
             if sequence.adapter is not None and sequence.adapter.key not in adapters.gpu:
                 sequence.await_adapter(adapters.load_end(sequence.adapter), at_ps)
+
+    # --- what a departure brings about --------------------------------------------------------------------------------
+
+    def decodes_left(self, at_ps: int) -> list[Event]:
+        """Handle sequences that have left after decoding, by their end or a cancel.
+
+        S-LoRA evicts unused adapters then, and after a prefill only if the batch is empty; twice if the batch became
+        empty (`tests/golden/router_loop.jsonl`).
+        """
+        events: list[Event] = []
+        if self._evicts_unused:
+            events += self._keep_adapters(tuple(sorted(self._running.adapter_keys)), at_ps)
+        if not self._running.num:
+            events += self.emptied(at_ps)
+        return events
+
+    def emptied(self, at_ps: int) -> list[Event]:
+        """Handle the departure of the last sequence."""
+        try:
+            self._batching.emptied(at_ps)
+        except Exception as error:
+            self._errors.error = error
+        return self._keep_adapters((), at_ps) if self._evicts_unused else []
+
+    def _keep_adapters(self, adapter_keys: tuple[str, ...], at_ps: int) -> list[Event]:
+        self._adapters.keep_only(adapter_keys, at_ps)
+        return [AdaptersKept(adapter_keys)]
 
     def _next_event_ps(self, at_ps: int) -> int | None:
         next_ps = _earlier(self._inbox.next_ps, self._adapters.next_event_ps)

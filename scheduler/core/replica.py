@@ -10,7 +10,6 @@ No clock here: every time comes in as an argument, in device picoseconds.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from lorrery.scheduler.core.adapters.offload import Offload
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.admission import Headroom
 from lorrery.scheduler.core.batch import Batch
@@ -95,7 +94,6 @@ class Replica:
             async_scheduling=options.async_scheduling,
         )
         self._overlap = self._context.overlap = Overlap(self._batch) if options.overlap else None
-        self._offload = Offload(self.running, None if options.no_lora else self.adapters, batching, self._errors)
         self._planner = Planner(
             self._batch, self._context, queue, batching, self.adapters, self._inbox, options, self._errors
         )
@@ -329,7 +327,7 @@ class Replica:
             self._context.events.append(withdrawn(sequence, output_tokens))
             for held, reason in self._batch.all_held().items():
                 self._batch.finish(held, reason, at_ps, self._context.events)
-            self._context.events += self._offload.after_decode(at_ps)
+            self._context.events += self._planner.decodes_left(at_ps)
 
     def _apply_recall(self, recall: Recall, at_ps: int) -> None:
         if self.running.get(recall.handle) is None:
@@ -342,7 +340,7 @@ class Replica:
         """Apply the last step's result; its events come before those of the decision that did not know it."""
         events = overlap.settle(plan)
         if events and not self.running.num:
-            events += self._offload.emptied(at_ps)
+            events += self._planner.emptied(at_ps)
         self._context.events[:0] = events
 
     def output_tokens(self, sequence: Sequence) -> int:
@@ -395,9 +393,9 @@ class Replica:
                     batch.end_late(handle, reason, ran.end_ps, events)
                 else:
                     batch.finish(handle, reason, ran.end_ps, events)
-            events += self._offload.after_decode(ran.end_ps)
+            events += self._planner.decodes_left(ran.end_ps)
         elif ended and not running.num:
-            events += self._offload.emptied(ran.end_ps)
+            events += self._planner.emptied(ran.end_ps)
         return events
 
     def _before_output(self, plan: Plan, ran: Ran, goes_on: bool) -> Ran:
@@ -532,7 +530,7 @@ class Replica:
         unfinished.update((sequence.handle, sequence) for sequence in from_batch)
         self.adapters.clear(at_ps)
         self._context.admitted.clear()
-        self._offload.emptied(at_ps)
+        self._planner.emptied(at_ps)
         left, cancelled = self._inbox.give_back(unfinished)
         # Cancels that took effect with the last commit, and that no decision has reported.
         unreported = [event for event in self._context.events if isinstance(event, Cancelled | Finished)]

@@ -15,7 +15,7 @@ import numpy as np
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.acceptance import ClusterRules
 from lorrery.scheduler.core.batching.table import BATCHINGS
-from lorrery.scheduler.core.combinations import why_excluded
+from lorrery.scheduler.core.build import why_excluded
 from lorrery.scheduler.core.memory.table import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.placements.worker_table import FEW

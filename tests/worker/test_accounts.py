@@ -14,7 +14,7 @@ from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.slow import NO_SPELLS, Spells
+from lorrery.worker.device.steptime import NO_SPELLS, Spells
 from lorrery.worker.engine import Engine
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import StepReport

@@ -15,7 +15,7 @@ from lorrery.worker.device.constant import OVERHEAD_PS, LlmMock
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.slow import NO_SPELLS, Spells
+from lorrery.worker.device.steptime import NO_SPELLS, Spells
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, Plan, StepReport
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from lorrery.vocabulary.columns import repeated
 from lorrery.worker.device.architecture import Model
-from lorrery.worker.device.engine import Engine
+from lorrery.worker.device.deployment import Engine
 from lorrery.worker.device.entries import (
     Table,
     build_engine,

@@ -44,7 +44,7 @@ from lorrery.scheduler.core.adapters.loads import (
     LoadTime,
     Tier,
 )
-from lorrery.scheduler.core.adapters.use import AdapterUse
+from lorrery.scheduler.core.running import AdapterUse
 from lorrery.scheduler.core.sequence import Adapter, LoadEnd, Sequence
 
 _NOBODY: frozenset[str] = frozenset()

@@ -9,11 +9,15 @@ from typing import Protocol
 import numpy as np
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice
-from lorrery.scheduler.core.placements.by_adapter import DEFAULT_OPTIONS, AdapterHash, AdapterShards, PlacementOptions
-from lorrery.scheduler.core.placements.by_load import LeastLoaded, PowerOfTwo, RoundRobin
+from lorrery.scheduler.core.placements.by_adapter import (
+    DEFAULT_OPTIONS,
+    AdapterHash,
+    AdapterShards,
+    PlacementOptions,
+    Weighted,
+)
+from lorrery.scheduler.core.placements.by_load import LeastLoaded, PowerOfTwo, PrefixMatch, RoundRobin
 from lorrery.scheduler.core.placements.predicted_finish import PredictedFinish
-from lorrery.scheduler.core.placements.prefix_match import PrefixMatch
-from lorrery.scheduler.core.placements.weighted import Weighted
 from lorrery.scheduler.core.sequence import Sequence
 
 

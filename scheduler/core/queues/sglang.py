@@ -13,7 +13,6 @@ from itertools import dropwhile, islice
 from typing import Final
 
 from lorrery.scheduler.core.adapters.slots import key_of
-from lorrery.scheduler.core.adapters.use import Joined
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.budgeted_admission import BudgetedPass
 from lorrery.scheduler.core.memory.base import Memory
@@ -21,7 +20,7 @@ from lorrery.scheduler.core.prefix_cache.base import content_of
 from lorrery.scheduler.core.prefix_cache.extents import Place, place_of
 from lorrery.scheduler.core.prefix_cache.radix import RadixCache
 from lorrery.scheduler.core.queues.base import ListedQueue
-from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.running import Joined, Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 

@@ -21,8 +21,7 @@ from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import picoseconds
 from lorrery.worker.device.output import Ending, LengthModel, Sampling, ending, sequence_seed, tokens_between
-from lorrery.worker.device.pace import Pace
-from lorrery.worker.device.steptime import StepTimeModel
+from lorrery.worker.device.steptime import Pace, StepTimeModel
 
 _NO_TOKENS = np.empty(0, np.uint32)
 _LENGTH: Final = FinishReason.LENGTH

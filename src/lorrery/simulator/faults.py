@@ -8,7 +8,7 @@ from lorrery.simulator.engine import Simulation
 from lorrery.simulator.fleet import Fleet
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
-from lorrery.worker.device.slow import Slowed
+from lorrery.worker.device.steptime import Slowed
 
 
 def never_began(faults: Iterable[Fault], end_seconds: float) -> tuple[str, ...]:

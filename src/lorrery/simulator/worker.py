@@ -18,8 +18,7 @@ from lorrery.simulator.subscribers.step_span import StepSpan
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.pace import Pace
-from lorrery.worker.device.steptime import StepTimeModel
+from lorrery.worker.device.steptime import Pace, StepTimeModel
 
 
 @dataclass(slots=True)

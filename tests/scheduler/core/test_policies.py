@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.scheduler.core.batching.table import BATCHINGS
-from lorrery.scheduler.core.combinations import why_excluded
+from lorrery.scheduler.core.build import why_excluded
 from lorrery.scheduler.core.memory.table import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES

@@ -15,14 +15,13 @@ from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_facts import Placed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements import by_adapter
-from lorrery.scheduler.core.placements.by_adapter import PlacementOptions, Rankings, Weights, weight
+from lorrery.scheduler.core.placements.by_adapter import PlacementOptions, Rankings, Weighted, Weights, weight
 from lorrery.scheduler.core.placements.by_load import Draw
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.placements.weighted import Weighted
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.simulator.replay.placements import RecordedCandidate
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 SEATS = 24
 SHARDED = ("adapter_shards", "weighted")

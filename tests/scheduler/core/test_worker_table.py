@@ -22,7 +22,7 @@ from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.constant import ConstantSteps, StepConstants
 from lorrery.worker.device.output import Ending
-from lorrery.worker.device.pace import pace_of
+from lorrery.worker.device.steptime import pace_of
 
 NUM_WORKERS, NUM_REQUESTS, RUN = FEW + 7, 350, 24
 ADAPTERS = [None, None, *(Adapter(f"a{number}", 8) for number in range(6))]

@@ -26,7 +26,7 @@ from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import GREEDY, Sampler, Sampling
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.slow import Spells
+from lorrery.worker.device.steptime import Spells
 
 _ENGINES_BEFORE_7 = {"present-day": "present-day-2025", "present-day-unified": "present-day-unified-2025"}
 

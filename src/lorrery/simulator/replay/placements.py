@@ -10,7 +10,7 @@ from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.placements.candidate import Figures
 from lorrery.scheduler.core.placements.table import Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 
 class NotReadError(Exception):

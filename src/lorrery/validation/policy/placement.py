@@ -24,7 +24,7 @@ from lorrery.simulator.replay.placements import RecordedCandidate
 from lorrery.validation.policy.fault import PolicyFault
 from lorrery.validation.policy.returns import NeverReturnedError, until_stuck
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.pace import Pace
+from lorrery.worker.device.steptime import Pace
 
 _MOST_WORKERS, _MOST_REQUESTS = 6, 60
 _PREDICTED = frozenset({*PREDICTED, *Pace._fields})
