@@ -1,8 +1,9 @@
 """Estimates of a worker's step times: announced pace, measured slowdown, and waiting tokens.
 
-A worker announces the pace of its steps (`worker.device.steptime.Pace`). The ratio of measured to announced step time corrects
-it: over the last two windows of steps (`slowdown`), and over all (`usual_slowdown`). So a slowed worker is detected
-within seconds of its steps, an engine that announces nothing is learnt, and an error of the announced pace cancels out.
+A worker announces the pace of its steps (`worker.device.steptime.Pace`). The ratio of measured to announced step time
+corrects it: over the last two windows of steps (`slowdown`), and over all (`usual_slowdown`). So a slowed worker is
+detected within seconds of its steps, an engine that announces nothing is learnt, and an error of the announced pace
+cancels out.
 
 The ratios change only when the batch does. Within a batch, sums over steps are equal whether they are committed one by
 one or at once, so every driver has the same estimates at the same time. Whole numbers throughout: a placement's choice
