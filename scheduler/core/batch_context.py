@@ -313,7 +313,8 @@ class ReplicaBatchContext(BatchContext):
             admission.note_overtakes()
         admitted = admission.admitted
         for sequence in admitted:
-            sequence.leave_load(at_ps)
+            if sequence.load_end is not None:
+                sequence.leave_load(at_ps)
             first = sequence.first_admitted_ps is None
             if first:
                 sequence.first_admitted_ps = at_ps

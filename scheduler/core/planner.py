@@ -145,17 +145,17 @@ class Planner:
         running, adapters = self._running, self._adapters
         self._context.blocked = running.num >= self._max_sequences
         self.holds = False
-        max_steps = running.steps_to_length()
+        max_steps, next_ps = running.steps_to_length(), self._inbox.next_ps
         if max_steps > 1:
-            if self._batch.aborted or self._one_step or self._inbox.due(at_ps) or self._batch.ended:
+            is_due = next_ps is not None and next_ps <= at_ps
+            if self._batch.aborted or self._one_step or is_due or self._batch.ended:
                 max_steps = 1
             elif self._may_preempt:
                 max_steps = self._memory.steps_before_full(running, max_steps)
         plan = Plan(at_ps, max_steps, decode=True)
         if self._on_demand is not None:
             self._context.cover_next(plan)
-        plan.until_ps = self._inbox.next_ps
-        plan.until_ps = _earlier(plan.until_ps, adapters.next_event_ps)
+        plan.until_ps = next_ps if adapters.next_event_ps is None else _earlier(next_ps, adapters.next_event_ps)
         return plan
 
     def _load_ahead(self, at_ps: int) -> None:

@@ -249,7 +249,8 @@ class Replica:
         adapters, inbox, context = self.adapters, self._inbox, self._context
         if self._errors.error is not None:
             self._errors.raise_again()
-        adapters.advance(at_ps)
+        if adapters.next_event_ps is not None:
+            adapters.advance(at_ps)
         effective_ps = self._effective_ps(at_ps) if self.options.async_scheduling else at_ps
         while inbox.next_ps is not None and inbox.next_ps <= effective_ps:
             what = inbox.take()
@@ -425,7 +426,7 @@ class Replica:
                 self.queue.decoded(self.running, num_steps)
             except Exception as error:
                 self._errors.error = error
-        self.running.advance(num_steps)
+        self.running.decode_step += num_steps
         if not self._planner.decodes_on:
             try:
                 self.batching.advanced(num_steps)

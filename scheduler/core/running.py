@@ -126,7 +126,7 @@ class Running:
         prefilling: by handle; their memory is reserved, but they have no token yet.
         held: by handle; they have ended, but keep what they hold until all have (static batching).
         num: number of sequences, those in prefill and held ones included.
-        decode_step: counts the decode steps of this batch.
+        decode_step: counts the decode steps of this batch; each gives every decoding sequence a token.
         adapter_use: the adapters in use.
         version: changes whenever a sequence enters, joins or leaves.
         reserved_tokens: tokens at the end of all sequences if none left earlier; no peak is higher.
@@ -335,10 +335,6 @@ class Running:
         if sequence.adapter is not None:
             self.adapter_use.unpin(sequence.adapter)
             self._without_adapter.add(sequence.handle)
-
-    def advance(self, num_steps: int) -> None:
-        """Give every decoding sequence `num_steps` tokens."""
-        self.decode_step += num_steps
 
     def steps_to_length(self) -> int:
         """Return the decode steps until the first sequence has used up its budget; 1 if none decodes."""

@@ -442,4 +442,4 @@ def _order(row: Row) -> int:
 
 
 def _ends(rows: list[Row]) -> tuple[tuple[int, FinishReason], ...]:
-    return tuple((row.sequence.handle, row.sequence.ending.reason) for row in rows)
+    return tuple([(row.sequence.handle, row.sequence.ending.reason) for row in rows])

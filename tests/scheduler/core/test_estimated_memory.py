@@ -61,7 +61,7 @@ def test_pages_are_taken_chunk_by_chunk_and_by_the_step_that_needs_them():
     running.join(one)
     memory.joined(one)
     assert (memory.free_tokens(running), memory.decode_tokens(running)) == (28, 0)
-    running.advance(2)
+    running.decode_step += 2
     assert (memory.free_tokens(running), memory.decode_tokens(running)) == (28, 4)
 
 

@@ -313,9 +313,9 @@ def test_steps_before_full_ends_at_the_step_that_lacks_a_block() -> None:
         memory.joined(sequence)
     steps = memory.steps_before_full(running, 1_000)
     assert memory.needed_blocks(running, steps - 1) <= memory.num_blocks < memory.needed_blocks(running, steps)
-    running.advance(steps - 1)
+    running.decode_step += steps - 1
     assert memory.victim(running) is None
-    running.advance(1)
+    running.decode_step += 1
     victim = memory.victim(running)
     assert victim is not None
     assert victim.handle == 3

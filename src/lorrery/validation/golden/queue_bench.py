@@ -55,7 +55,7 @@ class QueueBench:
             case ["decode", num_steps]:
                 for _ in range(num_steps):
                     self.queue.decoded(self._running, 1)
-                    self._running.advance(1)
+                    self._running.decode_step += 1
                     self._drop_ended(list(self._running))
             case ["advance", seconds]:
                 self.now_ps += round(seconds * PS_PER_SECOND)
