@@ -59,14 +59,8 @@ class Cluster(ListedQueue):
         if head is None:
             return []
         left = self._patience.left(head)
-        for sequence in self._order(running, head, head_first=not left):
-            if not left and sequence is not head and head not in admission.admitted:
-                break
-            if not admission.admit(sequence):
-                self._blocked = admission.refused
-                break
-            left -= left > 0
-        self._patience.note(head, admission.admitted)
+        in_order = self._order(running, head, head_first=not left)
+        self._blocked = self._patience.admit(admission, head, in_order, left)
         self._waiting.remove_all(admission.admitted)
         return []
 
@@ -179,16 +173,8 @@ class Peft(ListedQueue):
         if self.strict and not self._few_others(key):
             return []
         left = len(self) if self.strict else self._patience.left(head)
-        for sequence in self._by_adapter.of(key):
-            if sequence.aborted:
-                continue
-            if not left and sequence is not head and head not in admission.admitted:
-                break
-            if not admission.admit(sequence):
-                self._blocked = admission.refused
-                break
-            left -= left > 0
-        self._patience.note(head, admission.admitted)
+        to_try = (sequence for sequence in self._by_adapter.of(key) if not sequence.aborted)
+        self._blocked = self._patience.admit(admission, head, to_try, left)
         self._waiting.remove_all(admission.admitted)
         return []
 

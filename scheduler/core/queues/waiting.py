@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from typing import Final
 
+from lorrery.scheduler.core.admission import AdmissionPass, Blocked
 from lorrery.scheduler.core.sequence import Sequence
 
 KEPT: Final = 4
@@ -276,6 +277,28 @@ class Patience:
     def left(self, head: Sequence) -> int:
         """Return how many may still enter before the head must."""
         return self._most - self._overtakes if head is self._head else self._most
+
+    def admit(
+        self, admission: AdmissionPass, head: Sequence, sequences: Iterable[Sequence], left: int
+    ) -> tuple[Sequence, Blocked] | None:
+        """Try sequences up to the first refusal, which is returned, or to one that must not overtake the head.
+
+        Args:
+            admission: the pass.
+            head: the one that has waited longest.
+            sequences: in order; read one by one.
+            left: how many may enter before the head must.
+        """
+        refused: tuple[Sequence, Blocked] | None = None
+        for sequence in sequences:
+            if not left and sequence is not head and head not in admission.admitted:
+                break
+            if not admission.admit(sequence):
+                refused = admission.refused
+                break
+            left -= left > 0
+        self.note(head, admission.admitted)
+        return refused
 
     def note(self, head: Sequence, admitted: list[Sequence]) -> None:
         """Count the admitted sequences while this was the head; none: nothing changes."""
