@@ -6,10 +6,19 @@ from typing import Any, Literal
 from lorrery.scheduler.core.adapters.loads import WELL, AdapterCosts, LoadFaults, LoadTime
 from lorrery.scheduler.core.adapters.residency import Residency
 from lorrery.scheduler.core.adapters.slots import AdapterSlots
-from lorrery.scheduler.core.batching.table import BATCHINGS, way_of
-from lorrery.scheduler.core.memory.table import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.planner import ReplicaOptions
-from lorrery.scheduler.core.policies import NO_BOUND, QUEUES, batching_name, batching_of, limits_of, policy_of
+from lorrery.scheduler.core.policies import (
+    BATCHINGS,
+    MEMORIES,
+    NO_BOUND,
+    PREFIX_CACHES,
+    QUEUES,
+    batching_name,
+    batching_of,
+    limits_of,
+    policy_of,
+    way_of,
+)
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.protocols import Batching, Queue
 from lorrery.scheduler.core.queues.pets import DeviceProfile

@@ -16,8 +16,7 @@ from lorrery.cli.serve.adapters import read_adapters, wide
 from lorrery.cli.serve.arguments import values_of
 from lorrery.cli.serve.faults import refusals
 from lorrery.cli.serve.flags import FLAGS
-from lorrery.scheduler.core.batching.table import way_of
-from lorrery.scheduler.core.policies import batching_of
+from lorrery.scheduler.core.policies import batching_of, way_of
 from lorrery.service.errors import SettingsError
 from lorrery.service.names import quoted
 from lorrery.service.settings.cluster import Settings, changed
