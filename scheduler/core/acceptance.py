@@ -45,10 +45,10 @@ class ClusterRules:
     time_scale: float = 1.0
 
 
-LETS_ALL_IN = ClusterRules()
+NO_RULES = ClusterRules()
 
 
-class Door:
+class LengthCheck:
     """Checks a request by itself, without the state of the scheduler.
 
     Args:
@@ -64,14 +64,14 @@ class Door:
         """Bound requests by the largest of these KV pools, unless the rules set a bound; without pools, none is set."""
         self._limits = _limits(self._rules, max(pools, default=NEVER))
 
-    def refuse(self, sequence: Sequence, *, let_in_before: bool) -> Refusal | None:
+    def refuse(self, sequence: Sequence, *, accepted_before: bool) -> Refusal | None:
         """Return why a request is not accepted; None: it is.
 
         A request accepted before, by a scheduler that is gone, is not checked against the workers attached so far.
         """
         if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
             return refusals.nothing_to_do(sequence)
-        limits = self._own_limits if let_in_before else self._limits
+        limits = self._own_limits if accepted_before else self._limits
         wrong = None if limits is None else check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
         return None if limits is None or wrong is None else refusals.too_long(wrong, sequence, limits)
 
