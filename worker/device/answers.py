@@ -152,7 +152,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """See the module.
+    """Gives each request a sequence whose tokens and end are determined.
 
     Attributes:
         model: the base model's name.

@@ -1,9 +1,4 @@
-"""The decoding sequences of a batch and the adapters that it uses, as sums, and the order in which sequences end.
-
-A sequence stores its values at the start of its decoding (`rows.Row`); one counter of decode steps gives the current
-ones. With n sequences, s steps, and o_i cached tokens of each less the counter at its start, the cache holds
-sum(o_i) + n s. So a step of any batch changes one number.
-"""
+"""The decoding sequences of a batch and the adapters that it uses, as sums, and the order in which sequences end."""
 
 import bisect
 from collections.abc import Iterable
@@ -63,7 +58,11 @@ class KnownEnds:
 
 
 class Decoding:
-    """See the module.
+    """The decoding sequences, as sums, and in the order in which they end.
+
+    A sequence stores its values at the start of its decoding (`rows.Row`); one counter of decode steps gives the
+    current ones. With n sequences, s steps, and o_i cached tokens of each less the counter at its start, the cache
+    holds sum(o_i) + n s. So a step of any batch changes one number.
 
     Attributes:
         num: number of decoding sequences.
