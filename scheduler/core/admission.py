@@ -246,7 +246,7 @@ class StepPass(AdmissionPass):
         """
         running, budget, num_new = self._running, self._prompt_tokens_left, len(self.admitted)
         blocked: Blocked | None = None
-        cached_tokens = new_tokens = 0
+        cached_tokens = new_tokens = end = 0
         if budget <= 0:
             blocked = Blocked.PROMPT
         elif self.passed_over and not self._overtakes_left:
